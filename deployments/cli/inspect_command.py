@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
+from wingbeat.deployments.cli.inspect_one_pass import drafts_in_one_pass, one_pass_findings
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
@@ -64,7 +65,10 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
             return show_engines(folder, as_json)
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
-        if is_head_folder(folder):
+        if drafts_in_one_pass(folder):
+            own, parameters, kv_numbers = one_pass_findings(folder, target)
+            found = _common(folder, dtype, parameters, parameters, kv_numbers) | own
+        elif is_head_folder(folder):
             found = inspect_head(folder, target, dtype)
         else:
             found = inspect_model(folder, dtype, torch.device(config.resolved_device()))
@@ -246,7 +250,7 @@ def _try(
     config: InspectConfig, folder: Path, found: Findings, target: TargetDescription, open_engine: OpenEngine
 ) -> Findings:
     """Run the folder as a drafter, whether it suits or not."""
-    drafter, kind = str(folder), "eagle" if found["kind"] == "eagle" else "draft_model"
+    drafter, kind = str(folder), "draft_model" if found["kind"] == "model" else found["kind"]
     if folder.resolve() == target.path.resolve():
         if found["mtp"] is None:
             raise UserError(f"--model {target.path}: the model has no prediction modules to try; give another drafter")

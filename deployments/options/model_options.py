@@ -128,10 +128,10 @@ class ModelOptions(LoadOptions):
 
     drafter: str = Field(
         "auto",
-        description="Folder, or name on the hub, of an EAGLE head or of a draft model, 'mtp' (the model's own "
-        "multi-token prediction), 'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import "
-        "path of a class, or 'auto': the demo pair's head for the demo model, 'mtp' where the model's checkpoint has "
-        "it, 'ngram' for any other.",
+        description="Folder, or name on the hub, of a draft head (EAGLE, DFlash and others) or of a draft model, 'mtp' "
+        "(the model's own multi-token prediction), 'suffix' or 'ngram' (earlier text continued), 'none' (plain "
+        "decoding), the import path of a class, or 'auto': the demo pair's head for the demo model, 'mtp' where the "
+        "model's checkpoint has it, 'ngram' for any other.",
     )
     allow_bad_drafter: bool = Field(
         False, description="Use a drafter that fails its self-test at the start, with a warning."

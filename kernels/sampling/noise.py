@@ -56,18 +56,18 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Args:
         seeds: int64 [num_rows].
         positions: int64 [num_rows].
-        token_ids: int64 [vocab_size].
+        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own, which no kernel computes.
 
     Returns:
-        int32 [num_rows, vocab_size].
+        int32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
+    if token_ids.dim() == 1 and choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=True)
     keys = _row_keys(seeds, positions)
     tokens = _triple32_(_low_word(token_ids) ^ _signed(TOKEN_LANE))
-    words = tokens[None, :] ^ keys[0][:, None]
+    words = tokens ^ keys[0][:, None]
     _xor_shift_(words, 17).mul_(_signed(MULTIPLIER_1))
     _xor_shift_(words, 11).add_(keys[1][:, None]).mul_(_signed(MULTIPLIER_2))
     _xor_shift_(words, 15).mul_(_signed(MULTIPLIER_3))
@@ -82,12 +82,12 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Args:
         seeds: int64 [num_rows].
         positions: int64 [num_rows]: position of the token being chosen.
-        token_ids: int64 [vocab_size].
+        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own.
 
     Returns:
-        float32 [num_rows, vocab_size].
+        float32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
+    if token_ids.dim() == 1 and choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=False)

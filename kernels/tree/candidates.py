@@ -45,3 +45,29 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
     best = torch.topk(scores, top_k, dim=-1)
     return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))
+
+
+def top_among(scores: Tensor, token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
+    """`top_candidates` where each request has a few candidates of its own; torch's operations on every device.
+
+    Args:
+        scores: [num_reqs, width, num_candidates], any float type.
+        token_ids: int64 [num_reqs, num_candidates]: the target's id of each candidate.
+        top_k: candidates of a node, 1 to num_candidates.
+
+    Raises:
+        ValueError: top_k is out of range, or token_ids are not the scores' candidates.
+    """
+    num_candidates = scores.shape[-1]
+    if not 1 <= top_k <= num_candidates:
+        raise ValueError(f"top_k is {top_k}: it must be 1 to {num_candidates}, the candidates that there are")
+    if token_ids.shape != (len(scores), num_candidates):
+        raise ValueError(f"token_ids is {list(token_ids.shape)} and the scores are {list(scores.shape)}")
+    scores = scores.to(torch.float32)
+    if coupling is not None:
+        sampled = (coupling.temperatures > 0)[:, None]
+        noise = gumbel_noise(coupling.seeds, coupling.positions, token_ids).masked_fill_(~sampled, 0.0)
+        scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
+    best = torch.topk(scores, top_k, dim=-1)
+    found = token_ids[:, None].expand(-1, scores.shape[1], -1).gather(2, best.indices)
+    return Candidates(found, best.values - torch.logsumexp(scores, dim=-1, keepdim=True))

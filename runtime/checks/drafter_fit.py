@@ -6,6 +6,7 @@ from wingbeat.runtime.drafters.choice import CHECKPOINT, USER, DrafterChoice
 from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.load import check_head
+from wingbeat.runtime.heads.one_pass.check import check_one_pass_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
@@ -33,28 +34,32 @@ def check_drafter_fits(choice: DrafterChoice, target: TargetDescription) -> int:
         return target.hidden_size
     if choice.kind != CHECKPOINT:
         return 0
-    if kind_of(choice.source) == "eagle":
-        return _check_eagle(Path(choice.source), target)
+    kind = kind_of(choice.source)
+    if kind in ("eagle", "one_pass"):
+        return _check_head(kind, Path(choice.source), target)
     return _check_model(Path(choice.source), target)
 
 
-def _check_eagle(folder: Path, target: TargetDescription) -> int:
+def _check_head(kind: str, folder: Path, target: TargetDescription) -> int:
     embeds = any(name.endswith("embed_tokens.weight") for name in target.tensor_files)
     lends_head = (
         embeds if target.config.tie_word_embeddings else any(n.endswith("lm_head.weight") for n in target.tensor_files)
     )
     try:
-        convention = check_head(
-            folder,
-            target_hidden_size=target.hidden_size,
-            target_num_layers=target.num_layers,
-            target_vocab_size=target.vocab_size,
-            lends_embedding=embeds,
-            lends_lm_head=lends_head,
-        )
+        if kind == "one_pass":
+            tap_layers = check_one_pass_head(folder, target, lends_embedding=embeds, lends_lm_head=lends_head)
+        else:
+            tap_layers = check_head(
+                folder,
+                target_hidden_size=target.hidden_size,
+                target_num_layers=target.num_layers,
+                target_vocab_size=target.vocab_size,
+                lends_embedding=embeds,
+                lends_lm_head=lends_head,
+            ).tap_layers
     except CheckpointError as error:
         raise CheckpointError(f"drafter {folder}: {error}") from error
-    return len(convention.tap_layers) * target.hidden_size
+    return len(tap_layers) * target.hidden_size
 
 
 def _check_model(folder: Path, target: TargetDescription) -> int:

@@ -73,7 +73,7 @@ class DraftBatch(NamedTuple):
     max_committed_len: int
     """Longest sequence among decodes, chunks and proposals, or a bound of it: bounds the context to gather."""
     max_levels: int | None = None
-    """Most levels to grow this time; None is the configured depth."""
+    """Most levels to grow this time; None is the configured depth. Kinds whose levels cost nothing grow them all."""
     last_token_ids: Tensor | None = None
     """int64 [num_slots] by slot: the last decided tokens; None where only the history has them."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()

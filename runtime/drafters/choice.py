@@ -11,11 +11,11 @@ from wingbeat.runtime.tensor_files import read_json, tensor_files
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
-    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, its name on the "
-    "Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
+    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head, of a one-pass head or of a draft model, "
+    "its name on the Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
 )
 CHECKPOINT, USER = "checkpoint", "user"
-"""Kinds that are not called by a name: a folder, whose content tells an EAGLE head from a draft model, and a class."""
+"""Kinds that are not called by a name: a folder, whose content tells heads from a draft model, and a class."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 

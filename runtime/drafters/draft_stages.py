@@ -99,7 +99,7 @@ class DraftStages:
             growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
-        proposals = [Bucket(n, depth) for n in self.buckets for depth in range(1, spec.max_path)]
+        proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
         _fill(self._accept, self._padding)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.candidates import top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.speculation.policy import GrowthRule
 
@@ -71,8 +72,8 @@ class Level(NamedTuple):
     None in a chain, where it is all of them."""
 
 
-Expand = Callable[[Level], Tensor]
-"""Logits [num_reqs, width, vocab_size] of what follows each node of a level."""
+Expand = Callable[[Level], Tensor | Continuations]
+"""What follows each node of a level: logits [num_reqs, width, vocab_size], or more than those say."""
 
 
 class Growth:
@@ -81,13 +82,18 @@ class Growth:
     Args:
         draft_token_ids: int64 [vocab_size], the target's id of each column of the logits; on the drafter's device.
         packed: masks are words, as kernels read them.
+        whole: a level costs next to nothing, so that all are grown whatever is asked for, and one depth is captured.
     """
 
-    def __init__(self, speculation: SpeculationConfig, draft_token_ids: Tensor, packed: bool = False) -> None:
+    def __init__(
+        self, speculation: SpeculationConfig, draft_token_ids: Tensor, packed: bool = False, whole: bool = False
+    ) -> None:
         self.speculation = speculation
         self.draft_token_ids = draft_token_ids
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
+        self.depths = range(self.max_depth if whole else 1, self.max_depth + 1)
+        """That trees may have."""
         num_levels, num_nodes = self.max_depth - 1, (self.max_depth - 1) * self.top_k
         own = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
         own = own.view(num_levels, self.top_k, num_nodes)
@@ -99,7 +105,8 @@ class Growth:
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
-        return self.max_depth if batch.max_levels is None else min(self.max_depth, batch.max_levels)
+        levels = self.max_depth if batch.max_levels is None else batch.max_levels
+        return min(max(levels, self.depths[0]), self.max_depth)
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
         """Make what growths of these sizes write into, so that none of them has to when it is captured."""
@@ -130,11 +137,11 @@ class Growth:
         positions = tables.committed_lens[slots] + self._steps[:depth, None]
         return Roots(slots, tables.last_token_ids[slots], positions, tables.temperatures[slots], tables.seeds[slots])
 
-    def grow(self, roots: Roots, logits: Tensor, expand: Expand, rules: Rules = ()) -> TokenTree:
+    def grow(self, roots: Roots, logits: Tensor | Continuations, expand: Expand, rules: Rules = ()) -> TokenTree:
         """One tree per root.
 
         Args:
-            logits: [num_reqs, 1, vocab_size] of what follows the roots.
+            logits: [num_reqs, 1, vocab_size] of what follows the roots, or more than those say.
         """
         couplings = _couplings(roots)
         if roots.allowed_tokens is not None:
@@ -144,7 +151,12 @@ class Growth:
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
 
     def _grow_chain(
-        self, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None], rules: Rules
+        self,
+        roots: Tensor,
+        logits: Tensor | Continuations,
+        expand: Expand,
+        couplings: list[Coupling | None],
+        rules: Rules,
     ) -> TokenTree:
         """The likeliest token after each token: what `_grow_tree` does with top_k 1, in fewer operations."""
         token_ids, log_probs = self._candidates(logits, couplings[0])
@@ -167,7 +179,12 @@ class Growth:
         )
 
     def _grow_tree(
-        self, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None], rules: Rules
+        self,
+        roots: Tensor,
+        logits: Tensor | Continuations,
+        expand: Expand,
+        couplings: list[Coupling | None],
+        rules: Rules,
     ) -> TokenTree:
         """Each level expands the top_k best nodes of the level before by cumulative log-probability."""
         table = self._table(len(roots))
@@ -186,19 +203,29 @@ class Growth:
                 visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2])) | own
             seen = visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
             logits = expand(Level(depth, frontier.token_ids, parents, seen))
-            token_ids, log_probs = self._candidates(logits, couplings[depth])
+            token_ids, log_probs = self._candidates(logits, couplings[depth], self.top_k)
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
-    def _allowed_only(self, logits: Tensor, allowed: Tensor) -> Tensor:
+    def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
         """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
-        words, bits = self.draft_token_ids // 32, self.draft_token_ids % 32
-        may_follow = ((allowed[:, words] >> bits.to(torch.int32)) & 1).to(torch.bool)
+        given = _continuations(given)
+        token_ids = self.draft_token_ids.expand(len(allowed), -1) if given.token_ids is None else given.token_ids
+        words, bits = token_ids // 32, token_ids % 32
+        may_follow = ((allowed.gather(1, words) >> bits.to(torch.int32)) & 1).to(torch.bool)
         may_follow |= ~may_follow.any(dim=1, keepdim=True)
-        return logits.masked_fill(~may_follow[:, None], float("-inf"))
+        return given._replace(logits=given.logits.masked_fill(~may_follow[:, None], float("-inf")))
 
-    def _candidates(self, logits: Tensor, coupling: Coupling | None) -> Candidates:
-        return top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
+    def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
+        """Of `width` nodes."""
+        logits, own, confidence = _continuations(given)
+        if own is None:
+            token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
+        else:
+            token_ids, log_probs = top_among(logits, own, self.top_k, coupling)
+        if log_probs.shape[1] < width:
+            token_ids, log_probs = token_ids.expand(-1, width, -1), log_probs.expand(-1, width, -1)
+        return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
 
     def _table(self, num_reqs: int) -> TreeTable:
         # Kept for good: a captured growth goes on writing into its table.
@@ -210,6 +237,20 @@ class Growth:
 def of_parents(hidden: Tensor, level: Level) -> Tensor:
     """[num_reqs, nodes of the level before, size] -> [num_reqs, width, size]: what each node's parent has."""
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
+
+
+def _continuations(given: Tensor | Continuations) -> Continuations:
+    return Continuations(given) if isinstance(given, Tensor) else given
+
+
+def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
+    """Log-probabilities [num_reqs, width, top_k], best first, whose best are as likely as the head says.
+
+    The others share what is left in their proportion, and none passes the best.
+    """
+    sure, probs = confidence.clamp(1e-6, 1 - 1e-6)[..., None], log_probs.exp()
+    others = probs[..., 1:] * (1 - sure) / (1 - probs[..., :1]).clamp_min(1e-6)
+    return torch.cat([sure.expand_as(probs[..., :1]), torch.minimum(others, sure)], dim=-1).log()
 
 
 def _couplings(roots: Roots) -> list[Coupling | None]:

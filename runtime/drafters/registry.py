@@ -12,6 +12,7 @@ KINDS = {
     "draft_model": "wingbeat.runtime.drafters.draft_model:build_draft_model",
     "eagle": "wingbeat.runtime.drafters.eagle:build_eagle",
     "mtp": "wingbeat.runtime.drafters.mtp:build_mtp",
+    "one_pass": "wingbeat.runtime.drafters.one_pass:build_one_pass",
     "ngram": "wingbeat.runtime.drafters.ngram:build_ngram",
     "suffix": "wingbeat.runtime.drafters.suffix:build_suffix",
     "user": "wingbeat.runtime.drafters.user:load_user_drafter",
@@ -36,10 +37,14 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     """Heads and whole models are told apart by the names of their tensors; their configs can look alike."""
+    from wingbeat.runtime.heads.families import one_pass_family
     from wingbeat.runtime.heads.files import read_config, read_shapes
     from wingbeat.runtime.heads.layouts import holds_head
 
-    return "eagle" if holds_head(read_config(folder), read_shapes(folder)) else "draft_model"
+    raw, shapes = read_config(folder), read_shapes(folder)
+    if one_pass_family(raw, shapes) is not None:
+        return "one_pass"
+    return "eagle" if holds_head(raw, shapes) else "draft_model"
 
 
 def load_drafter(

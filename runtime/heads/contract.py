@@ -19,6 +19,17 @@ Rotary = tuple[Tensor, Tensor]
 """Cosines and signed sines [..., T, 1, D] of positions."""
 
 
+class Continuations(NamedTuple):
+    """What may follow the nodes of a level, where it is more, or less, than logits of each over the vocabulary."""
+
+    logits: Tensor
+    """[num_reqs, width or 1, num_candidates]; 1 where it is the same for all nodes."""
+    token_ids: Tensor | None = None
+    """int64 [num_reqs, num_candidates]: the candidates' target ids; None where they are the draft vocabulary."""
+    confidence: Tensor | None = None
+    """float32 [num_reqs, width or 1]: how likely the best candidate is to be accepted, where the head says that."""
+
+
 class HeadConvention(NamedTuple):
     """What a checkpoint's tensors do not show: read one way or the other, they fit and run."""
 

@@ -171,10 +171,26 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
-def _torch_tensors(file: Path) -> dict[str, Tensor]:
+def torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file of PyTorch's.
+
+    Args:
+        others: leave out what is no tensor.
+
+    Raises:
+        DamagedCheckpointError: it is truncated.
+        UnsafeCheckpointError: it holds code.
+        CheckpointError: it holds something else than tensors by name.
+    """
+    return _guarded(lambda file: _torch_tensors(file, others), file)
+
+
+def _torch_tensors(file: Path, others: bool = False) -> dict[str, Tensor]:
     found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} holds a {type(found).__name__}, not tensors by name")
+    if others:
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
     for name, value in found.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{file}: {name} is a {type(value).__name__}, not a tensor")

@@ -134,7 +134,7 @@ def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool,
 
 def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
     """Bases of plain RoPE worth trying; None is the config's."""
-    rope = _rope_parameters(body)
+    rope = rope_parameters(body)
     plain = rope["rope_type"] == "default" and not is_text_rope(raw)
     # EAGLE-3.1 came to trainers after they had learnt to read the base.
     is_new = "fc_norm" in raw or "norm_output" in raw
@@ -194,20 +194,20 @@ def _check_body(body: Mapping[str, Any]) -> None:
 def _decoder_fields(
     raw: Mapping[str, Any], body: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int
 ) -> dict[str, Any]:
-    heads, hidden = _size(body, "num_attention_heads"), _size(body, "hidden_size")
+    heads, hidden = size_field(body, "num_attention_heads"), size_field(body, "hidden_size")
     attention = f"{layout.layer}self_attn."
     states_bias = bool(body.get("attention_bias"))
     return {
         "hidden_size": hidden,
-        "intermediate_size": _size(body, "intermediate_size"),
+        "intermediate_size": size_field(body, "intermediate_size"),
         "num_attention_heads": heads,
         "num_key_value_heads": body.get("num_key_value_heads") or heads,
         "head_dim": hidden // heads if body.get("head_dim") is None else body["head_dim"],
         "target_hidden_size": target_hidden_size,
-        "vocab_size": _size(body, "vocab_size"),
-        "draft_vocab_size": raw.get("draft_vocab_size") or _size(body, "vocab_size"),
+        "vocab_size": size_field(body, "vocab_size"),
+        "draft_vocab_size": raw.get("draft_vocab_size") or size_field(body, "vocab_size"),
         "rms_norm_eps": body.get("rms_norm_eps") or 1e-6,
-        "rope_parameters": _rope_parameters(body),
+        "rope_parameters": rope_parameters(body),
         # EAGLE-1 heads for Vicuna-33B name it otherwise.
         "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
@@ -217,7 +217,12 @@ def _decoder_fields(
     }
 
 
-def _size(body: Mapping[str, Any], field: str) -> int:
+def size_field(body: Mapping[str, Any], field: str) -> int:
+    """A field that is a positive whole number.
+
+    Raises:
+        CheckpointError: it is missing, or is none.
+    """
     value = body.get(field)
     if value is None:
         raise CheckpointError(f"config.json has no field {field!r}")
@@ -226,7 +231,7 @@ def _size(body: Mapping[str, Any], field: str) -> int:
     return value
 
 
-def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(body: Mapping[str, Any], default_theta: float = DEFAULT_ROPE_THETA) -> dict[str, Any]:
     """Fields of the fourth and the fifth major version of transformers alike; m-RoPE becomes that of text.
 
     Three position axes that are equal, as those of text are, turn every frequency by the same position.
@@ -236,5 +241,5 @@ def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type") or kind or "default"
     rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}
     rope["rope_type"] = "default" if kind == "mrope" else kind
-    rope.setdefault("rope_theta", body.get("rope_theta") or DEFAULT_ROPE_THETA)
+    rope.setdefault("rope_theta", body.get("rope_theta") or default_theta)
     return rope

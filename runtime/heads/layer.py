@@ -59,26 +59,35 @@ class DecoderHeadConfig:
     fc_bias: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no positive number")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary position embeddings turn halves")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}"
-            )
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} is not in 1..{self.vocab_size}")
-        rope_type = self.rope_parameters.get("rope_type", "default")
-        if rope_type not in _STATIC_ROPE_TYPES:
-            raise ValueError(f"rope_type={rope_type!r} is not one of {', '.join(_STATIC_ROPE_TYPES)}")
+        check_attention(self)
 
     @property
     def num_taps(self) -> int:
         """Tapped layers."""
         return len(self.tap_layers)
+
+
+def check_attention(config: Any) -> None:
+    """Refuse sizes of a head's config that no layer can have.
+
+    Raises:
+        ValueError: the message names the field.
+    """
+    for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} is no positive number")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings turn halves")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads={config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads={config.num_key_value_heads}"
+        )
+    if not 0 < config.draft_vocab_size <= config.vocab_size:
+        raise ValueError(f"draft_vocab_size={config.draft_vocab_size} is not in 1..{config.vocab_size}")
+    rope_type = config.rope_parameters.get("rope_type", "default")
+    if rope_type not in _STATIC_ROPE_TYPES:
+        raise ValueError(f"rope_type={rope_type!r} is not one of {', '.join(_STATIC_ROPE_TYPES)}")
 
 
 class DecoderHead(DraftHead):
@@ -146,7 +155,7 @@ class DecoderHead(DraftHead):
         if self.q_norm is not None and self.k_norm is not None:
             normed = (self.q_norm(query_key[..., :heads, :]), self.k_norm(query_key[..., heads:, :]))
             query_key = torch.cat(normed, dim=-2)
-        query_key = _rotate(query_key, *rotary)
+        query_key = rotate(query_key, *rotary)
         query, key, value = query_key[..., :heads, :], query_key[..., heads:, :], qkv[..., self._rotated_heads :, :]
         if rows is not None:
             query, residual = query[rows], residual[rows]
@@ -208,24 +217,28 @@ class DecoderHead(DraftHead):
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
-        config = self.config
-        with torch.device("cpu"):
-            rotary = LlamaRotaryEmbedding(
-                LlamaConfig(
-                    hidden_size=config.hidden_size,
-                    num_attention_heads=config.num_attention_heads,
-                    head_dim=config.head_dim,
-                    max_position_embeddings=config.max_position_embeddings,
-                    rope_parameters=dict(config.rope_parameters),
-                )
-            )
-            frequencies = rotary.inv_freq.float()
-            signed = torch.cat([-frequencies, frequencies])
-        self._rope_scale = float(rotary.attention_scaling)
+        signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
+    """(-f, f) of a head's rotary frequencies f, float32 [head_dim] on the host, and the factor on their cosines."""
+    with torch.device("cpu"):
+        rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_attention_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
+        frequencies = rotary.inv_freq.float()
+        return torch.cat([-frequencies, frequencies]), float(rotary.attention_scaling)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads [..., T, heads, D] turned by cosines and signed sines [..., T, 1, D]."""
     half = heads.shape[-1] // 2
     swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
     return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)

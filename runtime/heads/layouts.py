@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wingbeat.runtime.heads.families import OnePassFamily, family_told
 from wingbeat.runtime.heads.files import CheckpointError, object_field
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 
@@ -89,9 +90,7 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
     names = tuple(names)
     family = other_family(raw, names)
     if family is not None:
-        raise UnsupportedCheckpointError(
-            f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with one Llama or Qwen3 layer are"
-        )
+        raise refusal_of(family)
     architectures = str(raw.get("architectures") or "")
     if any(name.startswith("midlayer.") for name in names):
         if "Eagle3LlamaForCausalLM" in architectures:
@@ -103,6 +102,18 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
     if not _is_eagle3(names):
         return SAFEAILAB_1
     return SPECULATORS if _speculators_type(raw) or "transformer_layer_config" in raw else MODELOPT
+
+
+def refusal_of(family: str) -> UnsupportedCheckpointError:
+    """Why a checkpoint of another family is no EAGLE head that can be read."""
+    if family == "EAGLE-4":
+        return UnsupportedCheckpointError("EAGLE-4 is not supported: its licence allows no independent server")
+    if family in tuple(OnePassFamily):
+        return UnsupportedCheckpointError(f"{family} drafts in one pass: it is read as a drafter, not as an EAGLE head")
+    return UnsupportedCheckpointError(
+        f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with one Llama or Qwen3 layer are, and of "
+        f"{', '.join(OnePassFamily)}"
+    )
 
 
 def holds_head(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
@@ -121,40 +132,21 @@ def _speculators_type(raw: Mapping[str, Any]) -> str:
     return str(raw.get("speculators_model_type") or "").lower()
 
 
-_BY_ARCHITECTURE = {
-    "eagle4": "EAGLE-4",
-    "eagle3deepseek": "an EAGLE-3 head with MLA attention",
-    "peagle": "P-EAGLE",
-    "domino": "Domino",
-    "dspark": "DSpark",
-    "dflare": "DFlare",
-    "dflash": "DFlash",
-    "medusa": "Medusa",
-    "hydra": "Hydra",
-}
-_BY_SPECULATORS_TYPE = {"peagle": "P-EAGLE", "p_eagle": "P-EAGLE", "p-eagle": "P-EAGLE", "dflash": "DFlash"}
-
-
 def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The name of a family that cannot be loaded as a head; None where nothing says so."""
     names, eagle_config = tuple(names), object_field(raw, "eagle_config")
-    architecture = str(raw.get("architectures") or "").lower()
-    for sign, family in _BY_ARCHITECTURE.items():
-        if sign in architecture:
-            return family
+    told = family_told(raw, names)
+    if told is not None:
+        return told
     kind = _speculators_type(raw)
     if kind and kind != "eagle3":
-        return _BY_SPECULATORS_TYPE.get(kind, f"the speculators kind {kind!r}")
+        return f"the speculators kind {kind!r}"
 
     def any_name(test: Callable[[str], bool]) -> bool:
         return any(test(name) for name in names)
 
     head_like = _is_eagle3(names) or any_name(lambda name: name == "fc.weight")
     signs = {
-        "EAGLE-4": any_name(lambda name: name.startswith("efficient_lm_head")),
-        "DFlash": "dflash_config" in raw,
-        "Medusa": "medusa_num_heads" in raw,
-        "P-EAGLE": eagle_config.get("parallel_draft_step") not in (None, 0, 1),
         "an EAGLE-3 head with MLA attention": head_like and ("kv_lora_rank" in raw or any_name(_is_latent)),
         "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
         "a head of several decoder layers": head_like and any_name(lambda name: name.startswith("layers.1.")),

@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -28,13 +29,23 @@ from wingbeat.runtime.heads.files import (
     read_tensors,
 )
 from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
-from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
 
 logger = logging.getLogger(__name__)
 
 Lent = Tensor | Callable[[], Tensor | None] | None
 """A tensor of the target, or how to get it where it is needed."""
+
+
+class Vocabularies(Protocol):
+    """What is asked of a head's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def draft_vocab_size(self) -> int: ...
 
 
 class Target(Protocol):
@@ -199,12 +210,13 @@ def _fit(
     with torch.device("meta"), fields_refused():
         head = _new_head(config)
     tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
-    token_ids = _draft_token_ids(tensors, config)
+    token_ids = draft_token_ids(tensors, config)
     lent = {"embed_tokens.weight": target_embedding}
     if config.draft_vocab_size == config.vocab_size:
         lent["lm_head.weight"] = target_lm_head
-    borrowed = _borrow(tensors, lent)
-    return head, _canonical(tensors, head, checkpoint.layout), token_ids, borrowed
+    borrowed = borrow(tensors, lent)
+    names = partial(file_tensors, checkpoint.layout, config)
+    return head, canonical_state(tensors, head, names), token_ids, borrowed
 
 
 def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
@@ -242,7 +254,7 @@ def _log(
     )
 
 
-def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> Tensor:
+def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
     """Take d2t and t2d out of the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
     size = config.draft_vocab_size
     offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
@@ -250,7 +262,7 @@ def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> T
         if size != config.vocab_size:
             raise CheckpointError(f"missing tensor d2t: draft_vocab_size={size} of vocab_size={config.vocab_size}")
         offsets = torch.zeros(size, dtype=torch.int64)
-    _check_shape("d2t", offsets, (size,))
+    check_shape("d2t", offsets, (size,))
     token_ids = offsets.long() + torch.arange(size)
     if bool(((token_ids < 0) | (token_ids >= config.vocab_size)).any()):
         raise CheckpointError(f"d2t leads outside the target's vocabulary of {config.vocab_size}")
@@ -258,13 +270,13 @@ def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> T
         raise CheckpointError("d2t leads two draft ids to the same target id")
     # Over the whole vocabulary some tools leave the mask unset: it says nothing there.
     if mask is not None and size != config.vocab_size:
-        _check_shape("t2d", mask, (config.vocab_size,))
+        check_shape("t2d", mask, (config.vocab_size,))
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
             raise CheckpointError("t2d marks other target ids than d2t leads to")
     return token_ids
 
 
-def _borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
+def borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
     """Fill in what the file leaves to the target; the names of what was taken."""
     borrowed = []
     for name, source in lent.items():
@@ -277,18 +289,27 @@ def _borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
     return borrowed
 
 
-def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) -> dict[str, Tensor]:
-    """File tensors -> the head's state, without the token map. Every tensor must be used, every shape must fit."""
+def canonical_state(
+    tensors: dict[str, Tensor], head: nn.Module, names_of: Callable[[str, Tensor], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """File tensors -> a head's state, without the token map.
+
+    Args:
+        names_of: as `file_tensors` of a layout and a config.
+
+    Raises:
+        CheckpointError: a tensor is missing, has another shape, or is not used.
+    """
     state = {}
     unused = set(tensors)
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":
             continue
         parts = []
-        for name, part in file_tensors(layout, head.config, canonical, expected).items():
+        for name, part in names_of(canonical, expected).items():
             if name not in tensors:
                 raise CheckpointError(f"missing tensor {name}")
-            _check_shape(name, tensors[name], tuple(part.shape))
+            check_shape(name, tensors[name], tuple(part.shape))
             unused.discard(name)
             parts.append(tensors[name])
         state[canonical] = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -297,6 +318,7 @@ def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) ->
     return state
 
 
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raises CheckpointError where a tensor of a file has another shape."""
     if tuple(tensor.shape) != expected:
         raise CheckpointError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {expected}")

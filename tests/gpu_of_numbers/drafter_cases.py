@@ -11,6 +11,8 @@ from tests.runtime.drafters.test_eagle_stages import assert_same
 from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
 from tests.runtime.models import random_head, random_model, reference
 from tests.runtime.mtp_world import Modules
+from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
+from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_stages
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -26,7 +28,8 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
     "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
 }
-KINDS = ("eagle", "draft-model", "mtp", "assistant")
+ONE_PASS = ("dflash", "dspark-rnn", "dflash2")
+KINDS = ("eagle", "draft-model", "mtp", "assistant", "p-eagle", *ONE_PASS)
 
 
 def folders(kind: str, root: Path) -> tuple[Path, str]:
@@ -38,7 +41,14 @@ def folders(kind: str, root: Path) -> tuple[Path, str]:
         Modules.random("qwen3", 2).save(root)
         return root, "mtp"
     reference("llama").loaded.model.save_pretrained(root / "verifier")
-    if kind == "eagle":
+    if kind == "p-eagle":
+        raw = parallel_config((1, 3), num_layers=2)
+        save_head(root / "drafter", raw, parallel_tensors(raw))
+    elif kind in ONE_PASS:
+        masks = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+        raw = raw_config(kind, (0, 2), num_layers=2, block_size=4, **masks)
+        save_head(root / "drafter", raw, random_tensors(raw))
+    elif kind == "eagle":
         save_eagle_head(random_head(reference("llama").loaded), root / "drafter")
     else:
         random_model("llama", num_hidden_layers=1).save_pretrained(root / "drafter")

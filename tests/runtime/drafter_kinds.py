@@ -18,6 +18,8 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.mtp_world import Modules
+from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
+from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -104,12 +106,30 @@ def shared_keys(folder: Path) -> Kind:
     return of_folder(verifier, str(head))
 
 
+def one_pass(family: str, folder: Path) -> Kind:
+    """A head of DFlash's body, of two layers, with a block of more slots than are drafted."""
+    ref, target = llama(folder / "verifier")
+    raw = raw_config(family, (0, 1, 2), num_layers=2, block_size=10)
+    return Kind(ref, target, str(save_head(folder / "head", raw, random_tensors(raw))))
+
+
+def parallel_eagle(folder: Path) -> Kind:
+    ref, target = llama(folder / "verifier")
+    raw = parallel_config((1, 2, 3), num_layers=2)
+    return Kind(ref, target, str(save_head(folder / "head", raw, parallel_tensors(raw))))
+
+
 KINDS = {
     "eagle1": eagle1,
     "eagle3": eagle3,
     "draft_model": draft_model,
     "mtp": mtp,
     "shared_keys": shared_keys,
+    "dflash": partial(one_pass, "dflash"),
+    "jetspec": partial(one_pass, "jetspec"),
+    "dspark": partial(one_pass, "dspark-rnn"),
+    "dflash2": partial(one_pass, "dflash2"),
+    "peagle": parallel_eagle,
     "ngram": partial(by_name, "ngram"),
     "suffix": partial(by_name, "suffix"),
     "user": partial(by_name, "bigram_drafter.BigramDrafter"),

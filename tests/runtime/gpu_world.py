@@ -16,13 +16,26 @@ from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.one_pass import OnePassDrafter
+from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.mtp_modules import MtpModules
+from wingbeat.runtime.heads.one_pass.config import (
+    LatticeConfig,
+    LayerMask,
+    MarkovConfig,
+    MarkovKind,
+    OnePassConfig,
+    Slots,
+)
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.heads.shared_kv_head import SharedKvHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.llm import build_engine
@@ -92,6 +105,30 @@ def eagle_head(kind: str) -> DraftHead:
     return head.eval()
 
 
+def one_pass_head(kind: str) -> OnePassHead | ParallelEagleHead:
+    """A head of two layers in bfloat16 that drafts in one pass, for `verifier` on the fake GPU."""
+    shape = dict(_SHAPE, target_hidden_size=_SHAPE["hidden_size"], draft_vocab_size=VOCAB_SIZE)
+    if kind == "p-eagle":
+        head = ParallelEagleHead(EagleHeadConfig(**shape, tap_layers=(0, 1)), num_layers=2, mask_token_id=3)
+    else:
+        families = {"dflash": OnePassFamily.DFLASH, "dspark": OnePassFamily.DSPARK, "dflash2": OnePassFamily.DFLASH2}
+        config = OnePassConfig(
+            **shape,
+            family=families[kind],
+            slots=Slots.SHIFT if kind == "dspark" else Slots.FILL_IN,
+            block_size=8,
+            masks=(LayerMask(True, 8), LayerMask()),
+            tap_layers=(0, 1),
+            mask_token_id=3,
+            markov=MarkovConfig(8, MarkovKind.RNN, True) if kind == "dspark" else None,
+            lattice=LatticeConfig(2, 16, 8, 6) if kind == "dflash2" else None,
+        )
+        head = OnePassHead(config)
+    place(head.to(torch.bfloat16))
+    head.reset_rope(CUDA)
+    return head.eval()
+
+
 def mtp_modules(count: int = 2) -> MtpModules:
     """Modules of the verifier's own layers on the fake GPU."""
     with torch.device("cpu"):
@@ -130,6 +167,10 @@ def new_drafter(
     match kind:
         case "eagle-3" | "eagle-1":
             return EagleDrafter(eagle_head(kind), speculation, device)
+        case "dflash" | "dspark" | "dflash2":
+            return OnePassDrafter(one_pass_head(kind), speculation, device)
+        case "p-eagle":
+            return ParallelEagleDrafter(one_pass_head(kind), speculation, device)
         case "draft-model":
             return ModelDrafter(verifier(num_layers), speculation, graph_device=device)
         case "mtp":

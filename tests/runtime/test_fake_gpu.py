@@ -57,7 +57,9 @@ def gpu():
 @pytest.mark.few(1)
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["eagle-3", "eagle-1", "draft-model", "mtp", "assistant"])
+@pytest.mark.parametrize(
+    "kind", ["eagle-3", "eagle-1", "draft-model", "mtp", "assistant", "dflash", "dspark", "dflash2", "p-eagle"]
+)
 def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, num_slots):
     """Prompts in chunks beside greedy, sampled and plain sequences, which come and go."""
     drafter = new_drafter(kind, SHAPES[shape], FakeGraphDevice(gpu))
@@ -75,7 +77,7 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
 @pytest.mark.few(1)
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["draft-model", "mtp", "assistant"])
+@pytest.mark.parametrize("kind", ["draft-model", "mtp", "assistant", "dflash", "dspark", "dflash2", "p-eagle"])
 def test_without_graphs_drafts_wait_no_more(gpu, kind, shape, num_slots):
     drafter = new_drafter(kind, SHAPES[shape], None)
     served = serve(gpu, engine_config(SHAPES[shape], num_slots), drafter, [GREEDY, SAMPLED, PLAIN])

@@ -46,6 +46,13 @@ def test_noise_depends_on_its_key_only():
         assert torch.equal(alone[0], whole[row, 501:])
 
 
+def test_rows_may_have_tokens_of_their_own():
+    seeds, positions = torch.tensor([3, -8]), torch.tensor([11, 40])
+    token_ids = torch.tensor([[5, 90, 7], [2, 5, 61]])
+    every = gumbel_noise(seeds, positions, torch.arange(100))
+    assert torch.equal(gumbel_noise(seeds, positions, token_ids), every.gather(1, token_ids))
+
+
 def test_noise_is_finite_and_gumbel():
     noise = gumbel_noise(torch.arange(64), torch.arange(64), torch.arange(4096)).double().flatten()
     assert torch.isfinite(noise).all()

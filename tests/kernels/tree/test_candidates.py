@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wingbeat.kernels.sampling.noise import gumbel_noise
-from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.candidates import top_among, top_candidates
 from wingbeat.kernels.tree.results import Coupling
 
 
@@ -32,3 +32,25 @@ def test_candidates_outside_the_vocabulary_are_refused():
             top_candidates(logits, torch.arange(5), top_k)
     with pytest.raises(ValueError, match=r"draft_token_ids is \[4\]"):
         top_candidates(logits, torch.arange(4), 2)
+
+
+def test_candidates_of_each_request_are_ranked_as_the_vocabulary_is():
+    """Those of `top_candidates` where all but a request's own candidates are out of the question."""
+    generator = torch.Generator().manual_seed(2)
+    token_ids = torch.stack([torch.randperm(50, generator=generator)[:7] for _ in range(3)])
+    scores = torch.randn(3, 2, 7, generator=generator)
+    everywhere = torch.full((3, 2, 50), float("-inf")).scatter(2, token_ids[:, None].expand(-1, 2, -1), scores)
+    coupling = Coupling(torch.tensor([0.0, 0.7, 1.3]), torch.tensor([5, -9, 2**40]), torch.tensor([0, 17, 4]))
+    for noise in (None, coupling):
+        found = top_among(scores, token_ids, 4, noise)
+        expected = top_candidates(everywhere, torch.arange(50), 4, noise)
+        assert torch.equal(found.token_ids, expected.token_ids)
+        torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-6)
+
+
+def test_candidates_that_are_not_the_requests_are_refused():
+    for top_k in (0, 4):
+        with pytest.raises(ValueError, match=f"top_k is {top_k}: it must be 1 to 3"):
+            top_among(torch.zeros(2, 1, 3), torch.zeros(2, 3, dtype=torch.int64), top_k)
+    with pytest.raises(ValueError, match=r"token_ids is \[3\] and the scores are \[2, 1, 3\]"):
+        top_among(torch.zeros(2, 1, 3), torch.arange(3), 2)

@@ -7,6 +7,7 @@ import logging
 import weakref
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
 from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import (
     CHAIN,
+    HIDDEN_SIZE,
     TREE,
     VOCAB_SIZE,
     Run,
@@ -29,18 +31,24 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.mtp_world import NUM_LAYERS, Modules
+from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
+from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from tests.runtime.poisoned_graphs import PoisoningDevice
 from tests.runtime.recorded_graphs import RecordingDevice, RepeatingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, shared_kv
+from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, one_pass, shared_kv
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
+from wingbeat.runtime.drafters.one_pass import OnePassDrafter
+from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
+from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -51,6 +59,9 @@ pytestmark = pytest.mark.few(1)
 LENS = (2, 9, 17, 40, 1 + BLOCK_SIZE, 2 * BLOCK_SIZE, 33, MAX_LEN - 8)
 SHAPES = {"chain": CHAIN, "tree": TREE}
 GREEDY = (0.0,) * NUM_SLOTS
+ONE_PASS = ("dflash", "dspark-rnn", "dflash2")
+MASKED = {"dflash": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}}
+ANY_TARGET = SimpleNamespace(hidden_size=HIDDEN_SIZE, num_layers=4, vocab_size=VOCAB_SIZE, embedding=None, lm_head=None)
 SMALL = {"num_hidden_layers": 2}
 WINDOWS = SMALL | {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -74,6 +85,17 @@ def kinds(tmp_path_factory):
         eager = build_assistant(saved_assistant(tmp_path_factory.mktemp("gemma4")), CHAIN)
         return eager.head, dict(zip(eager.types, eager.needs.kv_layers, strict=True)), eager.pool.layers
 
+    @cache
+    def one_pass(family: str):
+        folder = tmp_path_factory.mktemp(family)
+        if family == "p-eagle":
+            raw = parallel_config((0, 2), num_layers=2)
+            checkpoint = read_one_pass_checkpoint(save_head(folder, raw, parallel_tensors(raw)))
+            return load_parallel_head(checkpoint, ANY_TARGET, torch.float32, "cpu")
+        raw = raw_config(family, (0, 2), num_layers=2, block_size=9, **MASKED.get(family, {}))
+        checkpoint = read_one_pass_checkpoint(save_head(folder, raw, random_tensors(raw)))
+        return load_one_pass_head(checkpoint, ANY_TARGET, torch.float32, "cpu")
+
     def mtp(family, count, speculation, device):
         return MtpDrafter(modules(family, count), speculation, NUM_LAYERS, device)
 
@@ -84,10 +106,15 @@ def kinds(tmp_path_factory):
         "mtp-1": partial(mtp, "glm4_moe", 1),
         "mtp-3": partial(mtp, "deepseek_v3", 3),
         "assistant": lambda speculation, device: SharedKvDrafter(*assistant(), speculation, 6, device),
+        "p-eagle": lambda speculation, device: ParallelEagleDrafter(one_pass("p-eagle"), speculation, device),
+        **{
+            family: lambda speculation, device, family=family: OnePassDrafter(one_pass(family), speculation, device)
+            for family in ONE_PASS
+        },
     }
 
 
-KINDS = ("eagle", "draft-model", "draft-model-windows", "mtp-1", "mtp-3", "assistant")
+KINDS = ("eagle", "draft-model", "draft-model-windows", "mtp-1", "mtp-3", "assistant", "p-eagle", *ONE_PASS)
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_shape = pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 
@@ -218,13 +245,15 @@ def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculati
 def test_a_capture_that_fails_drafts_eagerly_and_says_which(kinds, kind, caplog, monkeypatch):
     few_batches(monkeypatch)
     with caplog.at_level(logging.WARNING):
-        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == 3))
+        # The graph of most sequences at some depth; of kinds that draft in one pass, which have one depth, that of two.
+        whole = kind in ("p-eagle", *ONE_PASS)
+        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (4 if whole else 3)))
     eager = attached(kinds, kind, CHAIN)
     world = new_world(eager)
     for each in (drafter, eager):
         world.feed(each)
     for depth in range(1, CHAIN.max_path):
-        batch = a_round(world, world.slots[1:], depth)
+        batch = a_round(world, world.slots[1 : 3 if whole and depth == 1 else None], depth)
         assert_same(drafter.draft(batch), eager.draft(batch), 1e-4)
     stats = drafter.graph_stats
     [warning] = [message for message in caplog.messages if "runs eagerly" in message]
@@ -281,13 +310,13 @@ def test_shapes_of_one_level_are_captured_too(kinds):
 
 @pytest.mark.few(4)
 @by_shape
-@pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1"])
+@pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1", "dflash", "dflash2", "peagle"])
 def test_the_text_is_that_of_generate_whoever_captures_and_whoever_is_lost(kind, speculation, tmp_path, monkeypatch):
     """More requests than slots; the drafter is lost in the middle, and another one is captured and told everything."""
     few_batches(monkeypatch)
     devices = [PoisoningDevice(RepeatingDevice()) for _ in range(2)]
     waiting = iter(devices)
-    for module in (eagle, draft_model, mtp, shared_kv):
+    for module in (eagle, draft_model, mtp, one_pass, shared_kv):
         monkeypatch.setattr(module, "graph_device_of", lambda options, device: next(waiting))
     made = TEXT_KINDS[kind](tmp_path)
     drafters, ref = [made.drafter(speculation) for _ in devices], made.ref

@@ -50,6 +50,11 @@ def test_a_folder_with_a_head_is_one_though_its_config_names_a_language_model(tm
     assert kind_of(checkpoint(tmp_path, LLAMA, tensors)) == "eagle"
 
 
+@pytest.mark.parametrize("name", ["fc.weight", "model.fc.weight"])
+def test_a_folder_with_a_head_that_drafts_in_one_pass_is_one(tmp_path, name):
+    assert kind_of(checkpoint(tmp_path, LLAMA | {"dflash_config": {}}, {name: (4, 8)})) == "one_pass"
+
+
 def test_a_folder_with_a_whole_model_is_a_draft_model(tmp_path):
     assert kind_of(checkpoint(tmp_path, LLAMA, {"model.layers.0.self_attn.q_proj.weight": (4, 4)})) == "draft_model"
 
@@ -118,4 +123,5 @@ def test_kinds_without_weights_are_built_by_name(name, kind, tmp_path):
 
 
 def test_every_name_is_a_kind():
-    assert {name for name in NAMES if name not in ("auto", "none")} | {"eagle", "draft_model", "user"} == set(KINDS)
+    named = {name for name in NAMES if name not in ("auto", "none")}
+    assert named | {"eagle", "one_pass", "draft_model", "user"} == set(KINDS)

@@ -47,6 +47,7 @@ AXES = {
     "drafter": [
         *("eagle", "none", "right", "random", "ngram", "wrong", "malformed"),
         *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "user"),
+        *("dflash", "jetspec", "dspark", "dflash2", "peagle"),
     ],
     "shape": ["tree", "chain"],
     "trees": ["fixed", "adaptive"],
@@ -57,6 +58,7 @@ AXES = {
 }
 ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
 ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
+ONLY_FOR_LLAMA |= {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
 ONLY_TREES = {"random", "wrong", "malformed"}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
 OFTEN_TAKEN = {"right", "random", "ngram"}

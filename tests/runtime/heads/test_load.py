@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions, is_head_folder
 from wingbeat.runtime.heads.save import save_eagle_head
@@ -229,13 +230,16 @@ def rename(old: str, new: str):
         ({"eagle_config": {"use_aux_hidden_state": False}}, None, "an EAGLE-3 head over one hidden state"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, None, "ModelOpt's head with eagle_config.use_mtp_layernorm"),
         ({"medusa_num_heads": 4}, None, "Medusa"),
+        ({"architectures": ["Qwen3XPressModel"], "dflash_config": {}}, None, "xPress"),
+        ({"architectures": ["LiLiCorrDraftModel"], "dflash_config": {}}, None, "LiLiCorr"),
     ],
 )
 def test_other_families_are_refused_by_name(folder, fields, edit, family):
     edit_config(folder, **fields)
     if edit is not None:
         edit_tensors(folder, edit)
-    with pytest.raises(UnsupportedCheckpointError, match=f"^{re.escape(family)}.* is not supported"):
+    why = "drafts in one pass" if family in tuple(OnePassFamily) else "is not supported"
+    with pytest.raises(UnsupportedCheckpointError, match=f"^{re.escape(family)}.* {why}"):
         load(folder)
     assert is_head_folder(folder)
 

@@ -66,6 +66,19 @@ def test_the_plan_is_the_best_tree_of_all(acceptance, level_s, node_s, batch):
     assert subject.stats(0.0, 0).expected_speedup == pytest.approx(expected.max() / expected[0, 0], rel=0.01)
 
 
+@pytest.mark.parametrize("widths", [None, WIDTHS], ids=["host", "captured"])
+def test_a_draft_in_one_pass_is_never_asked_for_in_part_to_save_time(widths):
+    """Levels that cost nothing: load makes fewer nodes verified, and no level less would be quicker."""
+    subject = shown(policy(0.0, 0.3, widths), 0.8)
+    nodes = []
+    for batch in BATCHES:
+        rates = subject.rates(batch, batch, 100.0)
+        assert np.all(np.diff(rates[1:], axis=0) >= -1e-9)
+        nodes.append(rates.max(axis=0).argmax())
+    assert nodes == sorted(nodes, reverse=True)
+    assert nodes[0] > nodes[-1]
+
+
 def test_a_captured_shape_costs_its_rows_for_every_sequence():
     subject = shown(policy(0.3, 0.05, WIDTHS), 0.8)
     nodes = np.array(WIDTHS) - 1

@@ -1,0 +1,177 @@
+"""Drafting a block in one pass: DFlash and what is built upon it, as chains or trees.
+
+Position i of a sequence is stored at index i of its block table, as keys and values made of the verifier's taps at i
+alone. Of L settled tokens those of positions 0..L - 2 are there; the block's slots, the last settled token at L - 1
+first, lie behind them while they are run, and are dropped. So nothing depends on a token that was only drafted, and
+cached prefixes and replays hold the same numbers whoever ran them. The whole block is run however deep the trees are:
+it is what the head was trained for.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.paged_layers import PagedLayer
+from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.contract import Attend
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.one_pass.config import LayerMask
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment
+from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
+
+
+class OnePassDrafter(StagedDrafter):
+    """A head over a block, and the context's keys and values.
+
+    Args:
+        head: weights, on the device to draft on.
+        speculation: shape of the trees.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
+
+    Raises:
+        ValueError: the trees are deeper than the head's block, or wider than its candidates.
+    """
+
+    def __init__(
+        self,
+        head: OnePassHead,
+        speculation: SpeculationConfig,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        config = head.config
+        check_shape(speculation, config.num_drafted)
+        if config.lattice is not None and speculation.draft_top_k > config.lattice.top_k:
+            raise ValueError(
+                f"draft_top_k={speculation.draft_top_k}: this head has {config.lattice.top_k} candidates for a token"
+            )
+        self.head = head.eval().requires_grad_(False)
+        lay_out_linears(self.head)
+        self.trained_positions = config.max_position_embeddings
+        heads, size = config.num_key_value_heads, config.head_dim
+        layers = [LayerAttention(config.num_attention_heads, heads, size, size, mask.window) for mask in config.masks]
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(layers, config.block_size, head.dtype, head.device, fixed_shapes, in_place=True)
+        growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size != self.head.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Chunks of prompts, in shapes that follow the data."""
+        positions, mapping = chunk_addresses(batch, self.pool)
+        self._keep(batch.chunk_taps, positions, mapping)
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Decided positions; what does not count goes to block 0."""
+        steps = torch.arange(rows.token_ids.shape[1], device=self.device)
+        positions = rows.positions[:, None] + steps
+        counted = steps < rows.num_tokens[:, None]
+        mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
+        # What does not count must be finite: masked rows may read block 0.
+        taps, positions = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), positions.flatten()
+        if not self.pool.fixed_shapes:
+            real = counted.flatten()
+            taps, positions, mapping = taps[real], positions[real], mapping[real]
+        self._keep(taps, positions, mapping)
+
+    def _keep(self, taps: Tensor, positions: Tensor, mapping: Tensor) -> None:
+        """Keys and values of committed positions int64 [n], by their taps [n, taps_size]."""
+        context = self.head.context(self.head.fuse(taps), self.head.rotary(positions))
+        for cache, (key, value) in zip(self.pool.caches, context, strict=True):
+            store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """One pass over every root's block, then a tree of what its slots say."""
+        head, pool = self.head, self.pool
+        num_context = roots.positions[0] - 1
+        tables = pool.tables(block_tables[roots.slots], num_context)
+        positions = num_context[:, None] + torch.arange(head.config.block_size, device=self.device)
+        mapping = slot_mapping(tables, positions, pool.block_size).flatten()
+        segment_of = _segments(pool, positions, num_context, tables)
+        attends: list[Attend] = [
+            PagedLayer(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
+            for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
+        ]
+        walk = head.walk(head.run_block(roots.token_ids, head.rotary(positions), attends))
+
+        def expand(level: Level):
+            return walk.step(level.depth, level.token_ids, level.parents)
+
+        none = torch.zeros_like(roots.token_ids)[:, None]
+        return self.growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
+
+
+def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
+    """Refuse trees that are deeper than a head's block.
+
+    Raises:
+        ValueError: they are; names both numbers.
+    """
+    levels = speculation.max_path - 1
+    if levels > num_drafted:
+        raise ValueError(f"draft_steps={levels}: this head drafts {num_drafted} tokens at most")
+
+
+def chunk_addresses(batch: DraftBatch, pool: DraftPool) -> tuple[Tensor, Tensor]:
+    """Positions and slots in the pool, int64 [num_chunk_tokens] each, of the chunks of a batch that has some."""
+    positions, mapping = [], []
+    for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+        stored = torch.arange(start, start + length, device=pool.device)
+        positions.append(stored)
+        mapping.append(slot_mapping(batch.block_tables[slot : slot + 1], stored[None], pool.block_size)[0])
+    return torch.cat(positions), torch.cat(mapping)
+
+
+def _segments(
+    pool: DraftPool, positions: Tensor, num_context: Tensor, tables: Tensor
+) -> Callable[[LayerMask], AttentionSegment]:
+    """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
+    made: dict[bool, AttentionSegment] = {}
+
+    def of(mask: LayerMask) -> AttentionSegment:
+        if mask.causal not in made:
+            if mask.causal:
+                made[True] = pool.causal_segment(0, positions, num_context, tables)
+            else:
+                num_reqs, num_slots = positions.shape
+                visible = torch.ones(num_reqs, num_slots, num_slots, dtype=torch.bool, device=pool.device)
+                made[False] = pool.tree_segment(positions, visible, num_context, tables)
+        return made[mask.causal]
+
+    return of
+
+
+def build_one_pass(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """Load a head as the drafter of a verifier; raises as `load_one_pass_head` and the drafter.
+
+    Args:
+        source: folder of the head.
+    """
+    checkpoint = read_one_pass_checkpoint(source)
+    if checkpoint.family is OnePassFamily.PEAGLE:
+        parallel = load_parallel_head(checkpoint, target, options.dtype, options.device)
+        return ParallelEagleDrafter(parallel, speculation, graph_device_of(options, parallel.device))
+    head = load_one_pass_head(checkpoint, target, options.dtype, options.device)
+    return OnePassDrafter(head, speculation, graph_device_of(options, head.device))

@@ -1,0 +1,105 @@
+"""The families of draft heads, and the signs in a config and in the names of tensors by which each is told."""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from wingbeat.runtime.heads.files import object_field
+
+
+class OnePassFamily(StrEnum):
+    """Heads that draft all their tokens in one pass."""
+
+    DFLASH = "DFlash"
+    DFLASH2 = "DFlash2"
+    DSPARK = "DSpark"
+    JETSPEC = "JetSpec"
+    PEAGLE = "P-EAGLE"
+
+
+class Sign(NamedTuple):
+    """What tells a family; any of these does."""
+
+    family: str
+    architectures: tuple[str, ...] = ()
+    """Parts of a name in `architectures`, in small letters."""
+    speculators: tuple[str, ...] = ()
+    """Values of `speculators_model_type`."""
+    tensors: tuple[str, ...] = ()
+    """Parts of a tensor's name."""
+    config: Callable[[Mapping[str, Any]], bool] = lambda raw: False
+
+
+def _projector(kind: str) -> Callable[[Mapping[str, Any]], bool]:
+    def stated(raw: Mapping[str, Any]) -> bool:
+        values = (raw.get("projector_type"), _dflash(raw).get("projector_type"))
+        return kind in (str(value).lower() for value in values)
+
+    return stated
+
+
+def _dflash(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    return object_field(raw, "dflash_config")
+
+
+def _drafts_in_parallel(raw: Mapping[str, Any]) -> bool:
+    step = object_field(raw, "eagle_config").get("parallel_draft_step")
+    return bool(raw.get("parallel_drafting")) or step not in (None, 0, 1)
+
+
+SIGNS = (
+    Sign("EAGLE-4", ("eagle4",), tensors=("efficient_lm_head",)),
+    Sign("Domino", ("domino",), ("domino",), ("prefix_gru.",), _projector("domino")),
+    Sign("xPress", ("xpress",), ("xpress",), ("mix.L",), _projector("xpress")),
+    Sign("LiLiCorr", ("lilicorr",), ("lilicorr",), ("relative_slot_bias",), _projector("lilicorr")),
+    Sign("DFlare", ("dflare",), ("dflare",)),
+    Sign(OnePassFamily.DFLASH2, ("dflash2",), ("dflash2",), ("candidate_selector.",)),
+    Sign(OnePassFamily.DSPARK, ("dspark",), ("dspark",), ("markov_w1",), lambda raw: "markov_rank" in raw),
+    Sign(OnePassFamily.JETSPEC, ("jetspec",), ("jetspec",), config=lambda raw: bool(_dflash(raw).get("causal_head"))),
+    Sign(OnePassFamily.PEAGLE, ("peagle",), ("peagle", "p_eagle", "p-eagle"), ("mask_hidden",), _drafts_in_parallel),
+    Sign(
+        OnePassFamily.DFLASH,
+        ("dflash", "museglimmerassistant"),
+        ("dflash",),
+        ("encoder.output_norm_enc",),
+        lambda raw: "dflash_config" in raw,
+    ),
+    Sign("an EAGLE-3 head with MLA attention", ("eagle3deepseek",)),
+    Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
+    Sign("Hydra", ("hydra",)),
+)
+"""In the order in which they are asked: a family before those that it is built upon."""
+
+
+def family_told(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first family of `SIGNS` that a checkpoint's config or tensors tell; None where none does.
+
+    Raises:
+        CheckpointError: a field that should be an object is none.
+    """
+    names = tuple(names)
+    architectures = str(raw.get("architectures") or "").lower()
+    kind = str(raw.get("speculators_model_type") or "").lower()
+    # A verifier's own modules, which its checkpoint may hold, are no head's.
+    own = [name for name in names if not name.startswith("mtp.")]
+    for sign in SIGNS:
+        if (
+            any(part in architectures for part in sign.architectures)
+            or kind in sign.speculators
+            or any(part in name for part in sign.tensors for name in own)
+            or sign.config(raw)
+        ):
+            return sign.family
+    if "fc.weight" in own and "hidden_norm.weight" in own and not any(n.endswith(".hidden_norm.weight") for n in own):
+        return OnePassFamily.DFLASH
+    return None
+
+
+def one_pass_family(raw: Mapping[str, Any], names: Iterable[str]) -> OnePassFamily | None:
+    """The family of a head that drafts in one pass and can be read; None of all other checkpoints.
+
+    Raises:
+        CheckpointError: a field that should be an object is none.
+    """
+    told = family_told(raw, names)
+    return OnePassFamily(told) if told in tuple(OnePassFamily) else None

@@ -1,0 +1,143 @@
+"""Shapes and conventions of a head that drafts a block in one pass, whatever file they were read from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.layer import check_attention
+
+DEFAULT_ROPE_THETA = 1e6
+"""Of Qwen3, whose layers these are."""
+MOST_SLOTS = 1024
+"""Of a block; trained ones have 7 to 16."""
+
+
+class Slots(StrEnum):
+    """What a slot of the block predicts."""
+
+    FILL_IN = "fill-in"
+    """The token at its own position; the anchor's slot predicts nothing."""
+    SHIFT = "shift"
+    """The token after its position; the anchor's slot predicts the first."""
+
+
+class LayerMask(NamedTuple):
+    """What the slots see in one layer."""
+
+    causal: bool = False
+    """Of the block; all of it sees the context."""
+    window: int | None = None
+    """Keys at this distance or further behind a slot are hidden."""
+
+
+class MarkovKind(StrEnum):
+    """How a DSpark head corrects a slot's logits by the token before it."""
+
+    VANILLA = "vanilla"
+    GATED = "gated"
+    RNN = "rnn"
+
+
+class MarkovConfig(NamedTuple):
+    """The sequential part of a DSpark head."""
+
+    rank: int = 0
+    """0: the slots' logits are left as they are."""
+    kind: MarkovKind = MarkovKind.VANILLA
+    has_confidence: bool = False
+    confidence_reads_token: bool = True
+
+
+class LatticeConfig(NamedTuple):
+    """The convolutions and the candidate selector of a DFlash2 head."""
+
+    num_taps: int = 2
+    """Slots a convolution reads, its own and those to the left."""
+    group_size: int = 1
+    """Channels that share a dynamic kernel."""
+    rank: int = 256
+    top_k: int = 16
+
+
+@dataclass(frozen=True)
+class OnePassConfig:
+    """A head over taps of its target: DFlash and what is built upon it.
+
+    Raises:
+        ValueError: a size is wrong; the message names the field.
+    """
+
+    family: OnePassFamily
+    slots: Slots
+    block_size: int
+    """Slots of a block, the anchor's included."""
+    masks: tuple[LayerMask, ...]
+    """By layer."""
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    target_hidden_size: int
+    tap_layers: tuple[int, ...]
+    """Layers of the target whose *input* is tapped, ascending."""
+    vocab_size: int
+    draft_vocab_size: int
+    mask_token_id: int | None
+    """None where the head has a vector of its own for it."""
+    rms_norm_eps: float = 1e-6
+    rope_parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+    )
+    max_position_embeddings: int = 32768
+    attention_bias: bool = False
+    """Of q, k and v."""
+    output_bias: bool = False
+    qk_norm: bool = True
+    sinks: bool = False
+    """Each query head has a logit of its own for attending to nothing."""
+    value_scale: float = 1.0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    markov: MarkovConfig | None = None
+    lattice: LatticeConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_attention(self)
+        if not self.first_slot < self.block_size <= MOST_SLOTS:
+            raise ValueError(f"block_size={self.block_size} is not in {1 + self.first_slot}..{MOST_SLOTS}")
+        if not self.masks:
+            raise ValueError("num_hidden_layers=0: a head has a layer at least")
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(
+                f"mask_token_id={self.mask_token_id} is outside the embedding of {self.vocab_size} rows, and there is "
+                "no mask_embedding.pt"
+            )
+        lattice = self.lattice
+        if lattice is not None and self.hidden_size % lattice.group_size:
+            raise ValueError(f"conv_group_size={lattice.group_size} does not divide hidden_size={self.hidden_size}")
+        if lattice is not None and not 1 <= lattice.top_k <= self.draft_vocab_size:
+            raise ValueError(f"selector_top_k={lattice.top_k} is not in 1..{self.draft_vocab_size}")
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.masks)
+
+    @property
+    def num_taps(self) -> int:
+        """Tapped layers."""
+        return len(self.tap_layers)
+
+    @property
+    def first_slot(self) -> int:
+        """The slot that predicts the first token."""
+        return 1 if self.slots is Slots.FILL_IN else 0
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that a block predicts."""
+        return self.block_size - self.first_slot

@@ -1,0 +1,33 @@
+"""A head that drafts a block in one pass: the backbone, and what its family makes of the slots."""
+
+from torch import Tensor
+
+from wingbeat.runtime.heads.one_pass.backbone import Backbone
+from wingbeat.runtime.heads.one_pass.config import OnePassConfig
+from wingbeat.runtime.heads.one_pass.walks import (
+    CandidateSelector,
+    LatticeWalk,
+    MarginalWalk,
+    MarkovHead,
+    MarkovWalk,
+    Walk,
+)
+
+
+class OnePassHead(Backbone):
+    """DFlash, JetSpec, DSpark or DFlash2, as its config says."""
+
+    def __init__(self, config: OnePassConfig) -> None:
+        super().__init__(config)
+        hidden, vocab_size = config.hidden_size, config.vocab_size
+        self.markov = None
+        if config.markov is not None:
+            self.markov = MarkovHead(config.markov, hidden, vocab_size, config.draft_vocab_size)
+        self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
+
+    def walk(self, hidden: Tensor) -> Walk:
+        """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`."""
+        logits = self.logits(hidden)
+        if self.selector is not None:
+            return LatticeWalk(self.selector, self, logits, hidden)
+        return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)
