@@ -1,0 +1,162 @@
+"""An EAGLE drafter's pass on the CPU in two calls of our kernels: decided pairs are taken in, then trees are grown.
+
+What they compute is `EagleDrafter`'s, whose torch operations a pass of a small head would take several times as long
+for: over the tensors of the channel, without one of torch between them.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.draft_structs import Decided, GrowthRule, GrowthRules, Head, Roots, Sequences, Trees
+from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.draft_pool import DraftPool
+from wingbeat.runtime.drafters.growth import Rules
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.kernel_head import KernelHead
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.speculation.acceptance import bin_edges
+
+_LEAST_ANGLES = 2048
+
+
+class KernelPasses:
+    """Of one head and one pool.
+
+    Args:
+        kernel_head: the head's weights.
+        pool: of one layer; its addresses are taken when this is made.
+        hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        head: DraftHead,
+        kernel_head: KernelHead,
+        pool: DraftPool,
+        speculation: SpeculationConfig,
+        hidden: Tensor,
+    ) -> None:
+        self.kernels, self._pool, self._hidden = kernels, pool, hidden
+        self._head, self._kernel_head = head, kernel_head
+        self._struct: Head = kernel_head.over(pool.caches[0])
+        self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
+        self._reach = speculation.max_path + 1
+        self._edges = torch.from_numpy(bin_edges())
+        self._angles: tuple[Tensor, ...] = ()
+        self.by_slot = _room(pool.num_slots, self._num_nodes)
+        """The latest trees by slot."""
+
+    def commit(self, batch: DraftBatch) -> None:
+        """See `Drafter.commit`."""
+        sequences, begin = self._sequences(batch), 0
+        for chunk in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            end = begin + chunk[-1]
+            numbers = torch.tensor(chunk)[:, None]
+            self._take_in(
+                sequences, *numbers, batch.chunk_next_token_ids[None, begin:end], batch.chunk_taps[None, begin:end]
+            )
+            begin = end
+        if len(batch.decode_slots):
+            columns = (batch.decode_slots, batch.decode_positions, batch.decode_num_tokens)
+            self._take_in(sequences, *columns, batch.decode_token_ids, batch.decode_taps)
+
+    def _take_in(
+        self,
+        sequences: Sequences,
+        slots: Tensor,
+        positions: Tensor,
+        num_tokens: Tensor,
+        token_ids: Tensor,
+        taps: Tensor,
+    ) -> None:
+        if taps.dtype != torch.float32:
+            taps = taps.float()
+        decided = Decided(
+            len(slots),
+            slots.data_ptr(),
+            positions.data_ptr(),
+            num_tokens.data_ptr(),
+            token_ids.data_ptr(),
+            taps.data_ptr(),
+            token_ids.stride(0),
+            taps.stride(0),
+        )
+        self.kernels.take_in(self._struct, sequences, decided)
+
+    def propose(self, batch: DraftBatch, depth: int) -> TokenTree:
+        """See `Drafter.propose`.
+
+        Args:
+            depth: most levels to grow.
+        """
+        num_reqs, history, allowed = len(batch.proposal_slots), batch.token_ids, batch.allowed_tokens
+        rules, held = self._rules(batch.growth_rules)
+        trees = _room(num_reqs, self._num_nodes)
+        roots = Roots(
+            num_reqs,
+            batch.proposal_slots.data_ptr(),
+            batch.committed_lens.data_ptr(),
+            history.data_ptr(),
+            batch.temperatures.data_ptr(),
+            batch.seeds.data_ptr(),
+            history.stride(0),
+            history.shape[1],
+            None if allowed is None else allowed.data_ptr(),
+            0 if allowed is None else allowed.shape[1],
+            self._top_k,
+            depth,
+            rules,
+            _struct(trees),
+            _struct(self.by_slot),
+        )
+        num_levels = self.kernels.grow(self._struct, self._sequences(batch), roots)
+        del held  # until now the rules pointed into it
+        if self._top_k > 1:
+            return trees
+        return TokenTree(*(field[:, : num_levels + 1] for field in trees[:-1]), trees.num_valid)
+
+    def _sequences(self, batch: DraftBatch) -> Sequences:
+        longest = batch.max_committed_len + self._reach
+        if not self._angles or len(self._angles[0]) < longest:
+            most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
+            self._angles = tuple(part.squeeze(1).contiguous() for part in self._head.rotary(torch.arange(most)))
+        cos, sin = self._angles
+        tables, pool = batch.block_tables, self._pool
+        return Sequences(
+            tables.data_ptr(),
+            tables.stride(0),
+            tables.shape[1],
+            pool.block_size,
+            pool.num_blocks,
+            pool.num_private,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            len(cos),
+            self._hidden.data_ptr(),
+        )
+
+    def _rules(self, rules: Rules) -> tuple[GrowthRules, list[Tensor]]:
+        """And what they point into."""
+        tables = [torch.from_numpy(rule.table).float().contiguous() for _, rule in rules]
+        made = (GrowthRule * len(rules))(
+            *(
+                (rows.start, rows.stop, rule.growth.min_reach, rule.growth.price, table.data_ptr())
+                for (rows, rule), table in zip(rules, tables, strict=True)
+            )
+        )
+        pointer = ctypes.cast(made, ctypes.POINTER(GrowthRule))
+        return GrowthRules(pointer, len(rules), len(self._edges) + 1, self._edges.data_ptr()), [*tables, made]
+
+
+def _room(num_reqs: int, num_nodes: int) -> TokenTree:
+    columns = [torch.empty(num_reqs, num_nodes, dtype=torch.int64) for _ in range(3)]
+    return TokenTree(*columns, torch.empty(num_reqs, num_nodes), torch.ones(num_reqs, dtype=torch.int64))
+
+
+def _struct(trees: TokenTree) -> Trees:
+    return Trees(*(field.data_ptr() for field in trees), trees.token_ids.shape[1])
