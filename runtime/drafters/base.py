@@ -132,6 +132,16 @@ class Drafter(ABC):
                 self.trained_positions,
             )
 
+    def try_threads(self, most: int) -> None:
+        """Draft with as many threads as pay on this machine, as it is now; once, after a first `resize`.
+
+        Kinds that have no threads of their own leave it at torch's number.
+
+        Args:
+            most: cores that the process may have.
+        """
+        return
+
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """Make room for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.

@@ -28,6 +28,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.loading.cpu_threads import tried
 
 
 class EagleDrafter(StagedDrafter):
@@ -63,6 +64,7 @@ class EagleDrafter(StagedDrafter):
         self._hidden = torch.zeros(0)
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self._passes: KernelPasses | None = None
+        self._num_threads: int | None = None
         self._by_slot: TokenTree | None = None
 
     def read_as(self, convention: HeadConvention) -> None:
@@ -85,7 +87,13 @@ class EagleDrafter(StagedDrafter):
         kernel_head = KernelHead.of(self.head)
         if kernel_head is not None:
             parts = (self.head, kernel_head, self.pool, self.speculation, self._hidden)
-            self._passes = KernelPasses(kernels, *parts)
+            self._passes = KernelPasses(kernels, *parts, self._num_threads)
+
+    def try_threads(self, most: int) -> None:
+        """See `Drafter.try_threads`."""
+        if self._passes is not None and cpu_kernels() is not None:
+            passes = self._passes
+            self._num_threads = passes.num_threads = tried("drafter", passes.nobodys, most)
 
     def commit(self, batch: DraftBatch) -> None:
         """See `Drafter.commit`."""

@@ -5,6 +5,7 @@ for: over the tensors of the channel, without one of torch between them.
 """
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
+from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 _LEAST_ANGLES = 2048
 
@@ -30,6 +32,7 @@ class KernelPasses:
         kernel_head: the head's weights.
         pool: of one layer; its addresses are taken when this is made.
         hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair.
+        num_threads: that share a pass; None takes torch's number.
     """
 
     def __init__(
@@ -40,15 +43,17 @@ class KernelPasses:
         pool: DraftPool,
         speculation: SpeculationConfig,
         hidden: Tensor,
+        num_threads: int | None = None,
     ) -> None:
         self.kernels, self._pool, self._hidden = kernels, pool, hidden
         self._head, self._kernel_head = head, kernel_head
+        self.num_threads = num_threads
         self._struct: Head = kernel_head.over(pool.caches[0])
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
-        self._reach = speculation.max_path + 1
+        self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
         self._angles: tuple[Tensor, ...] = ()
-        self.by_slot = _room(pool.num_slots, self._num_nodes)
+        self.by_slot = _room(pool.num_slots + 1, self._num_nodes)
         """The latest trees by slot."""
 
     def commit(self, batch: DraftBatch) -> None:
@@ -120,8 +125,44 @@ class KernelPasses:
             return trees
         return TokenTree(*(field[:, : num_levels + 1] for field in trees[:-1]), trees.num_valid)
 
+    def nobodys(self, num_threads: int) -> list[Callable[[], TokenTree]]:
+        """Passes of `ROWS` sequences, grown whole, of the slot behind all others and over block 0."""
+        pool, self.num_threads = self._pool, num_threads
+        by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)
+        depth = self._max_path - 1
+
+        def of(num_reqs: int) -> Callable[[], TokenTree]:
+            rows = torch.full((min(num_reqs, pool.num_slots),), pool.num_slots)
+            batch = DraftBatch(
+                *(rows, torch.zeros_like(rows), torch.ones_like(rows)),
+                decode_token_ids=torch.zeros(len(rows), 1, dtype=torch.int64),
+                decode_taps=torch.zeros(len(rows), 1, self._head.taps_size),
+                chunk_slots=[],
+                chunk_positions=[],
+                chunk_lens=[],
+                chunk_next_token_ids=by_slot[:0],
+                chunk_taps=torch.zeros(0, self._head.taps_size),
+                proposal_slots=rows,
+                epochs=by_slot,
+                committed_lens=by_slot + 2,
+                block_tables=by_slot[:, None],
+                temperatures=by_slot.float(),
+                seeds=by_slot,
+                token_ids=by_slot[:, None].expand(-1, 2).contiguous(),
+                max_committed_len=2,
+            )
+
+            def run() -> TokenTree:
+                self.commit(batch)
+                return self.propose(batch, depth)
+
+            return run
+
+        return [of(num_reqs) for num_reqs in ROWS]
+
     def _sequences(self, batch: DraftBatch) -> Sequences:
-        longest = batch.max_committed_len + self._reach
+        self.kernels.use_threads(self.num_threads or torch.get_num_threads())
+        longest = batch.max_committed_len + self._max_path + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
             self._angles = tuple(part.squeeze(1).contiguous() for part in self._head.rotary(torch.arange(most)))

@@ -42,6 +42,8 @@ class DraftWorker:
     def __init__(self, drafter: Drafter, room: DraftRoom | None = None) -> None:
         self.drafter = drafter
         self.room = room
+        self.most_threads: int | None = None
+        """On CPUs, as many threads at most, tried once a verifier is attached; None leaves torch's number."""
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
 
@@ -72,6 +74,9 @@ class DraftWorker:
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
+        if self.most_threads is not None:
+            self.drafter.try_threads(self.most_threads)
+            self.most_threads = None
         self._attached[name] = attached[-1]
 
     def detach(self, name: str) -> None:
