@@ -59,7 +59,8 @@ struct Roots {
     int64_t allowed_words;
     int64_t top_k, num_levels;  // levels of nodes, the roots' children included
     GrowthRules rules;
-    Trees trees, by_slot;  // the same trees in two places
+    Trees trees;
+    int64_t by_slot;  // trees are written into the rows of their slots
 
     // Rows of a tree's sequence that are stored.
     int64_t committed(int64_t tree) const { return std::max<int64_t>(lens[slots[tree]] - 1, 0); }
@@ -238,8 +239,10 @@ static bool another_level_pays(const Roots& roots, Room& at) {
     for (int64_t i = 0; i < roots.rules.num_rules; i++) {
         const GrowthRule& rule = roots.rules.rules[i];
         double mass = 0.0;
-        for (int64_t tree = rule.begin; tree < rule.end; tree++)
-            mass += at.trees[tree].worth(roots.rules, rule, tree);
+        for (int64_t tree = rule.begin; tree < rule.end; tree++) {
+            int64_t row = rule.by_kind ? roots.temperatures[roots.slots[tree]] > 0 : tree - rule.begin;
+            mass += at.trees[tree].worth(roots.rules, rule, rule.table + row * roots.rules.num_bins);
+        }
         any |= mass > rule.min_reach;
     }
     return any;
@@ -285,9 +288,7 @@ static int64_t grow(const Head& head, const Sequences& all, const Roots& roots, 
         width = roots.top_k;
         add_candidates(head, roots, level, width, hidden, at);
     }
-    for (int64_t tree = 0; tree < num_reqs; tree++) {
-        roots.trees.write(at.trees[tree], tree);
-        roots.by_slot.copy(roots.trees, tree, roots.slots[tree]);
-    }
+    for (int64_t tree = 0; tree < num_reqs; tree++)
+        roots.trees.write(at.trees[tree], roots.by_slot ? roots.slots[tree] : tree);
     return level;
 }

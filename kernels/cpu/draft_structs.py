@@ -78,6 +78,7 @@ class GrowthRule(Structure):
         ("min_reach", c_double),
         ("price", c_double),
         ("table", c_void_p),
+        ("by_kind", c_int64),
     ]
 
 
@@ -123,7 +124,47 @@ class Roots(Structure):
         ("num_levels", c_int64),
         ("rules", GrowthRules),
         ("trees", Trees),
-        ("by_slot", Trees),
+        ("by_slot", c_int64),
+    ]
+
+
+class Outcome(Structure):
+    """Buffers of a round that a drafter reads."""
+
+    _fields_ = [
+        (name, c_void_p)
+        for name in (
+            *("header", "decode_slots", "decode_positions", "decode_num_tokens", "decode_token_ids", "decode_taps"),
+            *("chunk_slots", "chunk_positions", "chunk_lens", "chunk_next_token_ids", "chunk_taps", "proposal_slots"),
+            *("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "growth_limits"),
+            *("acceptance_table", "allowed_tokens"),
+        )
+    ]
+
+
+class Reply(Structure):
+    """Buffers of a round that a drafter writes."""
+
+    _fields_ = [("epochs", c_void_p), ("committed_lens", c_void_p), ("trees", Trees)]
+
+
+class Channel(Structure):
+    """What a round of a channel is answered from, and where."""
+
+    _fields_ = [
+        ("outcome", Outcome),
+        ("reply", Reply),
+        ("token_ids", c_void_p),
+        ("num_slots", c_int64),
+        ("max_path", c_int64),
+        ("taps_size", c_int64),
+        ("max_blocks", c_int64),
+        ("history_width", c_int64),
+        ("allowed_words", c_int64),
+        ("top_k", c_int64),
+        ("max_levels", c_int64),
+        ("bin_edges", c_void_p),
+        ("num_bins", c_int64),
     ]
 
 
@@ -133,3 +174,5 @@ def declare_drafts(library: ctypes.CDLL) -> None:
     library.wingbeat_take_in.restype = None
     library.wingbeat_grow.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Roots)]
     library.wingbeat_grow.restype = c_int64
+    library.wingbeat_answer.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Channel)]
+    library.wingbeat_answer.restype = None

@@ -4,6 +4,7 @@
 #include "draft.h"
 #include "layer.h"
 #include "products.h"
+#include "rounds.h"
 
 extern "C" {
 
@@ -57,5 +58,10 @@ void wingbeat_take_in(const Head* head, const Sequences* sequences, const Decide
 int64_t wingbeat_grow(const Head* head, const Sequences* sequences, const Roots* roots) {
     Threads::Turn turn(threads);
     return grow(*head, *sequences, *roots, own_room());
+}
+
+void wingbeat_answer(const Head* head, const Sequences* sequences, const Channel* channel) {
+    Threads::Turn turn(threads);
+    answer(*head, *sequences, *channel, own_room());
 }
 }

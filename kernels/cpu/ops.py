@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.draft_structs import Decided, Head, Roots, Sequences, declare_drafts
+from wingbeat.kernels.cpu.draft_structs import Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.library import largest_matrix, open_library
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
@@ -164,6 +164,10 @@ class CpuKernels:
     def grow(self, head: Head, sequences: Sequences, roots: Roots) -> int:
         """A tree from each root; returns how many levels were grown."""
         return self._library.wingbeat_grow(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(roots))
+
+    def answer(self, head: Head, sequences: Sequences, channel: Channel) -> None:
+        """Both, for a round of a channel; `sequences` needs no block tables."""
+        self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel))
 
 
 def segment(

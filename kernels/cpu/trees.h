@@ -107,6 +107,7 @@ struct GrowthRule {
     int64_t begin, end;     // of the trees
     double min_reach, price;
     const float* table;     // [end - begin, num_bins]: acceptance by bin of the confidence
+    int64_t by_kind;        // the table is [2, num_bins], of greedy and of sampled trees
 };
 
 struct GrowthRules {
@@ -114,9 +115,8 @@ struct GrowthRules {
     int64_t num_rules, num_bins;
     const double* edges;  // [num_bins - 1], ascending
 
-    double given_parent(const GrowthRule& rule, int64_t tree, float log_prob) const {
-        int64_t bin = std::lower_bound(edges, edges + num_bins - 1, (double)log_prob) - edges;
-        return rule.table[(tree - rule.begin) * num_bins + bin];
+    double given_parent(const float* row, float log_prob) const {
+        return row[std::lower_bound(edges, edges + num_bins - 1, (double)log_prob) - edges];
     }
 };
 
@@ -166,11 +166,11 @@ struct Table {
         frontier.swap(chosen), visible.swap(seen);
     }
 
-    // Probability mass beyond `price` of the frontier, whose acceptance `rules` know.
-    double worth(const GrowthRules& rules, const GrowthRule& rule, int64_t tree) {
+    // Probability mass beyond a rule's price of the frontier, by acceptance `row` [num_bins].
+    double worth(const GrowthRules& rules, const GrowthRule& rule, const float* row) {
         double mass = 0.0;
         for (const Scored& node : frontier) {
-            double given = rules.given_parent(rule, tree, log_probs[node.index]);
+            double given = rules.given_parent(row, log_probs[node.index]);
             paths[node.index] = paths[parents[node.index]] * given;
             mass += std::max(paths[node.index] - rule.price, 0.0);
         }
@@ -178,7 +178,7 @@ struct Table {
     }
 };
 
-// Where trees are written, [num_trees, num_nodes]; node 0 is the root.
+// Where trees are written, [.., num_nodes]; node 0 is the root.
 struct Trees {
     int64_t *token_ids, *parents, *depths;
     float* scores;
@@ -186,7 +186,7 @@ struct Trees {
     int64_t num_nodes;
 
     // The best entries of a table in its order, renumbered; padding has token, parent and depth 0 and no score.
-    void write(const Table& table, int64_t tree) const {
+    void write(const Table& table, int64_t to) const {
         int64_t num_kept = std::min(num_nodes, table.size) - 1;
         static thread_local std::vector<int64_t> order, number;
         order.resize(table.size - 1), number.assign(table.size, 0);
@@ -198,23 +198,13 @@ struct Trees {
         std::sort(order.begin(), order.begin() + num_kept);
         for (int64_t node = 0; node < num_nodes; node++) {
             bool real = node <= num_kept;
-            int64_t entry = node == 0 || !real ? 0 : order[node - 1], at = tree * num_nodes + node;
+            int64_t entry = node == 0 || !real ? 0 : order[node - 1], at = to * num_nodes + node;
             if (node && real) number[entry] = node;
             token_ids[at] = real ? table.token_ids[entry] : 0;
             parents[at] = !real ? 0 : node ? number[table.parents[entry]] : -1;
             depths[at] = real ? table.depths[entry] : 0;
             scores[at] = real ? table.scores[entry] : NONE;
         }
-        num_valid[tree] = 1 + num_kept;
-    }
-
-    // A tree of another place.
-    void copy(const Trees& from, int64_t tree, int64_t to) const {
-        for (int64_t node = 0; node < num_nodes; node++) {
-            int64_t source = tree * num_nodes + node, target = to * num_nodes + node;
-            token_ids[target] = from.token_ids[source], parents[target] = from.parents[source];
-            depths[target] = from.depths[source], scores[target] = from.scores[source];
-        }
-        num_valid[to] = from.num_valid[tree];
+        num_valid[to] = 1 + num_kept;
     }
 };

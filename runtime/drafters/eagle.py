@@ -24,7 +24,8 @@ from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
-from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
@@ -65,22 +66,16 @@ class EagleDrafter(StagedDrafter):
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self._passes: KernelPasses | None = None
         self._num_threads: int | None = None
-        self._by_slot: TokenTree | None = None
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
         self.head = self.head.with_convention(convention)
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
-    @property
-    def trees_by_slot(self) -> TokenTree | None:
-        """See `Drafter.trees_by_slot`."""
-        return self._by_slot or super().trees_by_slot
-
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
         super().resize(spec, num_slots, num_blocks)
-        self._passes = self._by_slot = None
+        self._passes = None
         kernels, fits = cpu_kernels(), self.growth.top_k <= len(self.head.draft_token_ids)
         if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
             return
@@ -105,11 +100,12 @@ class EagleDrafter(StagedDrafter):
     def propose(self, batch: DraftBatch) -> TokenTree:
         """See `Drafter.propose`."""
         if self._passes is None or cpu_kernels() is None:
-            self._by_slot = None
             return super().propose(batch)
-        trees = self._passes.propose(batch, self.growth.depth(batch))
-        self._by_slot = self._passes.by_slot
-        return trees
+        return self._passes.propose(batch, self.growth.depth(batch))
+
+    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
+        """See `Drafter.answer`."""
+        return self._passes is not None and cpu_kernels() is not None and self._passes.answer(end, outcome)
 
     def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.head.taps_size:

@@ -1,7 +1,8 @@
-"""An EAGLE drafter's pass on the CPU in two calls of our kernels: decided pairs are taken in, then trees are grown.
+"""An EAGLE drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
 
 What they compute is `EagleDrafter`'s, whose torch operations a pass of a small head would take several times as long
-for: over the tensors of the channel, without one of torch between them.
+for. A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
+caches, so that Python's own operations take several times what they take in a loop.
 """
 
 import ctypes
@@ -10,7 +11,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.draft_structs import Decided, GrowthRule, GrowthRules, Head, Roots, Sequences, Trees
+from wingbeat.kernels.cpu.draft_structs import (
+    Channel,
+    Decided,
+    GrowthRule,
+    GrowthRules,
+    Head,
+    Reply,
+    Roots,
+    Sequences,
+    Trees,
+)
+from wingbeat.kernels.cpu.draft_structs import Outcome as OutcomeBuffers
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
@@ -18,7 +30,8 @@ from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Rules
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.kernel_head import KernelHead
-from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
 from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
@@ -53,12 +66,46 @@ class KernelPasses:
         self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
         self._angles: tuple[Tensor, ...] = ()
-        self.by_slot = _room(pool.num_slots + 1, self._num_nodes)
-        """The latest trees by slot."""
+        self._channels: dict[int, tuple[Channel | None, object]] = {}
+        """By the address of an outcome's header: its buffers and the reply's, and what they lie in."""
+
+    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
+        """Draft the round last polled into its reply; False where it takes `commit` and `propose`."""
+        header = RoundHeader.read(outcome.header)
+        key = outcome.header.data_ptr()
+        if key not in self._channels:
+            self._channels[key] = (self._channel(end, outcome), (end, outcome))
+        channel = self._channels[key][0]
+        if channel is None or not header.max_len:
+            return False
+        self.kernels.answer(self._struct, self._sequences(None, header.max_len), channel)
+        return True
+
+    def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
+        """Of one parity; None where it does not lie in host memory in the head's own numbers."""
+        spec, reply = end.spec, end.reply
+        tensors = [*outcome, *reply, end.token_ids]
+        if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
+            return None
+        return Channel(
+            OutcomeBuffers(*(getattr(outcome, name).data_ptr() for name, _ in OutcomeBuffers._fields_)),
+            Reply(reply.epochs.data_ptr(), reply.committed_lens.data_ptr(), _struct(TokenTree(*reply[3:]))),
+            end.token_ids.data_ptr(),
+            spec.num_slots,
+            spec.max_path,
+            spec.taps_size,
+            spec.max_blocks_per_seq,
+            end.token_ids.shape[1],
+            outcome.allowed_tokens.shape[1],
+            self._top_k,
+            self._max_path - 1,
+            self._edges.data_ptr(),
+            len(self._edges) + 1,
+        )
 
     def commit(self, batch: DraftBatch) -> None:
         """See `Drafter.commit`."""
-        sequences, begin = self._sequences(batch), 0
+        sequences, begin = self._sequences(batch.block_tables, batch.max_committed_len), 0
         for chunk in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             end = begin + chunk[-1]
             numbers = torch.tensor(chunk)[:, None]
@@ -117,9 +164,10 @@ class KernelPasses:
             depth,
             rules,
             _struct(trees),
-            _struct(self.by_slot),
+            by_slot=0,
         )
-        num_levels = self.kernels.grow(self._struct, self._sequences(batch), roots)
+        sequences = self._sequences(batch.block_tables, batch.max_committed_len)
+        num_levels = self.kernels.grow(self._struct, sequences, roots)
         del held  # until now the rules pointed into it
         if self._top_k > 1:
             return trees
@@ -160,18 +208,16 @@ class KernelPasses:
 
         return [of(num_reqs) for num_reqs in ROWS]
 
-    def _sequences(self, batch: DraftBatch) -> Sequences:
+    def _sequences(self, tables: Tensor | None, longest: int) -> Sequences:
         self.kernels.use_threads(self.num_threads or torch.get_num_threads())
-        longest = batch.max_committed_len + self._max_path + 1
+        longest += self._max_path + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
             self._angles = tuple(part.squeeze(1).contiguous() for part in self._head.rotary(torch.arange(most)))
         cos, sin = self._angles
-        tables, pool = batch.block_tables, self._pool
+        pool = self._pool
         return Sequences(
-            tables.data_ptr(),
-            tables.stride(0),
-            tables.shape[1],
+            *((None, 0, 0) if tables is None else (tables.data_ptr(), tables.stride(0), tables.shape[1])),
             pool.block_size,
             pool.num_blocks,
             pool.num_private,
@@ -186,7 +232,7 @@ class KernelPasses:
         tables = [torch.from_numpy(rule.table).float().contiguous() for _, rule in rules]
         made = (GrowthRule * len(rules))(
             *(
-                (rows.start, rows.stop, rule.growth.min_reach, rule.growth.price, table.data_ptr())
+                (rows.start, rows.stop, rule.growth.min_reach, rule.growth.price, table.data_ptr(), 0)
                 for (rows, rule), table in zip(rules, tables, strict=True)
             )
         )

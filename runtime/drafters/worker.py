@@ -143,6 +143,13 @@ class DraftWorker:
         self.detach(name)
 
     def _draft(self, pending: Pending) -> None:
+        if len(self._attached) == 1:
+            [(attachment, outcome)] = pending
+            apart = attachment.slot_offset or attachment.block_offset
+            if not apart and self.drafter.answer(attachment.end, outcome):
+                attachment.end.publish_reply()
+                self._num_failed = 0
+                return
         trees = self.drafter.draft(merge(pending, list(self._attached.values()), self.drafter.device))
         start = 0
         for attachment, outcome in pending:
