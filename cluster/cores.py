@@ -14,6 +14,18 @@ from typing import IO
 
 logger = logging.getLogger(__name__)
 
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""GNU's library, which torch brings, spins for some tens of microseconds by that number; others' have the last one."""
+
+
+def waiting_env() -> dict[str, str]:
+    """For processes that take turns: threads of OpenMP, torch's among them, sleep where they would spin for long.
+
+    They would keep the core from the process whose turn it is. Read when a process loads OpenMP's library; what the
+    environment says already is left.
+    """
+    return {name: value for name, value in _WAITING.items() if name not in os.environ}
+
 
 class CoreClaim:
     """One core claimed by this process until `release` or its end."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
+from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.catalog import Catalog
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -78,7 +79,7 @@ class EngineLife:
         link = Link.create()
         try:
             # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-            env = {"OMP_NUM_THREADS": str(start.config.threads or 1), **compiler_env()}
+            env = {"OMP_NUM_THREADS": str(start.config.threads or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
         except BaseException:  # such as no memory: nobody else knows of what has been launched
             link.close()

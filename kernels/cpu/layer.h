@@ -32,6 +32,8 @@ struct Batch {
     const float* inputs;          // [num_rows, inputs], or null: the normed residual
     const AdapterRun* runs;       // of the rows that have an adapter
     int64_t num_runs;
+    const int64_t* wanted;        // rows, ascending, whose output is asked for, or null: all; segments count these alone
+    int64_t num_wanted;
 };
 
 // out[row] = x[row] / rms(x[row]) * weight
@@ -134,6 +136,15 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
              qkv_width);
     if (adapted) adapt(layer.adapted_qkv, batch.runs, batch.num_runs, inputs, layer.inputs, qkv, qkv_width);
     rotate_and_store(layer, batch, qkv, qkv_width);
+    if (batch.wanted) {
+        num_rows = batch.num_wanted;
+        for (int64_t i = 0; i < num_rows; i++) {
+            int64_t row = batch.wanted[i];
+            memmove(qkv + i * qkv_width, qkv + row * qkv_width, heads.num_heads * heads.key_dim * sizeof(float));
+            memcpy(normed + i * hidden, x + row * hidden, hidden * sizeof(float));
+        }
+        x = normed;
+    }
     by_kind(layer.kind, [&](auto number) {
         using Stored = decltype(number);
         attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const Stored*)layer.key_cache,

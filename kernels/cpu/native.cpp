@@ -1,8 +1,10 @@
 // What Python calls: plain functions of pointers, one decoder layer among them.
 #include "adapters.h"
 #include "attention.h"
+#include "draft.h"
 #include "layer.h"
 #include "products.h"
+#include "rounds.h"
 
 extern "C" {
 
@@ -41,5 +43,25 @@ void wingbeat_layers(const Layer* layers, int64_t num_layers, const Batch* batch
         x = out;
         out = (void*)element(out, batch->num_rows * layers[index].hidden, layers[index].kind);
     }
+}
+
+static Room& own_room() {
+    static thread_local Room room;
+    return room;
+}
+
+void wingbeat_take_in(const Head* head, const Sequences* sequences, const Decided* decided) {
+    Threads::Turn turn(threads);
+    take_in(*head, *sequences, *decided, own_room());
+}
+
+int64_t wingbeat_grow(const Head* head, const Sequences* sequences, const Roots* roots) {
+    Threads::Turn turn(threads);
+    return grow(*head, *sequences, *roots, own_room());
+}
+
+void wingbeat_answer(const Head* head, const Sequences* sequences, const Channel* channel) {
+    Threads::Turn turn(threads);
+    answer(*head, *sequences, *channel, own_room());
 }
 }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.draft_structs import Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.library import largest_matrix, open_library
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
@@ -45,6 +46,7 @@ class CpuKernels:
 
     def __init__(self, folder: Path) -> None:
         self._library = declare(open_library(folder))
+        declare_drafts(self._library)
         self.num_threads = 1
 
     def use_threads(self, count: int) -> None:
@@ -154,6 +156,18 @@ class CpuKernels:
         self._library.wingbeat_layers(
             ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
         )
+
+    def take_in(self, head: Head, sequences: Sequences, decided: Decided) -> None:
+        """Keys and values of decided pairs by an EAGLE head, and the hidden state of each sequence's last one."""
+        self._library.wingbeat_take_in(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(decided))
+
+    def grow(self, head: Head, sequences: Sequences, roots: Roots) -> int:
+        """A tree from each root; returns how many levels were grown."""
+        return self._library.wingbeat_grow(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(roots))
+
+    def answer(self, head: Head, sequences: Sequences, channel: Channel) -> None:
+        """Both, for a round of a channel; `sequences` needs no block tables."""
+        self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel))
 
 
 def segment(

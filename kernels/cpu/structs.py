@@ -116,6 +116,8 @@ class Batch(Structure):
         ("inputs", c_void_p),
         ("runs", POINTER(AdapterRun)),
         ("num_runs", c_int64),
+        ("wanted", c_void_p),
+        ("num_wanted", c_int64),
     ]
 
 

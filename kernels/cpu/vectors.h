@@ -174,6 +174,27 @@ static inline vec exponential(vec x) {
     return y * (vec)exponent;
 }
 
+// Of positive normal numbers, to about one unit in the last place.
+static inline vec natural_logarithm(vec x) {
+    ints exponent = ((ints)x >> 23) - 126;
+    vec mantissa = (vec)(((ints)x & 0x7fffff) | 0x3f000000);  // 0.5 to 1
+    ints low = mantissa < 0.707106781f;
+    exponent += low;
+    mantissa += (vec)(low & (ints)mantissa) - 1.0f;
+    vec square = mantissa * mantissa, power = __builtin_convertvector(exponent, vec);
+    vec y = all(7.0376836292e-2f);
+    y = y * mantissa - 1.1514610310e-1f;
+    y = y * mantissa + 1.1676998740e-1f;
+    y = y * mantissa - 1.2420140846e-1f;
+    y = y * mantissa + 1.4249322787e-1f;
+    y = y * mantissa - 1.6668057665e-1f;
+    y = y * mantissa + 2.0000714765e-1f;
+    y = y * mantissa - 2.4999993993e-1f;
+    y = y * mantissa + 3.3333331174e-1f;
+    y = y * mantissa * square - power * 2.12194440e-4f - 0.5f * square;
+    return mantissa + y + power * 0.693359375f;
+}
+
 static inline vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 
 // x / (1 + e^-x)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.speculation.policy import GrowthRule
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,16 @@ class Drafter(ABC):
                 self.trained_positions,
             )
 
+    def try_threads(self, most: int) -> None:
+        """Draft with as many threads as pay on this machine, as it is now; once, after a first `resize`.
+
+        Kinds that have no threads of their own leave it at torch's number.
+
+        Args:
+            most: cores that the process may have.
+        """
+        return
+
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """Make room for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.
@@ -152,6 +163,14 @@ class Drafter(ABC):
     def trees_by_slot(self) -> TokenTree | None:
         """The latest trees by slot, until the next pass, where the drafter keeps them so: a reply is then one copy."""
         return None
+
+    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
+        """Draft the round last polled of the only verifier there is straight into its reply, which is not published.
+
+        Returns:
+            False where it has done nothing, and `draft` has to.
+        """
+        return False
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """One pass: commit, then a tree per proposal slot; None where there is no proposal."""

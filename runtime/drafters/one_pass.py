@@ -67,7 +67,7 @@ class OnePassDrafter(StagedDrafter):
         heads, size = config.num_key_value_heads, config.head_dim
         layers = [LayerAttention(config.num_attention_heads, heads, size, size, mask.window) for mask in config.masks]
         fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(layers, config.block_size, head.dtype, head.device, fixed_shapes, in_place=True)
+        pool = DraftPool(layers, config.block_size, head.dtype, head.device, fixed_shapes)
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)

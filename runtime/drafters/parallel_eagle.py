@@ -48,7 +48,7 @@ class ParallelEagleDrafter(StagedDrafter):
         heads, size = head.num_key_value_heads, head.head_dim
         layers = [LayerAttention(heads, heads, size, size, None)] * head.num_layers
         fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(layers, self.num_masked, head.dtype, head.device, fixed_shapes, in_place=True)
+        pool = DraftPool(layers, self.num_masked, head.dtype, head.device, fixed_shapes)
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)

@@ -42,6 +42,8 @@ class DraftWorker:
     def __init__(self, drafter: Drafter, room: DraftRoom | None = None) -> None:
         self.drafter = drafter
         self.room = room
+        self.most_threads: int | None = None
+        """On CPUs, as many threads at most, tried once a verifier is attached; None leaves torch's number."""
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
 
@@ -72,6 +74,9 @@ class DraftWorker:
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
+        if self.most_threads is not None:
+            self.drafter.try_threads(self.most_threads)
+            self.most_threads = None
         self._attached[name] = attached[-1]
 
     def detach(self, name: str) -> None:
@@ -138,6 +143,13 @@ class DraftWorker:
         self.detach(name)
 
     def _draft(self, pending: Pending) -> None:
+        if len(self._attached) == 1:
+            [(attachment, outcome)] = pending
+            apart = attachment.slot_offset or attachment.block_offset
+            if not apart and self.drafter.answer(attachment.end, outcome):
+                attachment.end.publish_reply()
+                self._num_failed = 0
+                return
         trees = self.drafter.draft(merge(pending, list(self._attached.values()), self.drafter.device))
         start = 0
         for attachment, outcome in pending:

@@ -259,8 +259,8 @@ class GrowthRule:
     """
 
     def __init__(self, growth: GrowthLimits, table: np.ndarray) -> None:
-        self._growth = growth
-        self._table = table
+        self.growth = growth
+        self.table = table
         self._paths = np.ones((len(table), 1))
         """P(it and its ancestors are accepted), of the nodes that are expanded next."""
 
@@ -271,6 +271,6 @@ class GrowthRule:
             log_probs: of the candidates [num_reqs, frontier, top_k], given their parents.
             chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
         """
-        paths = self._paths[:, :, None] * given_parent(self._table, log_probs)
+        paths = self._paths[:, :, None] * given_parent(self.table, log_probs)
         self._paths = along_rows(paths.reshape(len(paths), -1), chosen)
-        return float(np.maximum(self._paths - self._growth.price, 0.0).sum()) > self._growth.min_reach
+        return float(np.maximum(self._paths - self.growth.price, 0.0).sum()) > self.growth.min_reach

@@ -11,6 +11,7 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.fork_server import Forked, ForkServer
 from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.cluster.placement import assigned_devices, claim_devices
@@ -45,7 +46,7 @@ class DrafterActor:
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
-        self._server = ForkServer(SERVE, FORKED_ENV | compiler_env())
+        self._server = ForkServer(SERVE, FORKED_ENV | waiting_env() | compiler_env())
         self._drafter: Forked | None = None
         self.renew(terms)
 

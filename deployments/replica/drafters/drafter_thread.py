@@ -170,6 +170,8 @@ class DrafterThread:
             factory = self._config.drafter_factory
             build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
             self._worker = build(self._config)
+            if not self._config.threads and self._worker.drafter.device.type == "cpu":
+                self._worker.most_threads = len(os.sched_getaffinity(0))
             if self._config.drafters is not None:
                 self._worker.room = draft_room(self._config, self._worker.drafter.device)
         except Exception as error:

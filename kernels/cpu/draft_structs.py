@@ -1,0 +1,178 @@
+"""The structures of `draft.h` and `trees.h`, field for field."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
+
+from wingbeat.kernels.cpu.structs import Layer, Matrix
+
+
+class Norm(Structure):
+    """A root-mean-square norm; without a weight rows stay as they are."""
+
+    _fields_ = [("weight", c_void_p), ("eps", c_float)]
+
+
+class Head(Structure):
+    """An EAGLE head."""
+
+    _fields_ = [
+        ("layer", Layer),
+        ("embedding", c_void_p),
+        ("embedding_row", c_int64),
+        ("embedding_column", c_int64),
+        ("num_embeddings", c_int64),
+        ("embedding_norm", Norm),
+        ("feature_norm", Norm),
+        ("output_norm", Norm),
+        ("joined", Matrix),
+        ("tap_norms", POINTER(Norm)),
+        ("num_taps", c_int64),
+        ("tap_width", c_int64),
+        ("taps_norm", Norm),
+        ("fused", Matrix),
+        ("logits", Matrix),
+        ("draft_token_ids", c_void_p),
+        ("norms_feedback", c_int64),
+        ("norms_residual", c_int64),
+    ]
+
+
+class Sequences(Structure):
+    """What a pass reads and writes of the sequences, by slot."""
+
+    _fields_ = [
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+        ("first_private", c_int64),
+        ("num_private", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("num_angles", c_int64),
+        ("hidden", c_void_p),
+    ]
+
+
+class Decided(Structure):
+    """Decided pairs of some sequences."""
+
+    _fields_ = [
+        ("num_reqs", c_int64),
+        ("slots", c_void_p),
+        ("positions", c_void_p),
+        ("num_tokens", c_void_p),
+        ("token_ids", c_void_p),
+        ("taps", c_void_p),
+        ("token_stride", c_int64),
+        ("taps_stride", c_int64),
+    ]
+
+
+class GrowthRule(Structure):
+    """Where some trees stop."""
+
+    _fields_ = [
+        ("begin", c_int64),
+        ("end", c_int64),
+        ("min_reach", c_double),
+        ("price", c_double),
+        ("table", c_void_p),
+        ("by_kind", c_int64),
+    ]
+
+
+class GrowthRules(Structure):
+    """Those of a pass."""
+
+    _fields_ = [
+        ("rules", POINTER(GrowthRule)),
+        ("num_rules", c_int64),
+        ("num_bins", c_int64),
+        ("edges", c_void_p),
+    ]
+
+
+class Trees(Structure):
+    """Where trees are written."""
+
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("parents", c_void_p),
+        ("depths", c_void_p),
+        ("scores", c_void_p),
+        ("num_valid", c_void_p),
+        ("num_nodes", c_int64),
+    ]
+
+
+class Roots(Structure):
+    """The last committed tokens of some sequences, and the trees that are to grow from them."""
+
+    _fields_ = [
+        ("num_reqs", c_int64),
+        ("slots", c_void_p),
+        ("lens", c_void_p),
+        ("history", c_void_p),
+        ("temperatures", c_void_p),
+        ("seeds", c_void_p),
+        ("history_stride", c_int64),
+        ("history_width", c_int64),
+        ("allowed", c_void_p),
+        ("allowed_words", c_int64),
+        ("top_k", c_int64),
+        ("num_levels", c_int64),
+        ("rules", GrowthRules),
+        ("trees", Trees),
+        ("by_slot", c_int64),
+    ]
+
+
+class Outcome(Structure):
+    """Buffers of a round that a drafter reads."""
+
+    _fields_ = [
+        (name, c_void_p)
+        for name in (
+            *("header", "decode_slots", "decode_positions", "decode_num_tokens", "decode_token_ids", "decode_taps"),
+            *("chunk_slots", "chunk_positions", "chunk_lens", "chunk_next_token_ids", "chunk_taps", "proposal_slots"),
+            *("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "growth_limits"),
+            *("acceptance_table", "allowed_tokens"),
+        )
+    ]
+
+
+class Reply(Structure):
+    """Buffers of a round that a drafter writes."""
+
+    _fields_ = [("epochs", c_void_p), ("committed_lens", c_void_p), ("trees", Trees)]
+
+
+class Channel(Structure):
+    """What a round of a channel is answered from, and where."""
+
+    _fields_ = [
+        ("outcome", Outcome),
+        ("reply", Reply),
+        ("token_ids", c_void_p),
+        ("num_slots", c_int64),
+        ("max_path", c_int64),
+        ("taps_size", c_int64),
+        ("max_blocks", c_int64),
+        ("history_width", c_int64),
+        ("allowed_words", c_int64),
+        ("top_k", c_int64),
+        ("max_levels", c_int64),
+        ("bin_edges", c_void_p),
+        ("num_bins", c_int64),
+    ]
+
+
+def declare_drafts(library: ctypes.CDLL) -> None:
+    """Tell ctypes the types of the library's functions that draft."""
+    library.wingbeat_take_in.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Decided)]
+    library.wingbeat_take_in.restype = None
+    library.wingbeat_grow.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Roots)]
+    library.wingbeat_grow.restype = c_int64
+    library.wingbeat_answer.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Channel)]
+    library.wingbeat_answer.restype = None

@@ -1,0 +1,65 @@
+// A round of a verifier's channel, from its outcome to the reply: what `draft.h` does, without a word of Python between.
+#pragma once
+
+#include "draft.h"
+
+// Buffers of one parity; names are those of `runtime.protocol.messages`.
+struct Outcome {
+    const int64_t* header;
+    const int64_t *decode_slots, *decode_positions, *decode_num_tokens, *decode_token_ids;
+    const float* decode_taps;
+    const int64_t *chunk_slots, *chunk_positions, *chunk_lens, *chunk_next_token_ids;
+    const float* chunk_taps;
+    const int64_t *proposal_slots, *epochs, *committed_lens, *block_tables;
+    const float* temperatures;
+    const int64_t* seeds;
+    const float *growth_limits, *acceptance_table;
+    const int32_t* allowed_tokens;
+};
+
+struct Reply {
+    int64_t *epochs, *committed_lens;
+    Trees trees;
+};
+
+struct Channel {
+    Outcome outcome;
+    Reply reply;
+    const int64_t* token_ids;  // [num_slots, history_width]
+    int64_t num_slots, max_path, taps_size, max_blocks, history_width, allowed_words;
+    int64_t top_k, max_levels;
+    const double* bin_edges;
+    int64_t num_bins;
+};
+
+// `runtime.protocol.messages.RoundHeader`
+enum HeaderField { ROUND, NUM_DECODES, NUM_CHUNKS, NUM_PROPOSALS, MAX_LEVELS, MAX_LEN, HAS_RULE, HAS_MASKS };
+
+static void answer(const Head& head, Sequences all, const Channel& channel, Room& at) {
+    const Outcome& outcome = channel.outcome;
+    const int64_t* header = outcome.header;
+    int64_t taps_size = channel.taps_size, begin = 0, num_proposals = header[NUM_PROPOSALS];
+    all.block_tables = outcome.block_tables;
+    all.table_stride = all.table_width = channel.max_blocks;
+    for (int64_t chunk = 0; chunk < header[NUM_CHUNKS]; chunk++) {
+        take_in(head, all, {1, outcome.chunk_slots + chunk, outcome.chunk_positions + chunk, outcome.chunk_lens + chunk,
+                            outcome.chunk_next_token_ids + begin, outcome.chunk_taps + begin * taps_size, 0, 0}, at);
+        begin += outcome.chunk_lens[chunk];
+    }
+    if (header[NUM_DECODES])
+        take_in(head, all, {header[NUM_DECODES], outcome.decode_slots, outcome.decode_positions,
+                            outcome.decode_num_tokens, outcome.decode_token_ids, outcome.decode_taps, channel.max_path,
+                            channel.max_path * taps_size}, at);
+    if (!num_proposals) return;
+    const Reply& reply = channel.reply;
+    memcpy(reply.epochs, outcome.epochs, channel.num_slots * sizeof(int64_t));
+    memcpy(reply.committed_lens, outcome.committed_lens, channel.num_slots * sizeof(int64_t));
+    int64_t levels = header[MAX_LEVELS] ? std::min(header[MAX_LEVELS], channel.max_levels) : channel.max_levels;
+    GrowthRule rule{0, num_proposals, 0.0, 0.0, outcome.acceptance_table, 1};
+    if (header[HAS_RULE]) rule.min_reach = outcome.growth_limits[0], rule.price = outcome.growth_limits[1];
+    Roots roots{num_proposals, outcome.proposal_slots, outcome.committed_lens, channel.token_ids, outcome.temperatures,
+                outcome.seeds, channel.history_width, channel.history_width,
+                header[HAS_MASKS] ? outcome.allowed_tokens : nullptr, channel.allowed_words, channel.top_k, levels,
+                {&rule, header[HAS_RULE], channel.num_bins, channel.bin_edges}, reply.trees, 1};
+    grow(head, all, roots, at);
+}

@@ -1,0 +1,249 @@
+"""An EAGLE drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
+
+What they compute is `EagleDrafter`'s, whose torch operations a pass of a small head would take several times as long
+for. A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
+caches, so that Python's own operations take several times what they take in a loop.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.draft_structs import (
+    Channel,
+    Decided,
+    GrowthRule,
+    GrowthRules,
+    Head,
+    Reply,
+    Roots,
+    Sequences,
+    Trees,
+)
+from wingbeat.kernels.cpu.draft_structs import Outcome as OutcomeBuffers
+from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.draft_pool import DraftPool
+from wingbeat.runtime.drafters.growth import Rules
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.kernel_head import KernelHead
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
+from wingbeat.runtime.speculation.acceptance import bin_edges
+from wingbeat.runtime.verifier.loading.round_trial import ROWS
+
+_LEAST_ANGLES = 2048
+
+
+class KernelPasses:
+    """Of one head and one pool.
+
+    Args:
+        kernel_head: the head's weights.
+        pool: of one layer; its addresses are taken when this is made.
+        hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair.
+        num_threads: that share a pass; None takes torch's number.
+    """
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        head: DraftHead,
+        kernel_head: KernelHead,
+        pool: DraftPool,
+        speculation: SpeculationConfig,
+        hidden: Tensor,
+        num_threads: int | None = None,
+    ) -> None:
+        self.kernels, self._pool, self._hidden = kernels, pool, hidden
+        self._head, self._kernel_head = head, kernel_head
+        self.num_threads = num_threads
+        self._struct: Head = kernel_head.over(pool.caches[0])
+        self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
+        self._max_path = speculation.max_path
+        self._edges = torch.from_numpy(bin_edges())
+        self._angles: tuple[Tensor, ...] = ()
+        self._channels: dict[int, tuple[Channel | None, object]] = {}
+        """By the address of an outcome's header: its buffers and the reply's, and what they lie in."""
+
+    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
+        """Draft the round last polled into its reply; False where it takes `commit` and `propose`."""
+        header = RoundHeader.read(outcome.header)
+        key = outcome.header.data_ptr()
+        if key not in self._channels:
+            self._channels[key] = (self._channel(end, outcome), (end, outcome))
+        channel = self._channels[key][0]
+        if channel is None or not header.max_len:
+            return False
+        self.kernels.answer(self._struct, self._sequences(None, header.max_len), channel)
+        return True
+
+    def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
+        """Of one parity; None where it does not lie in host memory in the head's own numbers."""
+        spec, reply = end.spec, end.reply
+        tensors = [*outcome, *reply, end.token_ids]
+        if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
+            return None
+        return Channel(
+            OutcomeBuffers(*(getattr(outcome, name).data_ptr() for name, _ in OutcomeBuffers._fields_)),
+            Reply(reply.epochs.data_ptr(), reply.committed_lens.data_ptr(), _struct(TokenTree(*reply[3:]))),
+            end.token_ids.data_ptr(),
+            spec.num_slots,
+            spec.max_path,
+            spec.taps_size,
+            spec.max_blocks_per_seq,
+            end.token_ids.shape[1],
+            outcome.allowed_tokens.shape[1],
+            self._top_k,
+            self._max_path - 1,
+            self._edges.data_ptr(),
+            len(self._edges) + 1,
+        )
+
+    def commit(self, batch: DraftBatch) -> None:
+        """See `Drafter.commit`."""
+        sequences, begin = self._sequences(batch.block_tables, batch.max_committed_len), 0
+        for chunk in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            end = begin + chunk[-1]
+            numbers = torch.tensor(chunk)[:, None]
+            self._take_in(
+                sequences, *numbers, batch.chunk_next_token_ids[None, begin:end], batch.chunk_taps[None, begin:end]
+            )
+            begin = end
+        if len(batch.decode_slots):
+            columns = (batch.decode_slots, batch.decode_positions, batch.decode_num_tokens)
+            self._take_in(sequences, *columns, batch.decode_token_ids, batch.decode_taps)
+
+    def _take_in(
+        self,
+        sequences: Sequences,
+        slots: Tensor,
+        positions: Tensor,
+        num_tokens: Tensor,
+        token_ids: Tensor,
+        taps: Tensor,
+    ) -> None:
+        if taps.dtype != torch.float32:
+            taps = taps.float()
+        decided = Decided(
+            len(slots),
+            slots.data_ptr(),
+            positions.data_ptr(),
+            num_tokens.data_ptr(),
+            token_ids.data_ptr(),
+            taps.data_ptr(),
+            token_ids.stride(0),
+            taps.stride(0),
+        )
+        self.kernels.take_in(self._struct, sequences, decided)
+
+    def propose(self, batch: DraftBatch, depth: int) -> TokenTree:
+        """See `Drafter.propose`.
+
+        Args:
+            depth: most levels to grow.
+        """
+        num_reqs, history, allowed = len(batch.proposal_slots), batch.token_ids, batch.allowed_tokens
+        rules, held = self._rules(batch.growth_rules)
+        trees = _room(num_reqs, self._num_nodes)
+        roots = Roots(
+            num_reqs,
+            batch.proposal_slots.data_ptr(),
+            batch.committed_lens.data_ptr(),
+            history.data_ptr(),
+            batch.temperatures.data_ptr(),
+            batch.seeds.data_ptr(),
+            history.stride(0),
+            history.shape[1],
+            None if allowed is None else allowed.data_ptr(),
+            0 if allowed is None else allowed.shape[1],
+            self._top_k,
+            depth,
+            rules,
+            _struct(trees),
+            by_slot=0,
+        )
+        sequences = self._sequences(batch.block_tables, batch.max_committed_len)
+        num_levels = self.kernels.grow(self._struct, sequences, roots)
+        del held  # until now the rules pointed into it
+        if self._top_k > 1:
+            return trees
+        return TokenTree(*(field[:, : num_levels + 1] for field in trees[:-1]), trees.num_valid)
+
+    def nobodys(self, num_threads: int) -> list[Callable[[], TokenTree]]:
+        """Passes of `ROWS` sequences, grown whole, of the slot behind all others and over block 0."""
+        pool, self.num_threads = self._pool, num_threads
+        by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)
+        depth = self._max_path - 1
+
+        def of(num_reqs: int) -> Callable[[], TokenTree]:
+            rows = torch.full((min(num_reqs, pool.num_slots),), pool.num_slots)
+            batch = DraftBatch(
+                *(rows, torch.zeros_like(rows), torch.ones_like(rows)),
+                decode_token_ids=torch.zeros(len(rows), 1, dtype=torch.int64),
+                decode_taps=torch.zeros(len(rows), 1, self._head.taps_size),
+                chunk_slots=[],
+                chunk_positions=[],
+                chunk_lens=[],
+                chunk_next_token_ids=by_slot[:0],
+                chunk_taps=torch.zeros(0, self._head.taps_size),
+                proposal_slots=rows,
+                epochs=by_slot,
+                committed_lens=by_slot + 2,
+                block_tables=by_slot[:, None],
+                temperatures=by_slot.float(),
+                seeds=by_slot,
+                token_ids=by_slot[:, None].expand(-1, 2).contiguous(),
+                max_committed_len=2,
+            )
+
+            def run() -> TokenTree:
+                self.commit(batch)
+                return self.propose(batch, depth)
+
+            return run
+
+        return [of(num_reqs) for num_reqs in ROWS]
+
+    def _sequences(self, tables: Tensor | None, longest: int) -> Sequences:
+        self.kernels.use_threads(self.num_threads or torch.get_num_threads())
+        longest += self._max_path + 1
+        if not self._angles or len(self._angles[0]) < longest:
+            most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
+            self._angles = tuple(part.squeeze(1).contiguous() for part in self._head.rotary(torch.arange(most)))
+        cos, sin = self._angles
+        pool = self._pool
+        return Sequences(
+            *((None, 0, 0) if tables is None else (tables.data_ptr(), tables.stride(0), tables.shape[1])),
+            pool.block_size,
+            pool.num_blocks,
+            pool.num_private,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            len(cos),
+            self._hidden.data_ptr(),
+        )
+
+    def _rules(self, rules: Rules) -> tuple[GrowthRules, list[Tensor]]:
+        """And what they point into."""
+        tables = [torch.from_numpy(rule.table).float().contiguous() for _, rule in rules]
+        made = (GrowthRule * len(rules))(
+            *(
+                (rows.start, rows.stop, rule.growth.min_reach, rule.growth.price, table.data_ptr(), 0)
+                for (rows, rule), table in zip(rules, tables, strict=True)
+            )
+        )
+        pointer = ctypes.cast(made, ctypes.POINTER(GrowthRule))
+        return GrowthRules(pointer, len(rules), len(self._edges) + 1, self._edges.data_ptr()), [*tables, made]
+
+
+def _room(num_reqs: int, num_nodes: int) -> TokenTree:
+    columns = [torch.empty(num_reqs, num_nodes, dtype=torch.int64) for _ in range(3)]
+    return TokenTree(*columns, torch.empty(num_reqs, num_nodes), torch.ones(num_reqs, dtype=torch.int64))
+
+
+def _struct(trees: TokenTree) -> Trees:
+    return Trees(*(field.data_ptr() for field in trees), trees.token_ids.shape[1])
