@@ -56,12 +56,12 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Args:
         seeds: int64 [num_rows].
         positions: int64 [num_rows].
-        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own, which no kernel computes.
+        token_ids: int64 [vocab_size], or [num_rows, num_tokens], each row's own.
 
     Returns:
         int32 [num_rows, vocab_size or num_tokens].
     """
-    if token_ids.dim() == 1 and choice.compiled("noise", seeds):
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=True)
@@ -87,7 +87,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         float32 [num_rows, vocab_size or num_tokens].
     """
-    if token_ids.dim() == 1 and choice.compiled("noise", seeds):
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=False)

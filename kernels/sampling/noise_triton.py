@@ -56,13 +56,16 @@ def gumbel(key_1, key_2, token_ids):
 
 
 @triton.jit
-def _noise_kernel(seeds, positions, token_ids, out, num_tokens, BITS: tl.constexpr, TILE: tl.constexpr):
+def _noise_kernel(
+    seeds, positions, token_ids, out, num_tokens, OWN: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr
+):
     row = tl.program_id(0)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = at < num_tokens
     key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
-    ids = tl.load(token_ids + at, mask=mask, other=0)
-    to = out + row.to(tl.int64) * num_tokens + at
+    first = row.to(tl.int64) * num_tokens
+    ids = tl.load(token_ids + (first if OWN else 0) + at, mask=mask, other=0)
+    to = out + first + at
     if BITS:
         tl.store(to, _noise_bits(key_1, key_2, ids), mask=mask)
     else:
@@ -71,7 +74,7 @@ def _noise_kernel(seeds, positions, token_ids, out, num_tokens, BITS: tl.constex
 
 def noise(seeds: Tensor, positions: Tensor, token_ids: Tensor, *, bits: bool) -> Tensor:
     """`noise.noise_bits` or `noise.gumbel_noise` in one launch: int32 or float32 [num_rows, num_tokens]."""
-    num_rows, num_tokens = len(seeds), len(token_ids)
+    num_rows, num_tokens = len(seeds), token_ids.shape[-1]
     out = torch.empty(num_rows, num_tokens, dtype=torch.int32 if bits else torch.float32, device=seeds.device)
     if out.numel():
         with torch.cuda.device_of(seeds):
@@ -81,6 +84,7 @@ def noise(seeds: Tensor, positions: Tensor, token_ids: Tensor, *, bits: bool) ->
                 token_ids.contiguous(),
                 out,
                 num_tokens,
+                OWN=token_ids.dim() == 2,
                 BITS=bits,
                 TILE=_TILE,
                 enable_fp_fusion=FP_FUSION,

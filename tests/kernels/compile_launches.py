@@ -53,6 +53,7 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
     )
     for bits in (True, False):
         triton_noise.noise(zeros, zeros, ints(vocab_size), bits=bits)
+        triton_noise.noise(zeros, zeros, ints(len(zeros), 16), bits=bits)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
     triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None)

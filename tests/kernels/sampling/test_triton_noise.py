@@ -27,6 +27,13 @@ def test_noise_has_the_references_bits():
     )
 
 
+def test_rows_with_tokens_of_their_own_have_the_references_bits():
+    seeds, positions = torch.tensor([5, -1, 2**40]), torch.tensor([0, 9, 131071])
+    tokens = torch.randint(0, 151936, (3, 41), generator=torch.Generator().manual_seed(0))
+    keys = [tensor.to(DEVICE) for tensor in (seeds, positions, tokens)]
+    assert torch.equal(triton_noise.noise(*keys, bits=True).cpu(), noise.noise_bits(seeds, positions, tokens))
+
+
 def test_no_keys_need_no_launch():
     none = torch.arange(0, device=DEVICE)
     assert triton_noise.noise(none, none, none, bits=False).shape == (0, 0)
