@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-YIELD_S = float(os.environ.get("CS_YIELD", "300")) * 1e-6
+YIELD_S = 300e-6
 """A yield with nobody else to run is a spin (0.25 us); a pure spin would keep the peer off a shared core. More of it
 would take time from what is waited for."""
 ROUND_SLEEP_S = 10e-3

@@ -132,7 +132,7 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -
     for by_slot in (outcome.epochs, outcome.block_tables, outcome.temperatures, outcome.seeds):
         by_slot.zero_()
     outcome.committed_lens.fill_(max_path + 1)
-    writer.finish(slots.tolist(), depth)
+    writer.finish(slots.tolist(), depth, max_path + 1)
     started = time.perf_counter()
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
     if reply is None:

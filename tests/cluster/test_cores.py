@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from wingbeat.cluster.cores import claim_core, pin_thread
+from wingbeat.cluster.cores import claim_core, pin_thread, waiting_env
 
 CORES = sorted(os.sched_getaffinity(0))
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="a machine with one core has none to claim")
@@ -64,3 +64,11 @@ def test_pinning_moves_the_calling_thread_alone():
     thread.join()
     assert seen == [{CORES[-1]}]
     assert sorted(os.sched_getaffinity(0)) == CORES
+
+
+def test_what_the_environment_says_of_openmps_threads_is_left(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    assert waiting_env()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert sorted(waiting_env()) == ["GOMP_SPINCOUNT", "KMP_BLOCKTIME"]
