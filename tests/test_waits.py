@@ -65,7 +65,7 @@ ALLOWED = {
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/verifier/layers/fused.py", "*.join"): "joins tensors",
     ("runtime/verifier/round.py", "*.wait"): OF_THE_DEVICE,
-    ("runtime/verifier/runner.py", "masks.result"): OF_THE_ENGINE,
+    ("runtime/verifier/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
 }
 """By file and call, why it may be without a limit."""
 

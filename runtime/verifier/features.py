@@ -6,7 +6,7 @@ Whoever builds and runs batches knows none of them by name. A feature that an en
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.verifier.decodes import Decodes
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.vision.rows import ImageRows, Vision
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
 
 class Placed:
@@ -81,7 +83,7 @@ class Adapters(Feature):
 
     kind = AdapterRows
 
-    def __init__(self, adapters: ModelAdapters, slots: SlotState) -> None:
+    def __init__(self, adapters: "ModelAdapters", slots: SlotState) -> None:
         self.adapters, self.slots = adapters, slots
 
     def column(self, placed: Placed) -> AdapterRows | None:
