@@ -117,6 +117,7 @@ REFUSED_TOGETHER = (
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
+    Refusal(_F.COMPILE, _F.CPU, "captured graphs alone keep compiled layers", "leave it out"),
     Refusal(_F.COMPILE, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.CUDA_GRAPHS, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.OVERLAP, _F.STATES, _STATES_EAGER, known=Known.LOADED),
