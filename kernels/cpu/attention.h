@@ -331,8 +331,10 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
     }
     for (int q = 0; q < num_queries; q++) {
         float* to = out + rows.row(q / num_heads) * out_stride + (head + q % num_heads) * value_dim;
+        // A row of padding may see nothing: its keys lie past the table, and its window past the others.
+        float all_weights = at.total[q] > 0 ? at.total[q] : 1;
         for (int64_t d = 0; d < value_dim; d += LANES)
-            store_upto(to + d, load(at.results + q * wide + d) / at.total[q], value_dim - d);
+            store_upto(to + d, load(at.results + q * wide + d) / all_weights, value_dim - d);
     }
 }
 

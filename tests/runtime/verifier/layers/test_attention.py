@@ -79,3 +79,13 @@ def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu(window):
         out = attend_segments(query.to(device), *caches.to(device), segments, 0.3, sliding_window=window)
         outs.append(out.cpu())
     torch.testing.assert_close(outs[1], outs[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attend", [attend_segments, attend_in_blocks], ids=["native", "torch"])
+def test_rows_that_see_no_key_are_finite(attend):
+    """Padding of a piece: its keys lie past a table that ends with the prompt, and the prompt before its window."""
+    generator = torch.Generator().manual_seed(0)
+    caches = torch.randn(2, 3, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, generator=generator)
+    query = torch.randn(16, NUM_HEADS, HEAD_DIM, generator=generator)
+    segment = AttentionSegment.of(0, torch.arange(16)[None], torch.tensor([0]), None, torch.tensor([[1]]))
+    assert attend(query, *caches, [segment], 0.3, sliding_window=6).isfinite().all()
