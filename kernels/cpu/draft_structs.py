@@ -165,6 +165,7 @@ class Channel(Structure):
         ("max_levels", c_int64),
         ("bin_edges", c_void_p),
         ("num_bins", c_int64),
+        ("max_chunk_tokens", c_int64),
     ]
 
 
@@ -175,4 +176,4 @@ def declare_drafts(library: ctypes.CDLL) -> None:
     library.wingbeat_grow.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Roots)]
     library.wingbeat_grow.restype = c_int64
     library.wingbeat_answer.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Channel)]
-    library.wingbeat_answer.restype = None
+    library.wingbeat_answer.restype = c_int64

@@ -60,8 +60,8 @@ int64_t wingbeat_grow(const Head* head, const Sequences* sequences, const Roots*
     return grow(*head, *sequences, *roots, own_room());
 }
 
-void wingbeat_answer(const Head* head, const Sequences* sequences, const Channel* channel) {
+int64_t wingbeat_answer(const Head* head, const Sequences* sequences, const Channel* channel) {
     Threads::Turn turn(threads);
-    answer(*head, *sequences, *channel, own_room());
+    return answer(*head, *sequences, *channel, own_room());
 }
 }

@@ -165,9 +165,9 @@ class CpuKernels:
         """A tree from each root; returns how many levels were grown."""
         return self._library.wingbeat_grow(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(roots))
 
-    def answer(self, head: Head, sequences: Sequences, channel: Channel) -> None:
-        """Both, for a round of a channel; `sequences` needs no block tables."""
-        self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel))
+    def answer(self, head: Head, sequences: Sequences, channel: Channel) -> bool:
+        """Both, for a round of a channel, without block tables; False, with nothing done, where its numbers do not fit."""
+        return self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel)) != 0
 
 
 def segment(

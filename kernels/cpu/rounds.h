@@ -29,15 +29,50 @@ struct Channel {
     int64_t num_slots, max_path, taps_size, max_blocks, history_width, allowed_words;
     int64_t top_k, max_levels;
     const double* bin_edges;
-    int64_t num_bins;
+    int64_t num_bins, max_chunk_tokens;
 };
 
 // `runtime.protocol.messages.RoundHeader`
 enum HeaderField { ROUND, NUM_DECODES, NUM_CHUNKS, NUM_PROPOSALS, MAX_LEVELS, MAX_LEN, HAS_RULE, HAS_MASKS };
 
-static void answer(const Head& head, Sequences all, const Channel& channel, Room& at) {
+static bool all_within(const int64_t* numbers, int64_t count, int64_t end) {
+    return std::all_of(numbers, numbers + count, [&](int64_t number) { return 0 <= number && number < end; });
+}
+
+// Whether every count, slot and block is one of the channel's: what they say is another process's word, and addresses
+// follow from it. Positions and tokens are clamped where they are used.
+static bool fits(const Sequences& all, const Channel& channel) {
+    const Outcome& outcome = channel.outcome;
+    const int64_t *header = outcome.header, slots = channel.num_slots;
+    int64_t num_decodes = header[NUM_DECODES], num_chunks = header[NUM_CHUNKS], num_proposals = header[NUM_PROPOSALS];
+    for (int64_t count : {num_decodes, num_chunks, num_proposals})
+        if (count < 0 || count > slots) return false;
+    int64_t left = channel.max_chunk_tokens;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        int64_t length = outcome.chunk_lens[chunk];
+        if (length < 1 || length > left) return false;
+        left -= length;
+    }
+    auto tables_fit = [&](const int64_t* of, int64_t count) {
+        for (int64_t i = 0; i < count; i++)
+            if (!all_within(outcome.block_tables + of[i] * channel.max_blocks, channel.max_blocks, all.first_private))
+                return false;
+        return true;
+    };
+    return all_within(outcome.decode_slots, num_decodes, slots) && all_within(outcome.chunk_slots, num_chunks, slots) &&
+           all_within(outcome.proposal_slots, num_proposals, slots) &&
+           all_within(outcome.decode_num_tokens, num_decodes, channel.max_path + 1) &&
+           all_within(outcome.decode_positions, num_decodes, INT32_MAX) &&
+           all_within(outcome.chunk_positions, num_chunks, INT32_MAX) &&
+           tables_fit(outcome.decode_slots, num_decodes) && tables_fit(outcome.chunk_slots, num_chunks) &&
+           tables_fit(outcome.proposal_slots, num_proposals);
+}
+
+// False where the outcome does not fit the channel: nothing is read or written then.
+static bool answer(const Head& head, Sequences all, const Channel& channel, Room& at) {
     const Outcome& outcome = channel.outcome;
     const int64_t* header = outcome.header;
+    if (!fits(all, channel)) return false;
     int64_t taps_size = channel.taps_size, begin = 0, num_proposals = header[NUM_PROPOSALS];
     all.block_tables = outcome.block_tables;
     all.table_stride = all.table_width = channel.max_blocks;
@@ -50,7 +85,7 @@ static void answer(const Head& head, Sequences all, const Channel& channel, Room
         take_in(head, all, {header[NUM_DECODES], outcome.decode_slots, outcome.decode_positions,
                             outcome.decode_num_tokens, outcome.decode_token_ids, outcome.decode_taps, channel.max_path,
                             channel.max_path * taps_size}, at);
-    if (!num_proposals) return;
+    if (!num_proposals) return true;
     const Reply& reply = channel.reply;
     memcpy(reply.epochs, outcome.epochs, channel.num_slots * sizeof(int64_t));
     memcpy(reply.committed_lens, outcome.committed_lens, channel.num_slots * sizeof(int64_t));
@@ -62,4 +97,5 @@ static void answer(const Head& head, Sequences all, const Channel& channel, Room
                 header[HAS_MASKS] ? outcome.allowed_tokens : nullptr, channel.allowed_words, channel.top_k, levels,
                 {&rule, header[HAS_RULE], channel.num_bins, channel.bin_edges}, reply.trees, 1};
     grow(head, all, roots, at);
+    return true;
 }

@@ -78,7 +78,8 @@ class KernelPasses:
         channel = self._channels[key][0]
         if channel is None or not header.max_len:
             return False
-        self.kernels.answer(self._struct, self._sequences(None, header.max_len), channel)
+        if not self.kernels.answer(self._struct, self._sequences(None, header.max_len), channel):
+            raise ValueError(f"a round names what its channel has not: {header}")
         return True
 
     def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
@@ -101,6 +102,7 @@ class KernelPasses:
             self._max_path - 1,
             self._edges.data_ptr(),
             len(self._edges) + 1,
+            spec.max_prefill_tokens,
         )
 
     def commit(self, batch: DraftBatch) -> None:

@@ -56,11 +56,11 @@ class FixedRound:
             num_nodes: of each tree, those to verify.
             pieces, wanted: as for `BatchBuilder.fixed`.
         """
-        decodes, evidence = self.pruned(slots, trees, num_nodes)
+        decodes, evidence = self._pruned(slots, trees, num_nodes)
         own, chunks = self.model(self.builder.fixed(decodes, pieces, wanted)).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if pieces is None else chunks)
 
-    def pruned(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> tuple[Decodes, Tensor | None]:
+    def _pruned(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> tuple[Decodes, Tensor | None]:
         """Decodes, with the evidence of trees that were pruned."""
         evidence = None
         if trees is not None and self.pruner is not None:

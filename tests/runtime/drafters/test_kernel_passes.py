@@ -158,7 +158,27 @@ def test_a_channels_round_is_answered_as_it_is_drafted(speculation, with_rule, m
         torch.testing.assert_close(*(reply.scores[row, :count] for reply in replies), atol=1e-6, rtol=0)
 
 
-def _reply(drafter, with_rule):
+@pytest.mark.parametrize("value", [-1, 1 << 40])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(f"header {index}" for index in (1, 2, 3)),
+        *("decode_slots", "chunk_slots", "proposal_slots", "chunk_lens", "decode_num_tokens", "decode_positions"),
+        *("chunk_positions", "block_tables"),
+    ],
+)
+def test_a_round_that_names_what_its_channel_has_not_is_refused(place, value):
+    """Addresses follow from these numbers, which are another process's word."""
+
+    def spoil(outcome):
+        name, _, index = place.partition(" ")
+        getattr(outcome, name).view(-1)[int(index or 0)] = value
+
+    with pytest.raises(ValueError, match="a round names what its channel has not"):
+        _reply(drafter_of(ALL_SHAPES["tree"]), False, spoil)
+
+
+def _reply(drafter, with_rule, spoil=lambda outcome: None):
     """To a round of a chunk, two decodes, and trees of all three."""
     channel = InProcessChannel(channel_spec(drafter.speculation, drafter.head.taps_size))
     worker = DraftWorker(drafter)
@@ -180,6 +200,7 @@ def _reply(drafter, with_rule):
     outcome.growth_limits.copy_(torch.tensor([0.2, 0.02]))
     outcome.acceptance_table.copy_(torch.linspace(0.1, 0.9, 2 * NUM_BINS).view(2, -1))
     RoundHeader(0, 2, 1, 3, drafter.speculation.max_path - 1, 8, int(with_rule)).write(outcome.header)
+    spoil(outcome)
     round_number = end.publish_outcome()
     assert worker.run_once()
     return end.wait_reply(round_number, 1.0)
