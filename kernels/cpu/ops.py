@@ -166,7 +166,7 @@ class CpuKernels:
         return self._library.wingbeat_grow(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(roots))
 
     def answer(self, head: Head, sequences: Sequences, channel: Channel) -> bool:
-        """Both, for a round of a channel, without block tables; False, with nothing done, where its numbers do not fit."""
+        """Both, for a round of a channel, without block tables; False, and nothing done, where it does not fit."""
         return self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel)) != 0
 
 
