@@ -13,7 +13,7 @@
 
 // Sums of so many rows and of two vectors of columns fit into the registers, beside what they are made of.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6;
-constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 64, WORTH_PACKING = 3;
+constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 64, WORTH_PACKING = 3, FEW_SETS = 1024;
 
 struct Matrix {
     const void* weight;  // [inputs, columns] of `kind`, its rows `stride` apart
@@ -128,8 +128,13 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
-// Columns [begin, end) of a matrix as floats, their rows one behind the other in `into`: rows that lie a power of two
-// apart would drive each other out of the nearest cache.
+// Whether a copy of its columns, as floats, pays where many rows pass over them: the set of a cache line follows from
+// its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
+static bool worth_packing(const Matrix& matrix) {
+    return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
+}
+
+// Columns [begin, end) of a matrix as floats, their rows one behind the other in `into`.
 static Matrix packed(const Matrix& matrix, int64_t inputs, int64_t begin, int64_t end, std::vector<float>& into) {
     int64_t width = end - begin;
     if ((int64_t)into.size() < inputs * width) into.resize(inputs * width);
@@ -181,7 +186,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         for (int64_t begin = part.begin; begin < part.end; begin += step) {
             int64_t end = std::min(begin + step, part.end);
             Matrix matrix = matrices[part.matrix], factor{};
-            if (num_blocks >= WORTH_PACKING) {
+            if (num_blocks >= WORTH_PACKING && worth_packing(matrix)) {
                 matrix = packed(matrix, inputs, begin, end, own);
                 if (gated) factor = packed(*gated, inputs, begin, end, others);
                 tile.matrix = &matrix, tile.gated = gated ? &factor : nullptr;
