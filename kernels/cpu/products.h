@@ -148,6 +148,20 @@ static Matrix packed(const Matrix& matrix, int64_t inputs, int64_t begin, int64_
     return {into.data() - begin, matrix.bias, matrix.columns, width, FLOAT};
 }
 
+// Columns of a tile: the widest one that leaves the busiest thread the fewest columns, among those worth taking, some
+// ten thousand multiplications or more.
+static int64_t tile_width(int64_t columns, int64_t multiplications) {
+    int64_t count = threads.count(), most_tiles = count == 1 ? 1 : std::clamp<int64_t>(multiplications / 30000, 1, 4 * count);
+    int64_t best = columns, fewest = columns;
+    for (int64_t tiles = 2; tiles <= most_tiles; tiles++) {
+        int64_t width = (columns + tiles - 1) / tiles;
+        width = std::max<int64_t>((width + LANES - 1) / LANES * LANES, 2 * LANES);
+        int64_t busiest = ((columns + width - 1) / width + count - 1) / count * width;
+        if (busiest < fewest) best = width, fewest = busiest;
+    }
+    return best;
+}
+
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -159,10 +173,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     };
     int64_t total = 0;
     for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
-    // A tile worth taking: some ten thousand multiplications a row or more, and a few tiles for each thread.
-    int64_t most = num_rows * inputs * total * (gated ? 2 : 1);
-    int64_t wanted = std::clamp<int64_t>(most / 30000, 1, threads.count() == 1 ? 1 : 4 * threads.count());
-    int64_t width = std::max<int64_t>((total / wanted + MOST_COLUMNS / 2) / 32 * 32, 32);
+    int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
     if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
     static thread_local std::vector<Part> parts;
     parts.clear();
