@@ -180,6 +180,8 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
         "enable_prefix_caching": False,
         "adaptive": not args.fixed,
     }
+    if args.threads is not None:
+        settings["threads"] = args.threads
     configs = {"speculative": AppConfig(drafter=str(pair.drafter), **settings)}
     if args.plain_app:
         configs["plain"] = AppConfig(drafter="none", **settings)
@@ -266,6 +268,7 @@ def main() -> None:
     parser.add_argument(
         "--fixed", action="store_true", help="draft full chains in every round: rounds compare one by one"
     )
+    parser.add_argument("--threads", type=int, help="of the verifier and of the drafter; the application's default")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--requests", type=int, help="per block; by default 8, or twice the concurrency")
     parser.add_argument("--max-tokens", type=int, default=128)
