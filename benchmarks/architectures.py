@@ -34,8 +34,8 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PROMPT_LENS = (25, 5, 14)
 NUM_TOKENS = 12

@@ -26,11 +26,11 @@ from wingbeat.runtime.protocol.messages import (
     outcome_layout,
     reply_layout,
 )
+from wingbeat.runtime.round.flight import RoundInFlight, launched_round
+from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
-from wingbeat.runtime.verifier.slots import DecodeRows
 
 BATCHES = (1, 16, 64)
 NUM_ACCEPTED = 3

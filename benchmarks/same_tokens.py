@@ -30,9 +30,9 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.recordings.corpus import read_text, split_files, stdlib_root
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel

@@ -20,8 +20,8 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.round.token_masks import TokenMasks
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
-from wingbeat.runtime.verifier.choices.token_masks import TokenMasks
 
 PLAIN, DRAFTED, CERTAIN, TOLD, BOTH = "plain", "drafted", "with certain tokens", "drafter told the mask", "both"
 CHAIN, TREE = SpeculationConfig(7, 1, 8), SpeculationConfig(5, 4, 16)

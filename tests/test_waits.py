@@ -64,8 +64,8 @@ ALLOWED = {
     ("runtime/prefixes/prefix_keeper.py", "done.result"): OWN_FINISHED,
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/verifier/layers/fused.py", "*.join"): "joins tensors",
-    ("runtime/verifier/round.py", "*.wait"): OF_THE_DEVICE,
-    ("runtime/verifier/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
+    ("runtime/round/flight.py", "*.wait"): OF_THE_DEVICE,
+    ("runtime/round/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
 }
 """By file and call, why it may be without a limit."""
 

@@ -15,9 +15,9 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
-from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
+from wingbeat.runtime.verifier.model import VerifierModel
 
 MAX_DEPTH = 6
 """Of the measured trees."""
@@ -234,10 +234,10 @@ class Steps:
         num_reqs, num_nodes = inputs.token_ids.shape
         words = ancestor_words(inputs.parents, MAX_DEPTH) if num_nodes > 1 else None
         storage = inputs.num_context[:, None] + torch.arange(num_nodes, device=self.bench.device)
-        segment = AttentionSegment(0, num_reqs, num_nodes, inputs.block_tables, inputs.num_context, positions, words)
+        segment = Segment(0, num_reqs, num_nodes, inputs.block_tables, inputs.num_context, positions, words)
         mapping = slot_mapping(inputs.block_tables, storage, BLOCK_SIZE)
-        metadata = AttentionMetadata(self.cache.layers, mapping.flatten(), [segment])
-        return self.model(ForwardBatch(inputs.token_ids.flatten()[None], positions.flatten()[None], None, metadata))
+        token_ids, positions, mapping = (part.flatten() for part in (inputs.token_ids, positions, mapping))
+        return self.model(Rows(token_ids[None], positions[None], mapping, [segment], self.cache.layers))
 
 
 class _Uncaptured:

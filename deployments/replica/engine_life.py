@@ -21,7 +21,7 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.runtime.disk_cache import compiler_env
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.verifier.backend_lost import BackendLost
+from wingbeat.runtime.verifier_errors import BackendLost
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks

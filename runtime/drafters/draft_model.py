@@ -29,10 +29,10 @@ from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.round.rows import Rows, Segment
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
-from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
+from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -215,10 +215,9 @@ class ModelDrafter(StagedDrafter):
             parts[0][i] if len(parts) == 1 else torch.cat([part[i] for part in parts]) for i in range(3)
         )
         segments = [part.segment for part in parts]
-        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
         # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
         positions = positions.clamp(0, self.max_position)
-        logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits
+        logits = self.model(Rows(token_ids[None], positions[None], mapping, segments, self.pool.caches, wanted)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
@@ -250,7 +249,7 @@ class _PassRows(NamedTuple):
     """int64 [num_rows], as the next two."""
     positions: Tensor
     slot_mapping: Tensor
-    segment: AttentionSegment
+    segment: Segment
 
 
 class _Rows(NamedTuple):

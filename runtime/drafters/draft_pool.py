@@ -17,7 +17,8 @@ from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments, pack_segments
+from wingbeat.runtime.round.rows import Segment
+from wingbeat.runtime.verifier.layers.attention import attend_segments, pack_segments
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 
@@ -107,11 +108,11 @@ class DraftPool:
         columns = full[:, None] + torch.arange(self.num_private, device=self.device)
         return tables.scatter_(1, columns, self._private[: len(tables)])
 
-    def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
+    def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
-        return AttentionSegment(start, *rows.shape, tables, num_context, rows)
+        return Segment(start, *rows.shape, tables, num_context, rows)
 
-    def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
+    def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
         """Nodes of a tree that are the last of its nodes so far.
 
         Args:
@@ -119,7 +120,7 @@ class DraftPool:
             visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed.
         """
         words = pack_mask(visible) if visible.dtype == torch.bool else visible
-        return AttentionSegment(0, *visible.shape[:2], tables, num_context, rows, words)
+        return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
 
 class DraftedRows:
@@ -153,7 +154,7 @@ class DraftedRows:
         """int64 [num_reqs, width]: logical positions of the level's rows."""
         return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
 
-    def segment(self, level: Level) -> AttentionSegment:
+    def segment(self, level: Level) -> Segment:
         """What the level's rows attend to, once they are stored."""
         num_context = self._num_context[level.depth - 1]
         if level.visible is None:
@@ -179,9 +180,7 @@ class PagedAttend:
         scaling: of the products of queries and keys.
     """
 
-    def __init__(
-        self, cache: tuple[Tensor, Tensor], slot_mapping: Tensor, segment: AttentionSegment, scaling: float
-    ) -> None:
+    def __init__(self, cache: tuple[Tensor, Tensor], slot_mapping: Tensor, segment: Segment, scaling: float) -> None:
         self.cache, self.slot_mapping, self.segment, self.scaling = cache, slot_mapping, segment, scaling
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata
+from wingbeat.runtime.round.rows import Rows
 
 
 class MtpDrafter(StagedDrafter):
@@ -120,8 +120,8 @@ class MtpDrafter(StagedDrafter):
         token_ids = torch.cat([span.token_ids.flatten() for span in spans])
         positions = torch.cat([span.positions.flatten() for span in spans]) + 1
         mapping = torch.cat(mappings)
-        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
-        out = self.modules.run(index, token_ids, torch.cat(hidden), positions, metadata)
+        rows = Rows(token_ids[None], positions[None], mapping, segments, self.pool.caches)
+        out = self.modules.run(index, rows, torch.cat(hidden))
         if index < self.num_modules - 1:
             self.pool.extras[index].flatten(0, 1).index_copy_(0, mapping, out)
         if index == 0:
@@ -245,8 +245,8 @@ class _Drafting:
         else:
             segment = self.pool.tree_segment(rows, visible, num_context, tables)
         positions = (self.lens[:, None] + nodes // width)[:, run].flatten()
-        metadata = AttentionMetadata(self.pool.caches, mapping, [segment])
-        out = self.drafter.modules.run(index, token_ids.flatten(), hidden.flatten(0, 1), positions, metadata)
+        flat = Rows(token_ids.view(1, -1), positions[None], mapping, [segment], self.pool.caches)
+        out = self.drafter.modules.run(index, flat, hidden.flatten(0, 1))
         return out.unflatten(0, token_ids.shape)
 
     def _visible(self, num_levels: int, index: int) -> Tensor | None:

@@ -31,7 +31,7 @@ from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment
+from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
@@ -144,11 +144,11 @@ def chunk_addresses(batch: DraftBatch, pool: DraftPool) -> tuple[Tensor, Tensor]
 
 def _segments(
     pool: DraftPool, positions: Tensor, num_context: Tensor, tables: Tensor
-) -> Callable[[LayerMask], AttentionSegment]:
+) -> Callable[[LayerMask], Segment]:
     """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
-    made: dict[bool, AttentionSegment] = {}
+    made: dict[bool, Segment] = {}
 
-    def of(mask: LayerMask) -> AttentionSegment:
+    def of(mask: LayerMask) -> Segment:
         if mask.causal not in made:
             if mask.causal:
                 made[True] = pool.causal_segment(0, positions, num_context, tables)

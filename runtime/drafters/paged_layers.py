@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments
+from wingbeat.runtime.round.rows import Segment
+from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
 class PagedLayer:
@@ -22,7 +23,7 @@ class PagedLayer:
         self,
         cache: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
-        segments: list[AttentionSegment],
+        segments: list[Segment],
         scaling: float,
         window: int = 0,
         sinks: Tensor | None = None,

@@ -20,7 +20,7 @@ from wingbeat.runtime.heads.one_pass.walks import MarginalWalk
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment
+from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
@@ -93,7 +93,7 @@ class ParallelEagleDrafter(StagedDrafter):
         self._hidden[rows.slots] = out.unflatten(0, (num_reqs, width))[torch.arange(num_reqs, device=self.device), last]
 
     def _run(
-        self, token_ids: Tensor, features: Tensor, positions: Tensor, mapping: Tensor, segments: list[AttentionSegment]
+        self, token_ids: Tensor, features: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]
     ) -> Tensor:
         """Hidden states [n, H] of rows side by side, whose keys and values are stored."""
         scaling = self.head.scaling

@@ -31,7 +31,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment
+from wingbeat.runtime.round.rows import Segment
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 """Of configurations that mean this kind of drafter."""
@@ -133,7 +133,7 @@ class SharedKvDrafter(StagedDrafter):
         logits = run(roots.token_ids[:, None], hidden[:, None])
         return self.growth.grow(roots, logits, expand, rules)
 
-    def _segment(self, lens: Tensor, tables: Tensor, width: int) -> AttentionSegment:
+    def _segment(self, lens: Tensor, tables: Tensor, width: int) -> Segment:
         """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""
         # Nobody has one token and no key: a row that pads reads one of block 0.
         last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)

@@ -18,14 +18,15 @@ from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, veri
 from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
+from wingbeat.runtime.round.runner import ModelRunner
+from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
 from wingbeat.runtime.speculation.costs import RoundCosts
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
-from wingbeat.runtime.verifier.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
-from wingbeat.runtime.verifier.round_shapes import node_buckets
-from wingbeat.runtime.verifier.runner import ModelRunner
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -182,11 +183,11 @@ class MeasuredSpeculation(Speculation):
     """Fixed trees until costs are measured; adaptive from then on.
 
     Args:
-        runner: what is measured.
+        loaded, runner: what is measured.
     """
 
-    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
-        self._runner = runner
+    def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
+        self._loaded, self._runner = loaded, runner
         self._config = config
         self._fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed
@@ -234,7 +235,7 @@ class MeasuredSpeculation(Speculation):
         return self.current.stats()
 
     def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
-        runner, config, loaded = self._runner, self._config, self._runner.loaded
+        runner, config, loaded = self._runner, self._config, self._loaded
         graphs = runner.graphs if loaded.device.type == "cuda" else None
         device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
         verifier = verifier_times(loaded, runner.model, runner.cache, config, device)

@@ -11,16 +11,17 @@ from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.pool import KVCache, kv_dtype
+from wingbeat.runtime.round.runner import ModelRunner
+from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
+from wingbeat.runtime.state.keeper import StateKeeper
+from wingbeat.runtime.state.limits import manage_blocks, with_states
 from wingbeat.runtime.verifier.backend import Backend
-from wingbeat.runtime.verifier.features import features_of
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
+from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel
-from wingbeat.runtime.verifier.runner import ModelRunner
-from wingbeat.runtime.verifier.slots import SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.state_limits import manage_blocks, with_states
 
 
 class EngineParts(NamedTuple):
@@ -56,10 +57,10 @@ def assemble(
         ValueError: the configuration asks for what the model or its device does not have; names field and value.
     """
     loaded.check_length(config.max_model_len)
-    config = with_states(loaded, config)
+    config = with_states(loaded.states, config, loaded.name)
     model, cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-    block_manager = manage_blocks(loaded, config, cache.num_blocks)
-    states = StateKeeper(loaded, config, block_manager) if loaded.mixers else None
+    block_manager = manage_blocks(loaded.states, config, cache.num_blocks)
+    states = StateKeeper(loaded.mixers, config, block_manager, loaded.device) if loaded.mixers else None
     slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
     scheduler = Scheduler(
         config,
@@ -69,17 +70,21 @@ def assemble(
         whole_images=loaded.sees_whole_images,
     )
     runner = ModelRunner(
-        loaded=loaded,
         model=model,
         cache=cache,
         slots=slots,
         config=config,
+        last_position=loaded.max_position_embeddings - 1,
         graph_device=graph_device,
         on_host=on_host if backend.on_host is None else backend.on_host,
         features=features_of(loaded, slots, states),
+        faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
     )
+    in_place = runner.on_host and reads_in_place(kv_dtype(config, loaded.dtype), loaded.device)
+    if config.deterministic and not (loaded.deterministic and in_place):
+        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
     fixed = FixedSpeculation(config.speculation.max_path - 1)
-    policy = MeasuredSpeculation(runner, config) if config.speculation.adaptive else fixed
+    policy = MeasuredSpeculation(loaded, runner, config) if config.speculation.adaptive else fixed
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,

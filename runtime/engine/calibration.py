@@ -25,9 +25,9 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.speculation.costs import CostTables
 from wingbeat.runtime.verifier.compiled import replay_ms
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel

@@ -23,13 +23,13 @@ from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
+from wingbeat.runtime.round.slots import DecodeRows, SlotState
+from wingbeat.runtime.round.tree_check import TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
-from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.tree_check import TreeCheck, TreeInbox
+from wingbeat.runtime.state.keeper import StateKeeper
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.plan import length_of
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
+from wingbeat.runtime.state.keeper import StateKeeper
 
 
 class RecordedContexts(RoundObserver):

@@ -18,14 +18,14 @@ from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.round.certain_tokens import with_certain
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
-from wingbeat.runtime.verifier.backend_lost import BackendLost
-from wingbeat.runtime.verifier.choices.certain_tokens import with_certain
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
+from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
 

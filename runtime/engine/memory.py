@@ -12,13 +12,12 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
+from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
+from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.state.limits import state_budget, state_bytes, with_states
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
-from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS
-from wingbeat.runtime.verifier.round_shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
-from wingbeat.runtime.verifier.split_memory import splits_bytes
-from wingbeat.runtime.verifier.state_limits import state_budget, state_bytes, with_states
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
@@ -52,7 +51,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
-    config = _with_num_seqs(loaded, with_states(loaded, config), needs)
+    config = _with_num_seqs(loaded, with_states(loaded.states, config, loaded.name), needs)
     while True:
         shorter = _with_shorter_prompts(loaded, config)
         try:
@@ -88,7 +87,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
-    budget, config = state_budget(loaded, config, budget)
+    budget, config = state_budget(loaded.states, config, budget)
     size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
@@ -132,7 +131,7 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     token_bytes = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype)) // config.block_size
     token_bytes += needs.token_bytes if config.drafter_beside else 0
     seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size
-    seq_bytes += state_bytes(loaded)
+    seq_bytes += state_bytes(loaded.states)
     held = num_seqs_held(config, budget, token_bytes, seq_bytes)
     return replace(config, max_num_seqs=held)
 
@@ -250,3 +249,34 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
         engine.add_request(Request(f"short-{at}", prompt, _CHOICES[at % len(_CHOICES)]))
         while engine.has_unfinished_requests():
             engine.step()
+
+
+def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int]) -> int:
+    """Memory of attention's splits of one launch on a GPU, by the layer that takes most; 0 on the CPU.
+
+    Contexts are as long as they may be.
+
+    Args:
+        rows: requests of the launch, and rows of each.
+    """
+    if loaded.device.type != "cuda":
+        return 0
+    from wingbeat.kernels.attention.device import device_limits
+    from wingbeat.kernels.attention.triton import partial_bytes
+
+    limits = device_limits(loaded.device.index or 0)
+    longest = min(config.max_model_len, loaded.max_position_embeddings)
+    return max(
+        (
+            partial_bytes(
+                loaded.dtype,
+                rows,
+                (layer.num_heads, layer.num_kv_heads),
+                (layer.key_dim, layer.value_dim),
+                min(longest, 2 * layer.sliding_window) if layer.sliding_window else longest,
+                limits,
+            )
+            for layer in {layer for layer in loaded.layers if layer.num_heads}
+        ),
+        default=0,
+    )

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
+from wingbeat.runtime.round.flight import RoundInFlight
+from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight
-from wingbeat.runtime.verifier.slots import SlotState
 
 MOST_PAIRS = 32
 """Deferred per sequence: enough that a drafter costs a plain round next to nothing."""

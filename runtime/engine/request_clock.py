@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from wingbeat.runtime.histogram import REQUEST_S, ROUND_TOKENS, Histogram
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
 def _seconds() -> Histogram:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 
 MAX_EVENTS = 200_000
 """Of one recording, some minutes of rounds; what comes later is left out."""

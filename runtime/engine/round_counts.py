@@ -7,8 +7,8 @@ from typing import Any
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.plain_reason import plain_reason
 from wingbeat.runtime.histogram import Histogram
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Tokens of context: what one bucket ends with, the last one has no end."""

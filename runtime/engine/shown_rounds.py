@@ -6,8 +6,8 @@ from typing import NamedTuple
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.plain_reason import NoTree, plain_reason
 from wingbeat.runtime.protocol.transfer import Download
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import RequestOutput, VerifiedRound
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
 class _Asked(NamedTuple):

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
-from wingbeat.runtime.verifier.round import RoundObserver
 
 
 class Speculation(RoundObserver, ABC):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 class MtpModule(nn.Module):
@@ -98,12 +99,10 @@ class MtpModules(nn.Module):
         """Of activations and KV."""
         return self.items[0].eh_proj.weight.dtype
 
-    def run(
-        self, index: int, token_ids: Tensor, hidden: Tensor, positions: Tensor, metadata: AttentionMetadata
-    ) -> Tensor:
-        """One module over a flattened batch; see `MtpModule.forward`."""
-        rotary = self.rotary(hidden[None], positions[None])
-        return self.items[index](token_ids, hidden, positions, rotary, **{METADATA_KEYWORD: metadata})
+    def run(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
+        """One module over the rows of a flattened batch; see `MtpModule.forward`."""
+        rotary = self.rotary(hidden[None], rows.positions)
+        return self.items[index](rows.token_ids[0], hidden, rows.positions[0], rotary, **{ROWS_KEYWORD: rows})
 
     @torch.inference_mode()
     def prepare(self) -> "MtpModules":

@@ -15,7 +15,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionSegment, attend_segments
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Segment
+from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 ATTENTION_NAME = "wingbeat_shared_kv"
 
@@ -25,7 +26,7 @@ class SharedMetadata(NamedTuple):
 
     caches: dict[str, tuple[Tensor, Tensor]]
     """By type of layer."""
-    segment: AttentionSegment
+    segment: Segment
 
 
 def _shared_attention(
@@ -40,7 +41,7 @@ def _shared_attention(
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Queries [num_tokens, num_heads, 1, dim], each token a batch of its own, over the verifier's keys and values."""
-    metadata: SharedMetadata = kwargs[METADATA_KEYWORD]
+    metadata: SharedMetadata = kwargs[ROWS_KEYWORD]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_segments(
         query[:, :, 0],
@@ -121,7 +122,7 @@ class SharedKvHead(nn.Module):
                 position_embeddings=rotary[layer.self_attn.layer_type],
                 attention_mask=None,
                 position_ids=positions,
-                **{METADATA_KEYWORD: metadata},
+                **{ROWS_KEYWORD: metadata},
             )
         out = self.norm(out)[:, 0]
         return self._logits(out), self.post_projection(out)

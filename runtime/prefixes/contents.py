@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.engine.drafter_context import RecordedContexts
     from wingbeat.runtime.kv.pool import KVCache
-    from wingbeat.runtime.verifier.state_keeper import StateKeeper
+    from wingbeat.runtime.state.keeper import StateKeeper
 
 Contents = dict[str, Tensor]
 TAPS = "taps."

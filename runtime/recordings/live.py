@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 MIN_TOKENS = 8
 """Shorter sequences teach a drafter nothing."""

@@ -20,7 +20,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @classmethod
     def of_round(cls, packed: np.ndarray, num_top: int) -> "PackedLogprobs":
-        """A copy of what `wingbeat.runtime.verifier.choices.logprobs.token_logprobs` packed.
+        """A copy of what `wingbeat.runtime.round.choice.token_logprobs` packed.
 
         Args:
             packed: int64 [num_tokens, 1 + 2 * most].

@@ -26,6 +26,11 @@ class Chunk(NamedTuple):
         length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget), whole_images)
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows are tokens alone, no images, of which none is reported."""
+        return not (self.seq.request.images or self.prompt_targets())
+
     def prompt_targets(self) -> list[int]:
         """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""
         if self.replay or not self.seq.wants_prompt_logprobs:

@@ -152,3 +152,8 @@ class Mixer:
             for token in range(hidden_states.shape[-1])
         ]
         return torch.stack(outputs, dim=-1), state
+
+
+def states_of(mixers: tuple[Mixer, ...]) -> list[LayerState]:
+    """What mixers remember of a sequence, by layer; a layer may have several mixers."""
+    return list({mixer.state.layer: mixer.state for mixer in mixers}.values())

@@ -10,7 +10,7 @@ from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
+from wingbeat.runtime.verifier.model import VerifierModel
 
 
 def follow(group: RankGroup, rank: int, path: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -46,15 +46,12 @@ class Follower:
         """One pass: what it is for is rank 0's matter."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
-        attention = message.attention
-        if attention is None:
-            self._model.observe(message.token_ids)
+        if message.rows is None:
+            self._model.observe(message.observed)
             return
         if message.pool != self._pool:
             self._use(message.pool)
-        attention = attention._replace(caches=self._cache.layers)
-        rows = message.logits_rows if isinstance(message.logits_rows, torch.Tensor) else None
-        self._model(ForwardBatch(message.token_ids, message.positions, rows, attention))
+        self._model(message.rows._replace(caches=self._cache.layers))
 
     def _use(self, pool: PoolShape) -> None:
         self._cache = None  # before the next one needs the room

@@ -13,14 +13,14 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
 from wingbeat.runtime.verifier.backend import Backend
-from wingbeat.runtime.verifier.backend_lost import BackendLost
-from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
 
@@ -79,20 +79,13 @@ class Leader(Backend):
         self._in_step = True
         return output
 
-    def _message(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor | None = None,
-        logits_to_keep: Tensor | int = 0,
-        use_cache: bool = False,
-        **metadata: AttentionMetadata,
-    ) -> RoundMessage:
-        attention = metadata.get(METADATA_KEYWORD)
-        if attention is not None:
-            self._use(attention.caches)
-            attention = attention._replace(caches=[], packed=None)
+    def _message(self, input_ids: Tensor, **inputs: Any) -> RoundMessage:
+        rows: Rows | None = inputs.get(ROWS_KEYWORD)
+        if rows is not None:
+            self._use(rows.caches)
+            rows = rows._replace(caches=[], packed=None, around=(), chunk_rows=None)
         moves, self._moves = tuple(self._moves), []
-        return RoundMessage(input_ids, position_ids, logits_to_keep, attention, self._pool, moves)
+        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves)
 
     def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         keys = caches[0][0]

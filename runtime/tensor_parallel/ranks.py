@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wingbeat.runtime.config import RankGroup
-from wingbeat.runtime.verifier.backend_lost import BackendLost
+from wingbeat.runtime.verifier_errors import BackendLost
 
 JOIN_S = 600.0
 """For all ranks to be there: each is a process that starts on its own."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.round.rows import Rows, Segment
 
 _ALIGNED = 16
 """Bytes that each tensor's place is a multiple of."""
@@ -24,13 +24,10 @@ class PoolShape(NamedTuple):
 class RoundMessage(NamedTuple):
     """One forward pass."""
 
-    token_ids: Tensor
-    """int64 [1, num_tokens]; [num_seqs, length] where whole sequences are observed without keys and values."""
-    positions: Tensor | None
-    logits_rows: Tensor | int
-    """As transformers' `logits_to_keep`."""
-    attention: AttentionMetadata | None
-    """Without caches; None where whole sequences are observed."""
+    observed: Tensor | None
+    """int64 [num_seqs, length]: whole sequences, without keys and values; None where there are `rows`."""
+    rows: Rows | None
+    """Without caches, and what is entered around a pass."""
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""
@@ -44,10 +41,7 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-_KNOWN = {
-    (kind.__module__, kind.__qualname__): kind
-    for kind in (RoundMessage, PoolShape, AttentionMetadata, AttentionSegment)
-}
+_KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in (RoundMessage, PoolShape, Rows, Segment)}
 """All that a message is made of beside numbers, tuples and dicts."""
 
 

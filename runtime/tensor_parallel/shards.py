@@ -19,8 +19,8 @@ from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:

@@ -15,8 +15,8 @@ from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, InputMajorLinear, Rope
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.model import LayerTaps
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 GRAPH_ATTENTION_NAME = "wingbeat_graph"
 _KEYWORD = "wingbeat_graph_pass"

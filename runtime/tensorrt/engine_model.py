@@ -8,11 +8,10 @@ from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.tree.reference import unpack_mask
+from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment
-from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput
 
 
 class EngineModel:
@@ -42,10 +41,10 @@ class EngineModel:
         self.tap_layers, self.kv_layers = tap_layers, ()
         self.taps_size = config.hidden_states_size if tap_layers else 0
 
-    def __call__(self, batch: ForwardBatch) -> ModelOutput:
+    def __call__(self, batch: Rows) -> ModelOutput:
         """Run the batch, segment by segment; KV is written into the rows that block tables name."""
         wanted = None if batch.logits_rows is None else batch.logits_rows.tolist()
-        segments = batch.attention.segments
+        segments = batch.segments
         outputs = []
         for segment in segments:
             picked = _picked(segment, wanted)
@@ -62,7 +61,7 @@ class EngineModel:
         taps = [output.hidden.flatten(0, 1) for _, output in outputs] if self.taps_size else None
         return ModelOutput(logits, None if taps is None else torch.cat(taps))
 
-    def _run(self, batch: ForwardBatch, segment: AttentionSegment, selected: Tensor) -> BaseOutput:
+    def _run(self, batch: Rows, segment: Segment, selected: Tensor) -> BaseOutput:
         shape = (segment.num_reqs, segment.num_query)
         rows = slice(segment.start, segment.start + shape[0] * shape[1])
         positions = batch.positions[0, rows].view(shape)
@@ -84,7 +83,7 @@ class EngineModel:
         rows, start = range(FIRST_ROW, FIRST_ROW + num_reqs), self.runner.kv.block_size - num_query
         return list(rows), [start] * num_reqs, positions.clamp_max(most - 1)
 
-    def _mask(self, segment: AttentionSegment, window: int) -> Tensor:
+    def _mask(self, segment: Segment, window: int) -> Tensor:
         """bool [num_reqs, num_query, capacity]: what each row sees."""
         num_query, positions = segment.num_query, segment.positions
         if segment.mask_words is None:
@@ -107,7 +106,7 @@ class _Picked(NamedTuple):
     """Rows of the batch's logits."""
 
 
-def _picked(segment: AttentionSegment, wanted: list[int] | None) -> _Picked:
+def _picked(segment: Segment, wanted: list[int] | None) -> _Picked:
     num_reqs, num_query, start = segment.num_reqs, segment.num_query, segment.start
     device = segment.block_tables.device
     count = num_reqs * num_query

@@ -1,49 +1,19 @@
 """The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, with_packed
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.verifier.features import Feature
-
-
-class ForwardBatch(NamedTuple):
-    """Rows of one forward pass: decodes and trees first, prompt chunks behind them."""
-
-    token_ids: Tensor
-    """int64 [1, num_tokens]"""
-    positions: Tensor
-    """int64 [1, num_tokens], logical (depth-based in trees), or [3, 1, num_tokens] where rows are rotated by three."""
-    logits_rows: Tensor | None
-    """int64 [num_rows]: rows whose logits are needed; None needs all."""
-    attention: AttentionMetadata
-    chunk_rows: Tensor | None = None
-    """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
-    features: "tuple[Feature, ...]" = ()
-    """Whose columns the attention's are."""
-
-
-class ModelOutput(NamedTuple):
-    """What a forward pass yields."""
-
-    logits: Tensor
-    """float [num_rows, vocab_size]"""
-    taps: Tensor | None
-    """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
-
-    def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
-        """Of the first rows, which all have logits, and of those behind them."""
-        logits, taps = self
-        before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
-        return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
+    pass
 
 
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
@@ -139,20 +109,20 @@ class VerifierModel(nn.Module):
         parts = self.taps.take()
         return torch.cat(parts, dim=-1) if parts else None
 
-    def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """Run the batch; KV is written into the caches of `batch.attention`, and its states go on."""
+    def forward(self, rows: Rows) -> ModelOutput:
+        """Run the rows; KV is written into their caches, and states go on."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
-        attention = batch.attention.with_packed()
+        rows = with_packed(rows)
         inputs = {
-            "input_ids": batch.token_ids,
-            "position_ids": batch.positions,
-            "logits_to_keep": 0 if batch.logits_rows is None else batch.logits_rows,
-            METADATA_KEYWORD: attention._replace(captured=captured) if captured else attention,
+            "input_ids": rows.token_ids,
+            "position_ids": rows.positions,
+            "logits_to_keep": 0 if rows.logits_rows is None else rows.logits_rows,
+            ROWS_KEYWORD: rows._replace(captured=captured) if captured else rows,
         }
         with ExitStack() as entered:
-            for feature in batch.features:
-                entered.enter_context(feature.entered(attention.columns.get(feature.kind), inputs))
+            for enter in rows.around:
+                entered.enter_context(enter(inputs))
             output = self.model(use_cache=False, **inputs)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None

@@ -1,14 +1,17 @@
 """A round's rows that hold images: their embeddings, what they see, and by which positions they are rotated."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.features import Feature, Placed
+from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request
@@ -127,3 +130,51 @@ def images_within(chunk: Chunk) -> list[tuple[ImageInput, int, int]]:
         for image in chunk.seq.request.images
         if image.start < end and image.end > chunk.start
     ]
+
+
+class Images(Feature):
+    """Images in prompts: rows that hold their embeddings, which tokens see each other, and how these are rotated."""
+
+    kind = ImageRows
+
+    def __init__(self, vision: Vision, slots: SlotState, model: nn.Module, decoder_layers: nn.ModuleList) -> None:
+        self.vision, self.slots = vision, slots
+        self.model, self.decoder_layers = model, tuple(decoder_layers)
+
+    def visible(self, chunk: Chunk) -> Tensor | None:
+        """See `Feature.visible`."""
+        return self.vision.visible(chunk)
+
+    def positions(self, positions: Tensor, placed: Placed) -> Tensor:
+        """See `Feature.positions`; [3, 1, num_rows] where images are among the rows."""
+        if not self.vision.rotates_in_grids:
+            return positions
+        moved = positions[0] + self.slots.position_deltas[placed.slots]
+        return self.vision.rotated(moved, () if placed.plan is None else placed.plan.chunks, placed.starts)
+
+    def column(self, placed: Placed) -> ImageRows | None:
+        """See `Feature.column`."""
+        if placed.plan is None:
+            return None
+        return self.vision.rows(placed.plan.chunks, placed.starts, self.slots.device)
+
+    @contextmanager
+    def entered(self, column: ImageRows | None, inputs: dict[str, Any]) -> Iterator[None]:
+        """See `Feature.entered`: embeddings in their rows, and what is added to the results of the first layers."""
+        if column is None:
+            yield
+            return
+        rows = column.rows
+        embeddings = self.model.get_input_embeddings()(inputs.pop("input_ids"))
+        inputs["inputs_embeds"] = embeddings.index_copy(1, rows, column.embeddings[None])
+
+        def adding(features: Tensor) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+            return lambda module, args, hidden: hidden.index_add(1, rows, features[None])
+
+        deep = zip(self.decoder_layers, column.deep, strict=False)
+        hooks = [layer.register_forward_hook(adding(features)) for layer, features in deep]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

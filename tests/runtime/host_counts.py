@@ -27,8 +27,8 @@ from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import GraphRunner
 from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.round import shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier import round_shapes
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16, 64)
@@ -63,7 +63,7 @@ LAUNCHES = {
 }
 """Launches, graphs and uploads, whatever the batch."""
 
-_ROOT = Path(round_shapes.__file__).parents[2]
+_ROOT = Path(shapes.__file__).parents[2]
 _SOURCES = tuple(f"{_ROOT / room}/" for room in ("kernels", "runtime", "cluster"))
 _DRAFTER = DraftWorker.run_once.__wrapped__.__code__
 _REPLY = VerifierSide.wait_reply.__code__
@@ -165,7 +165,7 @@ def steady_engine(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> E
     drafter = None if kind == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
     with pytest.MonkeyPatch.context() as patch:
         # Only rounds of this many sequences come; capturing and timing others takes most of the time.
-        patch.setattr(round_shapes, "batch_buckets", lambda most: (most,))
+        patch.setattr(shapes, "batch_buckets", lambda most: (most,))
         patch.setattr(draft_stages, "draft_batches", lambda most, max_path, top_k: (most,))
         patch.setattr(calibration, "_BATCH_SIZES", (batch,))
         patch.setattr(calibration, "_EXTRA_NODES", (0, 7))

@@ -18,9 +18,9 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.round.choice import Choosing
+from wingbeat.runtime.round.shapes import num_graphs
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.verifier.choices.choice import Choosing
-from wingbeat.runtime.verifier.round_shapes import num_graphs
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {

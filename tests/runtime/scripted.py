@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.verifier.tree_check import TreeCheck
+from wingbeat.runtime.round.tree_check import TreeCheck
 
 Nodes = list[tuple[int, int]]
 """(token id, parent) of node 1, 2, ...; the root is node 0."""

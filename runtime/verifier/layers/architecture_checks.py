@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from wingbeat.runtime.state.mixer_search import CacheKinds, cache_kinds
 from wingbeat.runtime.verifier.layers.mask_shape import MOST_POSITIONS
-from wingbeat.runtime.verifier.layers.mixers import CacheKinds, cache_kinds
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

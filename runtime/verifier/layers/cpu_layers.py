@@ -12,7 +12,7 @@ from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of
 from wingbeat.kernels.cpu.structs import Heads, Layer
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 
 _MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
@@ -28,7 +28,7 @@ class _Ahead(NamedTuple):
     outputs: list[Tensor]
     """Of it and those behind it."""
     position_embeddings: tuple[Tensor, Tensor]
-    metadata: AttentionMetadata
+    rows: Rows
 
 
 class LayerStack:
@@ -109,9 +109,7 @@ class LayerStack:
         self._layers.pop(index, None)
         self._at = None
 
-    def run(
-        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], metadata: AttentionMetadata
-    ) -> Tensor:
+    def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
         """What the layer makes of hidden states [1, num_tokens, hidden_size]."""
         ahead = self._ahead
         if (
@@ -119,34 +117,32 @@ class LayerStack:
             or ahead.index != index
             or ahead.entering is not hidden
             or ahead.position_embeddings is not position_embeddings
-            or ahead.metadata is not metadata
+            or ahead.rows is not rows
         ):
-            outputs = self._run(index, hidden, position_embeddings, metadata)
+            outputs = self._run(index, hidden, position_embeddings, rows)
         else:
             outputs = ahead.outputs
         rest = outputs[1:]
-        self._ahead = _Ahead(index + 1, outputs[0], rest, position_embeddings, metadata) if rest else None
+        self._ahead = _Ahead(index + 1, outputs[0], rest, position_embeddings, rows) if rest else None
         return outputs[0]
 
-    def _run(
-        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], metadata: AttentionMetadata
-    ) -> list[Tensor]:
-        array = self._array(metadata.caches)
+    def _run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> list[Tensor]:
+        array = self._array(rows.caches)
         count, most = 1, _MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most:
             count += 1
-        captured = metadata.captured or {}
+        captured = rows.captured or {}
         for layer in range(index, index + count):
             array[layer].captured = None
             if layer in captured:
-                width = sum(cache.shape[2] * cache.shape[3] for cache in metadata.caches[layer])
+                width = sum(cache.shape[2] * cache.shape[3] for cache in rows.caches[layer])
                 captured[layer] = hidden.new_empty(hidden.shape[1], width)
                 array[layer].captured = captured[layer].data_ptr()
         cos, sin = (part.float().contiguous() for part in position_embeddings)
-        block_size = metadata.caches[index][0].shape[1]
-        adapted = metadata.columns.get(AdapterRows)
+        block_size = rows.caches[index][0].shape[1]
+        adapted = rows.columns.get(AdapterRows)
         runs = None if adapted is None else runs_of(adapted)
-        batch = batch_of(cos, sin, metadata.slot_mapping, metadata.packed, block_size, runs=runs)
+        batch = batch_of(cos, sin, rows.slot_mapping, rows.packed, block_size, runs=runs)
         x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
         self.kernels.run_layers(array, index, count, batch, x, out)
         return list(out.unbind(0))
@@ -181,13 +177,13 @@ class CpuLayer(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """As the layer's own class, whose code runs where the batch is not ours."""
-        metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
+        rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
-        if stack is None or metadata is None or metadata.packed is None or not _knows_runs(metadata):
+        if stack is None or rows is None or rows.packed is None or not _knows_runs(rows):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, metadata)
+        return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
         # The weights may go elsewhere, or become of another type.
@@ -211,9 +207,9 @@ class CpuLayer(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
-def _knows_runs(metadata: AttentionMetadata) -> bool:
+def _knows_runs(rows: Rows) -> bool:
     """Whether the host knows which rows an adapter has, as our kernels need it."""
-    adapted = metadata.columns.get(AdapterRows)
+    adapted = rows.columns.get(AdapterRows)
     return adapted is None or adapted.runs is not None
 
 

@@ -18,13 +18,8 @@ from wingbeat.kernels.layer import reference
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.attention import (
-    METADATA_KEYWORD,
-    AttentionMetadata,
-    AttentionSegment,
-    attend_segments,
-    pack_segments,
-)
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
+from wingbeat.runtime.verifier.layers.attention import attend_segments, pack_segments
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
 
@@ -165,47 +160,46 @@ class FusedLayer(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """As the layer's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
-        metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
+        rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         attn, mlp = self.self_attn, self.mlp
-        wanted = metadata is not None and attn.layer_idx not in (metadata.captured or ())
+        wanted = rows is not None and attn.layer_idx not in (rows.captured or ())
         if not wanted or torch.compiler.is_compiling():
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        ops, before, rows = self._ops, hidden_states[0], metadata.columns.get(AdapterRows)
+        ops, before, adapted = self._ops, hidden_states[0], rows.columns.get(AdapterRows)
         cos, sin = (part[0] for part in position_embeddings)
         normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
-        qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, rows)
+        qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, adapted)
         qkv = qkv.unflatten(-1, (-1, attn.head_dim))
-        cache, norms = metadata.caches[attn.layer_idx], ()
+        cache, norms = rows.caches[attn.layer_idx], ()
         if hasattr(attn, "q_norm"):
             norms = (attn.q_norm.weight, *_norm_of(attn.k_norm))
-        query = ops.rotate_and_store(qkv, cos, sin, *cache, metadata.slot_mapping, *norms)
+        query = ops.rotate_and_store(qkv, cos, sin, *cache, rows.slot_mapping, *norms)
         mixed = attend_segments(
             query,
             *cache,
-            metadata.segments,
+            rows.segments,
             attn.scaling,
             sliding_window=self._window,
-            workspace=metadata.workspace,
-            packed=metadata.packed,
+            packed=rows.packed,
         )
         attended = mixed.flatten(1)
-        mixed = self._adapted(functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias), attended, 1, rows)
+        mixed = self._adapted(functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias), attended, 1, adapted)
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(self._adapted(functional.linear(normed, *self._gate_up), normed, 2, rows))
+        active = ops.silu_mul(self._adapted(functional.linear(normed, *self._gate_up), normed, 2, adapted))
         if mlp.down_proj.bias is not None:
             out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
         else:
             # The product is added where it is summed: one launch, and one rounding less.
             out = total.addmm_(active, mlp.down_proj.weight.t())
-        return self._adapted(out, active, 3, rows)[None]
+        return self._adapted(out, active, 3, adapted)[None]
 
-    def _adapted(self, out: Tensor, x: Tensor, product: int, rows: AdapterRows | None) -> Tensor:
+    def _adapted(self, out: Tensor, x: Tensor, product: int, adapted: AdapterRows | None) -> Tensor:
         """A product with what its rows' adapters add, in place."""
-        if rows is None or self._adapters is None:
+        if adapted is None or self._adapters is None:
             return out
-        return add_adapters(out, x, self._adapters[product], rows)
+        return add_adapters(out, x, self._adapters[product], adapted)
 
     def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
         """Let adapters act on the layer's products."""
@@ -292,18 +286,18 @@ def _trial(layer: nn.Module, attention: LayerAttention, in_stack: bool = False) 
         in_stack: on CPUs, as our kernels run whole layers.
     """
     weight = layer.self_attn.q_proj.weight
-    rows = _rows(weight.shape[1], weight)
+    hidden = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
     shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
     cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
     angles = positions[:, None] / torch.arange(1, attention.key_dim // 2 + 1, device=weight.device)
     turned = tuple(part.repeat(1, 2).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
-    segment = AttentionSegment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
+    segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     caches = {layer.self_attn.layer_idx: cache}
     packed = pack_segments([segment]) if in_stack else None
-    metadata = AttentionMetadata(caches, _BLOCK_SIZE + positions, [segment], packed=packed)
-    out = layer(rows[None], position_ids=positions[None], position_embeddings=turned, **{METADATA_KEYWORD: metadata})
+    rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
+    out = layer(hidden[None], position_ids=positions[None], position_embeddings=turned, **{ROWS_KEYWORD: rows})
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
 
 

@@ -9,15 +9,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.round.features import Feature
+from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.state.mixer import Mixer
+from wingbeat.runtime.state.mixer import Mixer, states_of
 from wingbeat.runtime.state.pool import LayerState
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.adapted import Adapters, ModelAdapters
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+from wingbeat.runtime.vision.rows import Images, Vision
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
-    from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
-    from wingbeat.runtime.vision.rows import Vision
 
 
 logger = logging.getLogger(__name__)
@@ -36,11 +38,11 @@ class LoadedModel:
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
-    adapters: "ModelAdapters | None" = None
+    adapters: ModelAdapters | None = None
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
-    vision: "Vision | None" = None
+    vision: Vision | None = None
     """Its part that reads images; None where it serves none."""
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
@@ -81,7 +83,7 @@ class LoadedModel:
     @property
     def states(self) -> list[LayerState]:
         """What its mixers remember of a sequence, by layer; a layer may have several mixers."""
-        return list({mixer.state.layer: mixer.state for mixer in self.mixers}.values())
+        return states_of(self.mixers)
 
     @property
     def resident_adapters(self) -> "ResidentAdapters | None":
@@ -118,6 +120,20 @@ class LoadedModel:
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers that attend; 0 stands for none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
+
+
+def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -> tuple[Feature, ...]:
+    """Those that a model has.
+
+    Args:
+        states: keeper of its layers' own states.
+    """
+    adapters, vision = loaded.adapters, loaded.vision
+    return (
+        *(() if adapters is None else (Adapters(adapters, slots),)),
+        *(() if states is None else (states,)),
+        *(() if vision is None else (Images(vision, slots, loaded.model, loaded.decoder_layers),)),
+    )
 
 
 def num_words(table: nn.Module) -> int:

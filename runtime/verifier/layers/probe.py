@@ -17,7 +17,7 @@ from wingbeat.kernels.attention.reference import masked_attention
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.layers.attention import WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.mask_shape import MaskFunction, MaskShape, for_text, mask_shape
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PROBE_NAME = "wingbeat_probe"
 MASKED_PROBE_NAME = "wingbeat_masked_probe"

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.scheduling.images import SERVED, ImageInput
-from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.trial import Reference, TrialText, reference_logits, try_model
+from wingbeat.runtime.verifier_errors import BackendLost
 
 if TYPE_CHECKING:
     from wingbeat.runtime.vision.families import VisionFamily

@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.refusals import Feature, problem
+from wingbeat.runtime.state.mixer_search import install_mixers
 from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.tensor_files import weight_files
-from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.layers.architecture_checks import (
@@ -26,14 +26,13 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
     end_of_text_ids,
     num_words,
 )
-from wingbeat.runtime.verifier.layers.mixers import install_mixers
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
+from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ def _switch(
         vocab_size=num_words(model.get_output_embeddings()),
         max_position_embeddings=probed.max_positions,
         eos_token_ids=end_of_text_ids(model),
-        mixers=install_mixers(model, states),
+        mixers=install_mixers(model, states, ATTENTION_NAME),
         deterministic=deterministic,
     )
 

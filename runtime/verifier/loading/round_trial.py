@@ -8,7 +8,7 @@ import torch
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 

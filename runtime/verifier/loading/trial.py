@@ -21,18 +21,17 @@ from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.images import ImageInput, position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.batch import BatchBuilder
-from wingbeat.runtime.verifier.features import features_of
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, num_words
+from wingbeat.runtime.state.keeper import StateKeeper
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of, num_words
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.model import VerifierModel
-from wingbeat.runtime.verifier.slots import SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 PARENTS = (-1, 0, 0, 1, 1, 2)
 """Of the tree's nodes: two children of the root; two of the first of them, one of the second."""
@@ -257,9 +256,10 @@ class Trial:
         if loaded.mixers:
             saved = SavedStates(1, config.block_size, config.block_size, enabled=False)
             blocks = BlockManager(cache.num_blocks, config.block_size, states=saved)
-            self.states = StateKeeper(loaded, config, blocks)
+            self.states = StateKeeper(loaded.mixers, config, blocks, loaded.device)
         features = features_of(loaded, self.slots, self.states)
-        self.builder = BatchBuilder(loaded, cache, self.slots, config, loaded.device.type == "cpu", features=features)
+        last, on_host = loaded.max_position_embeddings - 1, loaded.device.type == "cpu"
+        self.builder = BatchBuilder(cache, self.slots, config, last, on_host, features=features)
         self.model = VerifierModel(loaded)
 
     def run(self) -> list[Tensor]:

@@ -17,8 +17,8 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 needs_compiler = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 DETERMINISTIC = {"deterministic": True}

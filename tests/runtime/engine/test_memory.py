@@ -19,7 +19,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.engine.memory import GRAPH_BYTES, activation_bytes, fit_to_memory, reserved_bytes
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import block_bytes
-from wingbeat.runtime.verifier.round_shapes import num_graphs
+from wingbeat.runtime.round.shapes import num_graphs
 
 NEEDS = DrafterNeeds((0, 1), keeps_context=True, token_bytes=512, held_bytes=1 << 20)
 LIMITS = replace(engine_config(TREE, 4), num_kv_blocks=None)

@@ -18,9 +18,9 @@ from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import connect
+from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.verifier.round import RoundInFlight
 
 pytestmark = pytest.mark.few(1)
 

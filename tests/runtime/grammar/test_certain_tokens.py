@@ -6,10 +6,10 @@ import pytest
 
 from tests.runtime.scripted import random_tree, tree_tensors, well_formed
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.round.certain_tokens import add_certain, with_certain
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.choices.certain_tokens import add_certain, with_certain
 
 TREE, CHAIN = SpeculationConfig(5, 4, 12), SpeculationConfig(5, 1, 6)
 

@@ -26,9 +26,9 @@ from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_parallel import ranks
 from wingbeat.runtime.tensor_parallel.follower import follow
-from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier_errors import BackendLost
 
 LENGTH = 32
 EVEN = {"vocab_size": 96}

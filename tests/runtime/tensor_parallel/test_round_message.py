@@ -5,24 +5,25 @@ import pickle
 import pytest
 import torch
 
+from wingbeat.runtime.round.rows import Rows, Segment
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack, unpack
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 
 
 def test_every_part_of_a_pass_arrives():
     ids = torch.arange(5)[None]
     words = torch.tensor([[[1], [3]]])
-    segment = AttentionSegment(3, 1, 2, ids[:, ::2], ids[0, :1], ids[:, 1:3], words)
-    attention = AttentionMetadata([], ids[0], [segment, segment._replace(mask_words=None)])
+    segment = Segment(3, 1, 2, ids[:, ::2], ids[0, :1], ids[:, 1:3], words)
+    segments = [segment, segment._replace(mask_words=None)]
+    rows = Rows(ids, ids + 7, ids[0], segments, [], torch.tensor([0, 4]))
     moves = ((ids[0], ids[0] + 1),)
-    sent = RoundMessage(ids, ids + 7, torch.tensor([0, 4]), attention, PoolShape(1, 20, 16), moves)
+    sent = RoundMessage(None, rows, PoolShape(1, 20, 16), moves)
     got = unpack(*pack(sent))
     assert got.pool == PoolShape(1, 20, 16)
-    first, second = got.attention.segments
+    first, second = got.rows.segments
     assert (first.start, first.row_starts, second.mask_words) == (3, None, None)
     for arrived, part in (
-        (got.positions, ids + 7),
-        (got.logits_rows, sent.logits_rows),
+        (got.rows.positions, ids + 7),
+        (got.rows.logits_rows, rows.logits_rows),
         (first.block_tables, ids[:, ::2]),
         (first.mask_words, words),
         (first.positions, ids[:, 1:3]),

@@ -8,14 +8,14 @@ from torch import Tensor
 from wingbeat.kernels.tree.reference import ancestor_mask
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_model import EngineModel
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
+from wingbeat.runtime.verifier.model import VerifierModel
 
 TREE_PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 7)
 CHAIN_PARENTS = tuple(range(-1, 6))
@@ -51,10 +51,9 @@ class Both:
             visible = ancestor_mask(tree)
             depths = visible[0].sum(-1) - 1
         positions = contexts[:, None] + depths
-        segment = AttentionSegment.of(0, positions, contexts, visible, tables)
+        segment = Segment.of(0, positions, contexts, visible, tables)
         mapping = (tables * self.capacity + contexts[:, None] + torch.arange(num_rows)).flatten()
-        metadata = AttentionMetadata(self.paged.layers, mapping, [segment])
-        batch = ForwardBatch(token_ids.reshape(1, -1), positions.reshape(1, -1), None, metadata)
+        batch = Rows(token_ids.reshape(1, -1), positions.reshape(1, -1), mapping, [segment], self.paged.layers)
         with torch.inference_mode():
             return Outputs(self.torch(batch), self.engine(batch))
 
@@ -65,10 +64,9 @@ class Both:
     def _prefill_row(self, row: int, prompt: Tensor) -> "Outputs":
         tables, start = torch.tensor([[row]]), torch.zeros(1, dtype=torch.int64)
         positions = torch.arange(len(prompt))[None]
-        segment = AttentionSegment.of(0, positions, start, None, tables)
+        segment = Segment.of(0, positions, start, None, tables)
         mapping = row * self.capacity + positions[0]
-        metadata = AttentionMetadata(self.paged.layers, mapping, [segment])
-        batch = ForwardBatch(prompt[None], positions, None, metadata)
+        batch = Rows(prompt[None], positions, mapping, [segment], self.paged.layers)
         with torch.inference_mode():
             return Outputs(self.torch(batch), self.engine(batch))
 

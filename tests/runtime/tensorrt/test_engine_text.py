@@ -15,8 +15,8 @@ from tests.runtime.models import (
 )
 from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 
 NUM_TOKENS = 64
 

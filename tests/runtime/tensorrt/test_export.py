@@ -31,7 +31,7 @@ from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 from wingbeat.runtime.tensorrt.export import export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -7,9 +7,10 @@ import torch
 
 from tests.runtime.models import prepare_model, random_model
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.round.rows import Rows, Segment
 from wingbeat.runtime.verifier.compiled import CompiledLayers, _faster, faster_layers, replay_ms
-from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, AttentionMetadata, AttentionSegment
-from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.model import VerifierModel
 
 BLOCK_SIZE = 16
 
@@ -41,17 +42,15 @@ class Steps:
             for layer in self.loaded.layers
         ]
 
-    def batch(self, num_reqs: int, num_nodes: int) -> ForwardBatch:
+    def batch(self, num_reqs: int, num_nodes: int) -> Rows:
         device = self.loaded.device
         positions = torch.arange(num_nodes, device=device).expand(num_reqs, -1)
         tables = torch.arange(1, num_reqs + 1, device=device)[:, None]
         context = torch.zeros(num_reqs, dtype=torch.int64, device=device)
-        segment = AttentionSegment.of(0, positions, context, None, tables)
+        segment = Segment.of(0, positions, context, None, tables)
         slot_mapping = (tables * BLOCK_SIZE + positions).flatten()
         token_ids = (torch.arange(num_reqs * num_nodes, device=device) * 7 % 90)[None]
-        return ForwardBatch(
-            token_ids, positions.reshape(1, -1), None, AttentionMetadata(self.caches, slot_mapping, [segment])
-        )
+        return Rows(token_ids, positions.reshape(1, -1), slot_mapping, [segment], self.caches)
 
     def step(self, *shape: int):
         batch = self.batch(*shape)

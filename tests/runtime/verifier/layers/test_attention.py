@@ -5,7 +5,8 @@ import torch
 
 from wingbeat.kernels.attention.reference import context_mask, paged_attention
 from wingbeat.kernels.tree.reference import ancestor_mask
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_in_blocks, attend_segments
+from wingbeat.runtime.round.rows import Segment
+from wingbeat.runtime.verifier.layers.attention import attend_in_blocks, attend_segments
 
 BLOCK_SIZE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
@@ -53,7 +54,7 @@ def test_segments_attend_as_masks_say(window, options):
     batch, num_tokens = mixed_batch(generator)
     caches = torch.randn(2, 41, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, generator=generator)
     query = torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, generator=generator)
-    segments = [AttentionSegment.of(*segment) for segment in batch]
+    segments = [Segment.of(*segment) for segment in batch]
     expected = by_masks(query, caches, batch, window, **options)
     for attend in (attend_segments, attend_in_blocks):
         out = attend(query, *caches, segments, 0.3, sliding_window=window, **options)
@@ -61,7 +62,7 @@ def test_segments_attend_as_masks_say(window, options):
 
 
 def test_a_single_row_needs_no_words():
-    one = AttentionSegment.of(0, *(torch.tensor([[7]]), torch.tensor([7])), torch.ones(1, 1, 1) > 0, torch.ones(1, 3))
+    one = Segment.of(0, *(torch.tensor([[7]]), torch.tensor([7])), torch.ones(1, 1, 1) > 0, torch.ones(1, 3))
     assert one.mask_words is None
 
 
@@ -75,7 +76,7 @@ def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu(window):
     outs = []
     for device in ("cpu", "cuda"):
         moved = [[part.to(device) if isinstance(part, torch.Tensor) else part for part in segment] for segment in batch]
-        segments = [AttentionSegment.of(*segment) for segment in moved]
+        segments = [Segment.of(*segment) for segment in moved]
         out = attend_segments(query.to(device), *caches.to(device), segments, 0.3, sliding_window=window)
         outs.append(out.cpu())
     torch.testing.assert_close(outs[1], outs[0], atol=1e-5, rtol=1e-5)
@@ -87,5 +88,5 @@ def test_rows_that_see_no_key_are_finite(attend):
     generator = torch.Generator().manual_seed(0)
     caches = torch.randn(2, 3, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, generator=generator)
     query = torch.randn(16, NUM_HEADS, HEAD_DIM, generator=generator)
-    segment = AttentionSegment.of(0, torch.arange(16)[None], torch.tensor([0]), None, torch.tensor([[1]]))
+    segment = Segment.of(0, torch.arange(16)[None], torch.tensor([0]), None, torch.tensor([[1]]))
     assert attend(query, *caches, [segment], 0.3, sliding_window=6).isfinite().all()

@@ -10,7 +10,7 @@ from tests.runtime.models import CONFIGS, random_model
 from wingbeat.kernels.cpu import ops
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.verifier.layers import cpu_layers, speed_up
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer

@@ -19,8 +19,8 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 REFUSED = {
     "Falcon": FalconConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),

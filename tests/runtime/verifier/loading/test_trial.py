@@ -19,8 +19,8 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.verifier.layers import attention
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.trial import PARENTS, trial_texts
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
 def refusal(model):

@@ -1,0 +1,224 @@
+"""The flattened batch of a round: decodes and trees first, prompt chunks behind them.
+
+Lengths, roots and block tables come from the slot state on the device; what the host knows of them are upper bounds."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.tree.reference import ancestor_words
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.pool import KVCache, slot_mapping
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.features import Feature, Placed, columns_of
+from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
+from wingbeat.runtime.round.rows import Decodes, Rows, Segment, pack
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+
+class BatchBuilder:
+    """Builds forward passes over one engine's sequences.
+
+    Args:
+        slots: device state by slot, shared with the model runner.
+        last_position: that the model has.
+        on_host: whether the device is the host itself, so that looking at what it computed is no wait.
+        pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
+        features: what else this engine's batches have.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        slots: SlotState,
+        config: EngineConfig,
+        last_position: int,
+        on_host: bool,
+        pieces: bool = False,
+        features: tuple[Feature, ...] = (),
+    ) -> None:
+        self.cache = cache
+        self.slots = slots
+        self.config = config
+        self.device = slots.device
+        self.on_host = on_host
+        self.features = features
+        self._pieces = pieces
+        self._last_position = last_position
+        self._max_depth = config.speculation.max_path - 1
+
+    def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
+        """What a round's decodes read; the roots of the trees are filled in here.
+
+        Args:
+            slots: int64 [num_reqs].
+            tree: one per sequence; None where all are bare roots.
+        """
+        roots = self.slots.committed_lens[slots] - 1
+        root_ids = self.slots.last_token_ids[slots]
+        if tree is None:
+            positions = roots[:, None]
+            return Decodes(slots, roots, root_ids[:, None], None, positions, self.slot_mapping(slots, positions))
+        tree.token_ids[:, 0] = root_ids
+        steps = torch.arange(tree.token_ids.shape[1], device=self.device)
+        real = steps < tree.num_valid[:, None]
+        # Nodes past the last position are never accepted, but a table of positions has no row for them.
+        positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
+        mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
+        packing = pack(real) if self.on_host else None
+        return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
+
+    def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
+        """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
+        return slot_mapping(self.slots.block_tables[slots], stored, self.config.block_size)
+
+    def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> Rows:
+        """Decodes and prompt chunks as one batch.
+
+        Rows with logits: those of decodes, of the chunks that sample, and of prompt tokens whose next one is reported.
+        """
+        begin = 0 if decodes is None else decodes.num_rows
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        segments: list[Segment] = []
+        if decodes is not None:
+            segments.append(self._decode_segment(plan.decodes, decodes))
+            parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
+        chunk_slots = chunk_rows = logits_rows = None
+        starts: list[int] = []
+        if plan.chunks:
+            in_one = self._pieces and all(self._visible(chunk) is None for chunk in plan.chunks)
+            rows = in_pieces(plan.chunks, self._last_position) if in_one else side_by_side(plan.chunks)
+            logits_rows = upload([*range(begin), *(begin + rows.wanted).tolist()] or [0], self.device)
+            rows = rows._replace(real=begin + rows.real).to(self.device)
+            place = self._one_segment if in_one else self._apart
+            own, mapping = place(plan.chunks, rows, begin)
+            segments += own
+            parts.append((rows.token_ids, rows.positions, mapping))
+            chunk_slots = partial(_slots_of, rows, plan.chunks, in_one)
+            chunk_rows = rows.real if in_one else None
+            starts = [begin + start for start in row_starts(plan.chunks, PIECE_ROWS if in_one else 1)]
+        fields = (torch.cat(fields) for fields in zip(*parts, strict=True))
+        placed = Placed(plan, decodes, chunk_slots, starts, self.on_host)
+        return self._with_features(*fields, segments, logits_rows, chunk_rows, placed)
+
+    def fixed(self, decodes: Decodes, chunks: ChunkRows | None = None) -> Rows:
+        """Decodes, and prompt chunks in pieces behind them, at shapes that the arguments' shapes decide.
+
+        That is what is captured.
+
+        Args:
+            chunks: of sequences without images.
+        """
+        segments = [self._tree_segment(decodes, self.slots.block_tables[decodes.slots])]
+        fields = [part.flatten() for part in (decodes.token_ids, decodes.positions, decodes.slot_mapping)]
+        logits_rows = slots = None
+        if chunks is not None:
+            begin = decodes.num_rows
+            segment, mapping = self._piece_segment(chunks, begin)
+            segments.append(segment)
+            own = (chunks.token_ids, chunks.positions, mapping)
+            fields = [torch.cat(parts) for parts in zip(fields, own, strict=True)]
+            logits_rows = torch.cat([torch.arange(begin, device=self.device), chunks.wanted + begin])
+            slots = partial(chunks.slots.repeat_interleave, PIECE_ROWS)
+        placed = Placed(None, decodes, slots, [], self.on_host)
+        return self._with_features(*fields, segments, logits_rows, None, placed)
+
+    def _with_features(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        mapping: Tensor,
+        segments: list[Segment],
+        logits_rows: Tensor | None,
+        chunk_rows: Tensor | None,
+        placed: Placed,
+    ) -> Rows:
+        positions = positions[None]
+        for feature in self.features:
+            positions = feature.positions(positions, placed)
+        columns, caches = columns_of(self.features, placed), self.cache.layers
+        around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in self.features)
+        own = (logits_rows, columns, around, chunk_rows)
+        return Rows(token_ids[None], positions, mapping, segments, caches, *own)
+
+    def _apart(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> tuple[list[Segment], Tensor]:
+        """A segment for each chunk, and the slot mapping of all."""
+        positions = rows.positions.split([chunk.length for chunk in chunks])
+        starts, segments, mapping = row_starts(chunks), [], []
+        for index, (chunk, start) in enumerate(zip(chunks, starts, strict=True)):
+            own, context, visible = positions[index][None], rows.contexts[index : index + 1], self._visible(chunk)
+            table = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1]
+            visible = None if visible is None else visible.to(self.device)
+            segments.append(Segment.of(begin + start, own, context, visible, table[:, : self._num_blocks([chunk])]))
+            mapping.append(slot_mapping(table, own, self.config.block_size)[0])
+        return segments, torch.where(rows.stores > 0, torch.cat(mapping), 0)
+
+    def _one_segment(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> tuple[list[Segment], Tensor]:
+        segment, mapping = self._piece_segment(rows, begin, self._num_blocks(chunks))
+        return [segment], mapping
+
+    def _piece_segment(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> tuple[Segment, Tensor]:
+        """The segment of chunks in pieces, and their slot mapping int64 [num_rows].
+
+        Args:
+            begin: their first row of the batch.
+            num_blocks: that attention looks at; None looks at all that a sequence may have.
+        """
+        shape = (len(rows.slots), PIECE_ROWS)
+        tables, positions = self.slots.block_tables[rows.slots], rows.positions.view(shape)
+        mapping = slot_mapping(tables, positions, self.config.block_size, rows.stores.view(shape) > 0)
+        return Segment.of(begin, positions, rows.contexts, None, tables[:, :num_blocks]), mapping.flatten()
+
+    def _num_blocks(self, chunks: list[Chunk]) -> int:
+        """Of the longest context that these chunks see."""
+        return -(-max(chunk.start + chunk.length for chunk in chunks) // self.config.block_size)
+
+    def _visible(self, chunk: Chunk) -> Tensor | None:
+        return next((seen for feature in self.features if (seen := feature.visible(chunk)) is not None), None)
+
+    def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> Segment:
+        longest = max(seq.max_len for seq in seqs) - 1 + decodes.token_ids.shape[1]
+        return self._tree_segment(
+            decodes, self.slots.block_tables[decodes.slots, : -(-longest // self.config.block_size)]
+        )
+
+    def _tree_segment(self, decodes: Decodes, tables: Tensor) -> Segment:
+        """Each node sees its ancestors; chains need no words to say so."""
+        num_reqs, num_nodes = decodes.token_ids.shape
+        words = None
+        if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
+            words = ancestor_words(decodes.tree.parents, min(self._max_depth, num_nodes - 1))
+        starts = None if decodes.packing is None else decodes.packing.starts
+        return Segment(0, num_reqs, num_nodes, tables, decodes.roots, decodes.positions, words, starts)
+
+
+def _slots_of(rows: ChunkRows, chunks: list[Chunk], in_pieces: bool) -> Tensor:
+    """int64 [num_rows]: of each chunk row's sequence."""
+    if in_pieces:
+        return rows.slots.repeat_interleave(PIECE_ROWS)
+    return rows.slots.repeat_interleave(upload([chunk.length for chunk in chunks], rows.slots.device))
+
+
+def dummy_decode_batch(
+    cache: KVCache,
+    num_reqs: int,
+    num_nodes: int,
+    width: int,
+) -> Rows:
+    """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
+
+    Args:
+        width: blocks of context per sequence.
+    """
+    device = cache.layers[0][0].device
+    tables = torch.zeros(num_reqs, width, dtype=torch.int64, device=device)
+    context = torch.full((num_reqs,), max(width * cache.block_size - num_nodes, 0), dtype=torch.int64, device=device)
+    positions = context[:, None] + torch.arange(num_nodes, device=device)
+    segment = Segment.of(0, positions, context, None, tables)
+    positions = positions.flatten()
+    nothing = torch.zeros_like(positions)
+    return Rows(nothing[None], positions[None], nothing, [segment], cache.layers)

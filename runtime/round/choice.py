@@ -1,0 +1,280 @@
+"""Which token the target chooses at each row of a round, its log-probability, and the path of a tree that follows."""
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
+from wingbeat.kernels.tree.reference import walk_tree
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.protocol.messages import AcceptedPaths
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
+from wingbeat.runtime.round.processors import ProcessorTables, tree_paths
+from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, SamplingParams
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+_ROWS_AT_ONCE = 64
+"""Rows of a prompt that are turned into probabilities together: each is a row of the vocabulary in float32."""
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """Packed log-probabilities, which travel to the host with a round's tokens.
+
+    Args:
+        logits: [num_rows, vocab_size], any float type.
+        token_ids: int64 [num_rows]: the token that each row chose.
+        num_top: most likely tokens per row, 0 or more.
+
+    Returns:
+        int64 [num_rows, 1 + 2 * num_top]: the chosen token's log-probability, the most likely tokens, theirs; as the
+        bits of doubles where they are no ids. Equal logits are in order of their ids on a CPU.
+    """
+    parts = [
+        _pack(rows.to(torch.float32), ids, num_top)
+        for rows, ids in zip(logits.split(_ROWS_AT_ONCE), token_ids.split(_ROWS_AT_ONCE), strict=True)
+    ]
+    return torch.cat(parts) if parts else token_ids.new_zeros(0, 1 + 2 * num_top)
+
+
+def _pack(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    normalizer = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = logits.gather(1, token_ids[:, None]) - normalizer
+    top, ids = logits.topk(num_top, dim=-1)
+    return torch.cat([_bits(chosen), ids, _bits(top - normalizer)], dim=1)
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    return numbers.to(torch.float64).view(torch.int64)
+
+
+class Choosing(StrEnum):
+    """What a captured round can do; each does what those before it do."""
+
+    GREEDY = "greedy"
+    """Take the best token: every temperature is 0."""
+    SAMPLED = "sampled"
+    ALTERED = "altered"
+    """Process logits first, and report log-probabilities."""
+
+    @classmethod
+    def of(cls, params: list[SamplingParams]) -> "Choosing":
+        """The least that serves all these."""
+        if any(param.alters_logits or param.logprobs is not None for param in params):
+            return cls.ALTERED
+        return cls.SAMPLED if any(param.temperature > 0 for param in params) else cls.GREEDY
+
+
+class TokenChooser:
+    """Chooses for the sequences of one engine, by the parameters in their slots.
+
+    Args:
+        slots: device state by slot.
+        workspace_rows: most rows that a captured round chooses for; 0 where nothing is captured.
+        max_depth: of a tree's deepest node.
+    """
+
+    def __init__(self, slots: SlotState, workspace_rows: int, max_depth: int) -> None:
+        self.slots = slots
+        self.processors: ProcessorTables = slots.processors
+        self.device = slots.device
+        self._max_depth = max_depth
+        self._workspace_rows = workspace_rows
+        self._workspace = sampling_workspace(workspace_rows, slots.vocab_size, self.device) if workspace_rows else None
+
+    def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
+        """The tokens of the rows of some sequences' decodes: int64 [num_rows].
+
+        Args:
+            logits: [num_rows, vocab_size].
+        """
+        params = [seq.request.params for seq in seqs]
+        if _is_greedy(params):
+            return logits.argmax(dim=-1)
+        rows = decodes.packed(decodes.slots[:, None].expand_as(decodes.positions))
+        processors, positions = None, decodes.packed(decodes.positions) + 1
+        if any(param.alters_logits for param in params):
+            nodes, paths = self._nodes_and_paths(decodes)
+            processors = self.processors.of_rows(rows, positions, nodes, paths, self._selected(params))
+        return self._sample(logits, rows, positions, params, processors)
+
+    def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
+        """The first token of each of these sequences, whose prompts end: int64 [num_seqs]; `logits` as in `choose`."""
+        params = [seq.request.params for seq in seqs]
+        if _is_greedy(params):
+            return logits.argmax(dim=-1)
+        rows, positions = upload([[seq.slot for seq in seqs], [len(seq.token_ids) for seq in seqs]], self.device)
+        processors = None
+        if any(param.alters_logits for param in params):
+            roots = torch.zeros_like(rows)
+            processors = self.processors.of_rows(rows, positions, roots, None, self._selected(params))
+        return self._sample(logits, rows, positions, params, processors)
+
+    def _selected(self, params: list[SamplingParams]) -> list[SamplingParams] | None:
+        # On a GPU each selection of them is a kernel of its own, and compiled while requests wait.
+        return None if self.device.type == "cuda" else params
+
+    def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:
+        """The tokens of decodes alone, at shapes that the arguments' shapes decide.
+
+        Args:
+            nodes: int64 [num_reqs, num_nodes]: which drafted nodes these are, where trees were pruned on the device.
+        """
+        if choosing is Choosing.GREEDY:
+            return logits.argmax(dim=-1)
+        rows = decodes.slots[:, None].expand_as(decodes.positions).flatten()
+        positions, processors = decodes.positions.flatten() + 1, None
+        if choosing is Choosing.ALTERED:
+            own, paths = self._nodes_and_paths(decodes)
+            own = own if nodes is None else nodes.flatten()
+            processors = self.processors.of_rows(rows, positions, own, paths, None)
+        return self._sample(logits, rows, positions, None, processors)
+
+    def path_logprobs(
+        self, decodes: Decodes, accepted: AcceptedPaths, logits: Tensor, rows: list[int] | None
+    ) -> Tensor:
+        """Of the emitted tokens: int64 [num_decodes, 1..max_path, 1 + 2 * MAX_LOGPROBS], see `token_logprobs`.
+
+        Args:
+            logits: [num_rows, vocab_size], as the model left them.
+            rows: decodes to look at; None looks at all.
+        """
+        where, token_ids = decodes.rows_of(accepted.nodes), accepted.token_ids[:, : accepted.nodes.shape[1]]
+        if rows is not None:
+            chosen = upload(rows, self.device)
+            where, token_ids = where[chosen], token_ids[chosen]
+        packed = token_logprobs(logits[where.flatten()], token_ids.flatten(), self._num_top)
+        return packed.view(*token_ids.shape, -1)
+
+    def chunk_logprobs(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """Of the tokens that chunks yielded, or of a prompt's own: int64 [num_rows, 1 + 2 * MAX_LOGPROBS]."""
+        return token_logprobs(logits, token_ids, self._num_top)
+
+    @property
+    def _num_top(self) -> int:
+        return min(MAX_LOGPROBS, self.slots.vocab_size)
+
+    def _nodes_and_paths(self, decodes: Decodes) -> tuple[Tensor, Tensor | None]:
+        """By row: its node, and its path below the root."""
+        tree = decodes.tree
+        if tree is None:
+            return torch.zeros_like(decodes.slots), None
+        index = torch.arange(tree.token_ids.shape[1], device=self.device).expand_as(tree.token_ids)
+        return decodes.packed(index), decodes.packed(tree_paths(tree, self._max_depth))
+
+    def _sample(self, logits, rows, positions, params: list[SamplingParams] | None, processors) -> Tensor:
+        """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
+        state, any_sampled, any_filtered = self.slots, True, True
+        if params is not None:
+            sampled = [param for param in params if param.temperature > 0]
+            any_sampled = bool(sampled)
+            any_filtered = any(param.top_k or param.top_p < 1 or param.min_p for param in sampled)
+        return choose_tokens(
+            logits,
+            state.temperatures[rows],
+            state.top_ks[rows],
+            state.top_ps[rows],
+            state.min_ps[rows],
+            state.seeds[rows],
+            positions,
+            any_sampled=any_sampled,
+            any_filtered=any_filtered,
+            processors=processors,
+            workspace=self._workspace if len(rows) <= self._workspace_rows else None,
+        )
+
+
+def _is_greedy(params: list[SamplingParams]) -> bool:
+    """Whether the best token is taken everywhere, of logits as they are."""
+    return not any(param.temperature > 0 or param.alters_logits for param in params)
+
+
+class PathAcceptance:
+    """Decides the decodes of one engine's rounds.
+
+    Args:
+        slots: device state by slot, which goes on to the end of each path.
+        builder: knows where positions are stored.
+    """
+
+    def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
+        self.slots, self.cache, self.builder, self.config = slots, cache, builder, config
+        self.max_depth = config.speculation.max_path - 1
+        self.forcer: AcceptanceForcer | None = None
+        if config.forced_acceptance is not None:
+            self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.device)
+
+    def accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+        """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
+
+        Args:
+            chosen: int64 [num_rows] of the decodes.
+            taps: [num_rows or more, taps_size].
+        """
+        if decodes is None:
+            empty = torch.zeros(0, dtype=torch.int64, device=self.slots.device)
+            none = empty.view(0, self.max_depth + 1)
+            return AcceptedPaths(empty, empty, none, empty, empty, none, None)
+        if decodes.tree is None:
+            return self._accept_bare(decodes, chosen, taps)
+        tree = decodes.tree
+        num_reqs, num_nodes = tree.token_ids.shape
+        targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
+        longest = min(self.max_depth + 1, num_nodes)
+        walked, targets = tree.token_ids, targets.view(num_reqs, num_nodes)
+        if self.forcer is not None:
+            walked, targets = self.forcer.apply(tree, targets, self.slots.epochs[decodes.slots], decodes.roots)
+        walk = walk_tree(walked, tree.parents, tree.num_valid, targets, longest)
+        # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
+        token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - longest))
+        self._compact(decodes, walk.nodes, walk.num_tokens)
+        self.slots.committed_lens[decodes.slots] += walk.num_tokens
+        self.slots.last_token_ids[decodes.slots] = token_ids.gather(1, (walk.num_tokens - 1)[:, None])[:, 0]
+        path_taps = None
+        if taps is not None:
+            path_taps = taps[decodes.rows_of(walk.nodes)]
+        return AcceptedPaths(
+            decodes.slots,
+            decodes.roots,
+            token_ids,
+            walk.num_tokens,
+            tree.num_valid,
+            walk.nodes,
+            path_taps,
+            tree_token_ids=walked,
+            tree_parents=tree.parents,
+        )
+
+    def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+        """`accept` of bare roots: each emits the target's choice."""
+        ones = torch.ones_like(decodes.slots)
+        self.slots.committed_lens[decodes.slots] += 1
+        self.slots.last_token_ids[decodes.slots] = chosen
+        return AcceptedPaths(
+            slots=decodes.slots,
+            positions=decodes.roots,
+            token_ids=pad(chosen[:, None], (0, self.max_depth)),
+            num_tokens=ones,
+            num_valid=ones,
+            nodes=torch.zeros_like(chosen)[:, None],
+            taps=None if taps is None else taps[: len(chosen), None],
+        )
+
+    def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
+        """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
+        if self.config.speculation.draft_top_k == 1:
+            return
+        steps = torch.arange(nodes.shape[1], device=nodes.device)
+        moved = (steps < num_tokens[:, None]) & (nodes != steps)
+        if self.builder.on_host and not bool(moved.any()):
+            return
+        start = decodes.roots[:, None]
+        source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
+        target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
+        self.cache.move(source, target)

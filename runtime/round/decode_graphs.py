@@ -1,0 +1,281 @@
+"""A verifier's decode rounds as CUDA graphs, with prompt chunks beside them and without.
+
+A round is two graphs. Its forward pass is captured once per bucket; the choice of its tokens, which costs little, in a
+few sizes, once per way of choosing (`Choosing`); `round_shapes` says in which. Each pads the round to the smallest
+bucket that holds it; one of too many rows for any computes longer than its kernels take to launch, so it runs eagerly,
+by the same functions.
+
+A mixed round, of decodes and of prompt chunks, is one forward pass as well: the weights are read once. It is captured
+with so many pieces of chunks; one that no such graph holds is one eager pass, and its choice is a graph all the same.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.graphs.buckets import bucket_for
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_runner import (
+    Bucket,
+    GraphPool,
+    GraphRunner,
+    GraphStats,
+    Stage,
+)
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardBuffers, ForwardResult
+from wingbeat.runtime.round.choice import Choosing
+from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
+from wingbeat.runtime.round.fixed_round import FixedRound
+from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
+from wingbeat.runtime.round.rows import ModelOutput
+from wingbeat.runtime.round.shapes import round_shapes
+from wingbeat.runtime.round.slots import DecodeRows, SlotState
+from wingbeat.runtime.round.tree_check import TreeInbox
+from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+
+
+class GraphPass(NamedTuple):
+    """A forward pass that `DecodeGraphs.decide` goes on from."""
+
+    rows: DecodeRows
+    """Whose trees are those of the inbox."""
+    num_nodes: int
+    result: ForwardResult | None
+    """None where a graph has left it in the buffers."""
+    chunks: ModelOutput | None
+    """As `ForwardResult.chunks`, without padding."""
+    forward_s: float
+
+
+class SlotInputs(NamedTuple):
+    """Bare roots to decode, or whose tokens are chosen."""
+
+    slots: Tensor
+    """int64 [num_reqs]"""
+
+
+class ForwardDone(NamedTuple):
+    """The output of a captured forward pass; what it computed lies in `ForwardBuffers`, and in `ChunkBuffers`."""
+
+    roots: Tensor
+    """int64 [num_reqs]: position of each root."""
+
+
+class DecodeGraphs:
+    """The graphs of one model runner.
+
+    Args:
+        fixed: what is captured and, where that fails, called as it is.
+        eager: runs prompt chunks that no graph holds.
+        slots: state by slot; its device is that of all inputs.
+        inbox: where captured rounds find their trees, and look at them.
+        last_position: that the model has.
+        graph_device: captures and replays.
+    """
+
+    def __init__(
+        self,
+        fixed: FixedRound,
+        eager: EagerRounds,
+        slots: SlotState,
+        inbox: TreeInbox,
+        config: EngineConfig,
+        last_position: int,
+        graph_device: GraphDevice,
+    ) -> None:
+        self.fixed, self.eager = fixed, eager
+        self.slots = slots
+        self.inbox = inbox
+        self.config = config
+        self.pool = GraphPool(graph_device)
+        self.shapes = round_shapes(config)
+        self._last_position = last_position
+        self._buffers = ForwardBuffers()
+        self._chunks = ChunkBuffers(slots, max(shape.most_pieces for shape in self.shapes.values()))
+        self._forwards: dict[int, GraphRunner] = {}
+        self._mixed: dict[tuple[int, int], GraphRunner] = {}
+        """By nodes per sequence and rows of pieces."""
+        self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
+        self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
+        """Which rows the inputs of a runner are."""
+
+    @property
+    def stats(self) -> GraphStats:
+        """What was captured and how often it ran."""
+        return self.pool.stats
+
+    def capture_roots(self, layers: AbstractContextManager | None = None) -> None:
+        """Capture rounds of bare roots.
+
+        Args:
+            layers: entered meanwhile; see `wingbeat.runtime.verifier.compiled.faster_layers`.
+        """
+        self._capture([1], layers)
+
+    def capture_trees(self, layers: AbstractContextManager | None = None) -> None:
+        """Capture rounds of trees, unless they are; `layers` as in `capture_roots`."""
+        self._capture([n for n in self.shapes if n > 1 and n not in self._forwards], layers)
+
+    def forward(
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | TreeInbox | None,
+        num_nodes: int,
+        masks: "Future[list[int]] | None" = None,
+    ) -> GraphPass:
+        """As `EagerRounds.forward`, of one decode at least; valid until any graph of the pool is replayed next.
+
+        Args:
+            trees: the inbox where those count that have come.
+            num_nodes: of each tree: one of `node_buckets`.
+        """
+        started = time.perf_counter()
+        if not isinstance(trees, TreeInbox):
+            trees = rooted(trees, masks)
+            num_nodes = 1 if trees is None else num_nodes
+            rows = rows if trees is None else self.inbox.put(rows.slots, trees)
+        done = self._forward_mixed(plan, rows, num_nodes) if plan.chunks else self._forward(rows, num_nodes)
+        return done._replace(forward_s=time.perf_counter() - started)
+
+    def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
+        """As `EagerRounds.decide`; every decode has a row of log-probabilities where one asks."""
+        choosing = Choosing.of([seq.request.params for seq in plan.decodes])
+        if done.result is not None:
+            accepted = self.fixed.decide(done.result, choosing)
+        else:
+            sizes = self.shapes[done.num_nodes].choices
+            bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
+            accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
+            # The inputs' memory is every bucket's: what was decided must not point into it.
+            accepted = accepted._replace(slots=done.rows.slots)
+        # `packed` has no room for what chunks tell the host.
+        return accepted._replace(packed=None) if plan.chunks else accepted
+
+    def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:
+        """Decodes alone."""
+        result = None
+        if self._holds(rows, num_nodes):
+            sizes = self.shapes[num_nodes].forwards
+            self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+        else:
+            self.stats.count_eager_run(_stage(num_nodes))
+            result = self.fixed.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
+        return GraphPass(rows, num_nodes, result, None, 0.0)
+
+    def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
+        """With prompt chunks."""
+        captured = self._holds(rows, num_nodes)
+        if captured and all(chunk.is_plain for chunk in plan.chunks):
+            chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
+            if chunks is not None:
+                return GraphPass(rows, num_nodes, None, chunks, 0.0)
+        self.stats.count_eager_run(Stage.BASE_MIXED)
+        result = self.eager.forward(plan, rows, self._trees(rows, num_nodes), num_nodes)
+        if captured:
+            self._buffers.put(result)
+        return GraphPass(rows, num_nodes, None if captured else result, result.chunks, 0.0)
+
+    def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
+        """Whether there are graphs for such decodes."""
+        return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
+
+    def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
+        """A mixed round's forward pass, of which the decodes' part is left for `decide`; None without such a graph."""
+        own = in_pieces(chunks, self._last_position)
+        bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(own.slots))
+        runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
+        if runner is None or not runner.has_graphs:  # without one, padding would only cost time
+            return None
+        num_pieces = bucket.beside // PIECE_ROWS
+        self._chunks.put(own, num_pieces)
+        self._replay(runner, rows, bucket)
+        num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
+        return self._chunks.take(num_pieces, num_samples, num_tokens)
+
+    def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
+        before, self._loaded[runner] = self._loaded.get(runner), (rows, bucket)
+        if before is not None and before[0] is rows and before[1] == bucket:  # a batch mostly stays as it is
+            return runner.replay(bucket, len(rows.slots))
+        return runner.run(bucket, rows if isinstance(runner.inputs(bucket), DecodeRows) else SlotInputs(rows.slots))
+
+    def _trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
+        return None if num_nodes == 1 else self.inbox.checked(rows)
+
+    def _capture(self, widths: list[int], layers: AbstractContextManager | None) -> None:
+        if not widths:
+            return
+        samples = [self._compute(self._padding(n)(n), n) for n in widths]
+        self._buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
+        self._chunks.reserve(samples[0].output)
+        runners = []
+        for n in widths:
+            padding, shape = self._padding(n), self.shapes[n]
+            forwards = [Bucket(size, n) for size in shape.forwards]
+            self._forwards[n] = GraphRunner(_stage(n), self._forward_stage(n), padding, forwards, self.pool)
+            runners.append(self._forwards[n])
+            for num_pieces in shape.pieces:
+                beside = num_pieces * PIECE_ROWS
+                buckets = [Bucket(size, n, beside) for size in shape.mixed]
+                function = self._mixed_stage(n, num_pieces)
+                self._mixed[n, beside] = GraphRunner(Stage.BASE_MIXED, function, padding, buckets, self.pool)
+                runners.append(self._mixed[n, beside])
+            choices = [Bucket(size, n) for size in shape.choices]
+            for how in Choosing:
+                function = self._choice_stage(n, how)
+                self._choices[n, how] = GraphRunner(Stage.BASE_CHOICE, function, self._slot_padding, choices, self.pool)
+                runners.append(self._choices[n, how])
+        with layers or nullcontext():
+            self.pool.capture(*runners)
+
+    @torch.inference_mode()
+    def _compute(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
+        self.slots.reset_spare()
+        return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
+
+    def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
+        def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
+            result = self._compute(inputs, num_nodes)
+            self._buffers.put(result)
+            return ForwardDone(result.decodes.roots)
+
+        return stage
+
+    def _mixed_stage(self, num_nodes: int, num_pieces: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
+        def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
+            self.slots.reset_spare()
+            trees, chunks = self._trees(inputs, num_nodes), self._chunks.rows(num_pieces)
+            result = self.fixed.forward(inputs.slots, trees, num_nodes, chunks)
+            self._buffers.put(result)
+            self._chunks.keep(result.chunks)
+            return ForwardDone(result.decodes.roots)
+
+        return stage
+
+    def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
+        def stage(inputs: SlotInputs) -> AcceptedPaths:
+            return self.fixed.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
+
+        return stage
+
+    def _padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
+        return self._slot_padding if num_nodes == 1 else self._tree_padding
+
+    def _slot_padding(self, num_nodes: int) -> SlotInputs:
+        return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
+
+    def _tree_padding(self, num_nodes: int) -> DecodeRows:
+        """Nobody, for whom no tree counts."""
+        slots = self._slot_padding(num_nodes).slots
+        return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))
+
+
+def _stage(num_nodes: int) -> Stage:
+    return Stage.BASE_DECODING if num_nodes == 1 else Stage.BASE_VERIFICATION

@@ -1,0 +1,89 @@
+"""Rounds in the shapes that they have: those of hosts, of prompts alone, and what no graph holds."""
+
+import time
+from concurrent.futures import Future
+
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.round.buffers import ForwardResult
+from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.choice import PathAcceptance, TokenChooser
+from wingbeat.runtime.round.pruning import DevicePruner
+from wingbeat.runtime.round.rows import Model
+from wingbeat.runtime.round.slots import DecodeRows, SlotState
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+
+
+class EagerRounds:
+    """Runs the operations of a round one by one; `DecodeGraphs` has the same two verbs.
+
+    Args:
+        pruner: where trees are pruned on the device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        builder: BatchBuilder,
+        slots: SlotState,
+        chooser: TokenChooser,
+        acceptance: PathAcceptance,
+        pruner: DevicePruner | None,
+    ) -> None:
+        self.model, self.builder, self.slots = model, builder, slots
+        self.chooser, self.acceptance, self.pruner = chooser, acceptance, pruner
+
+    def forward(
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | None,
+        num_nodes: int,
+        masks: "Future[list[int]] | None" = None,
+    ) -> ForwardResult:
+        """What the model says of a round's decodes and prompt chunks.
+
+        Args:
+            trees: one per decode; None for bare roots.
+            num_nodes: of each tree, those to verify where it is pruned on the device.
+            masks: as `TokenMasks.start` gave it; they are there when this returns.
+        """
+        evidence = None
+        if self.pruner is not None:
+            # Masks are of the nodes before pruning.
+            trees, masks = rooted(trees, masks), None
+            if trees is not None:
+                trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
+        decodes = self.builder.decodes(rows.slots, trees) if plan.decodes else None
+        batch = self.builder.flatten(plan, decodes)
+        started = time.perf_counter()
+        output = self.model(batch)
+        forward_s = time.perf_counter() - started
+        own, chunks = output.split(0 if decodes is None else decodes.num_rows)
+        if chunks.taps is not None and batch.chunk_rows is not None:
+            chunks = chunks._replace(taps=output.taps.index_select(0, batch.chunk_rows))
+        if decodes is None:
+            rooted(None, masks)
+        else:
+            decodes = decodes._replace(tree=rooted(decodes.tree, masks))
+        return ForwardResult(decodes, own, evidence, chunks if plan.chunks else None, forward_s)
+
+    def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
+        """The paths that the target chooses; KV and slot state follow them."""
+        decodes, (logits, taps) = result.decodes, result.output
+        chosen = self.chooser.choose(plan.decodes, decodes, logits)
+        accepted = self.acceptance.accept(decodes, chosen, taps)._replace(evidence=result.evidence)
+        if any(seq.request.params.has_penalties for seq in plan.decodes):
+            self.slots.processors.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
+        if plan.asking:
+            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, plan.asking))
+        return accepted
+
+
+def rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
+    """The trees once their masks are there; of those that came too late only the root counts."""
+    late = [] if masks is None else masks.result()
+    if trees is None or not late:
+        return trees
+    num_valid = trees.num_valid.clone()
+    num_valid[late] = 1
+    return trees._replace(num_valid=num_valid)

@@ -1,0 +1,105 @@
+"""Prompt chunks as rows of a flattened batch: one segment each on a host, and one segment of them all elsewhere."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.scheduling.scheduler import Chunk
+
+PIECE_ROWS = 32
+"""Rows of a piece: a tile of the attention kernel, so that pieces of a chunk read what its tiles would."""
+
+
+class ChunkRows(NamedTuple):
+    """The rows of a round's chunks in pieces, behind its decodes: numpy arrays on the host, tensors on a device.
+
+    A piece is a whole chunk, or `PIECE_ROWS` of one, of which the last is padded. All int64.
+    """
+
+    token_ids: Tensor
+    """[num_rows]"""
+    positions: Tensor
+    """[num_rows]"""
+    stores: Tensor
+    """[num_rows]: 1 where keys and values are stored, else 0."""
+    slots: Tensor
+    """[num_pieces]"""
+    contexts: Tensor
+    """[num_pieces]: tokens before the first row."""
+    real: Tensor
+    """[num_chunk_tokens]: row of each token; the others are padding."""
+    wanted: Tensor
+    """[n]: rows whose logits are needed: of chunks that sample, then of reported prompt tokens."""
+
+    def to(self, device: torch.device) -> "ChunkRows":
+        """On a device, as one copy."""
+        return ChunkRows(*upload(np.concatenate(self), device).split([len(part) for part in self]))
+
+
+def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:
+    """The chunks' rows without padding, each chunk a piece."""
+    lengths = np.array([chunk.length for chunk in chunks])
+    starts = row_starts(chunks)
+    contexts = np.array([chunk.start for chunk in chunks])
+    real = np.arange(lengths.sum())
+    return ChunkRows(
+        token_ids=np.concatenate([_tokens(chunk) for chunk in chunks]),
+        positions=real + np.repeat(contexts - starts, lengths),
+        # A replay reads the KV that stands; writing it again could change a shared block's last bits.
+        stores=np.repeat([not chunk.replay for chunk in chunks], lengths).astype(np.int64),
+        slots=np.array([chunk.seq.slot for chunk in chunks]),
+        contexts=contexts,
+        real=real,
+        wanted=_wanted(chunks, starts),
+    )
+
+
+def in_pieces(chunks: Sequence[Chunk], last_position: int) -> ChunkRows:
+    """The chunks' rows in pieces of `PIECE_ROWS`; of the padding nothing is stored.
+
+    Args:
+        last_position: that the model has.
+    """
+    counts = np.array([_num_pieces(chunk) for chunk in chunks])
+    of_chunk = np.repeat(np.arange(len(chunks)), counts)
+    begins = (np.arange(len(of_chunk)) - (np.cumsum(counts) - counts)[of_chunk]) * PIECE_ROWS
+    close, starts = side_by_side(chunks), row_starts(chunks, PIECE_ROWS)
+    contexts = close.contexts[of_chunk] + begins
+    real = close.real + np.repeat(np.array(starts) - row_starts(chunks), [chunk.length for chunk in chunks])
+    num_rows = len(of_chunk) * PIECE_ROWS
+    token_ids, stores = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
+    token_ids[real], stores[real] = close.token_ids, close.stores
+    return ChunkRows(
+        token_ids=token_ids,
+        positions=np.minimum((contexts[:, None] + np.arange(PIECE_ROWS)).ravel(), last_position),
+        stores=stores,
+        slots=close.slots[of_chunk],
+        contexts=contexts,
+        real=real,
+        wanted=_wanted(chunks, starts),
+    )
+
+
+def row_starts(chunks: Sequence[Chunk], multiple: int = 1) -> list[int]:
+    """By chunk, the row of its first token; each chunk has a multiple of so many rows."""
+    sizes = [-(-chunk.length // multiple) * multiple for chunk in chunks]
+    return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+
+def _num_pieces(chunk: Chunk) -> int:
+    return -(-chunk.length // PIECE_ROWS)
+
+
+def _tokens(chunk: Chunk) -> np.ndarray:
+    return np.array(chunk.seq.token_ids[chunk.start : chunk.start + chunk.length], dtype=np.int64)
+
+
+def _wanted(chunks: Sequence[Chunk], starts: list[int]) -> np.ndarray:
+    rows = [start + chunk.length - 1 for chunk, start in zip(chunks, starts, strict=True) if chunk.samples]
+    for chunk, start in zip(chunks, starts, strict=True):
+        rows += range(start, start + len(chunk.prompt_targets()))
+    return np.array(rows, np.int64)

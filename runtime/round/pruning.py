@@ -1,0 +1,157 @@
+"""Pruning on the device: of each tree the nodes most likely to be accepted, as many as a captured graph verifies.
+
+The host forecasts how many nodes pay and says so with a width; which ones is decided here, at shapes that no value
+changes, by the ranking of `runtime.speculation`: a captured shape gives each tree its rows, so the best nodes of the
+batch are the best of each tree. What the host learns from comes back with the round's tokens.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.speculation.acceptance import NO_CONFIDENCE, Acceptance, DraftedTrees, bin_edges
+
+# One int64 a node: float32 log-probability in the low word, then parent, depth and two flags.
+_PARENT, _DEPTH, _REAL, _KEPT = 32, 47, 61, 62
+_PARENT_MASK, _DEPTH_MASK = (1 << (_DEPTH - _PARENT)) - 1, (1 << (_REAL - _DEPTH)) - 1
+
+
+class PrunedTrees(NamedTuple):
+    """What a round verifies, and what is learned from it."""
+
+    trees: TokenTree
+    """As wide as asked for."""
+    evidence: Tensor
+    """int64 [num_reqs, num_nodes]: the nodes before pruning, packed; `unpack_evidence` reads them."""
+
+
+class DevicePruner:
+    """Calibrated acceptance on a device, and the choice by it.
+
+    Args:
+        slots: for temperatures by slot; the spare one included.
+        max_depth: of the deepest node.
+    """
+
+    def __init__(self, slots: SlotState, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.slots = slots
+        self._edges = torch.from_numpy(bin_edges()).to(slots.device, torch.float32)
+        self._table = torch.from_numpy(Acceptance().table).to(slots.device, torch.float32)
+
+    def upload(self, table: np.ndarray) -> None:
+        """Take over `Acceptance.table`; enqueued behind the rounds that were launched, not waited for."""
+        values = torch.from_numpy(table.astype(np.float32))
+        self._table.copy_(values.pin_memory() if self._table.is_cuda else values, non_blocking=True)
+
+    def prune(self, trees: TokenTree, slots: Tensor, num_nodes: int) -> PrunedTrees:
+        """Keep the root and the best num_nodes - 1 drafted nodes of each tree, in their old order.
+
+        Args:
+            trees: [num_reqs, num_drafted]; a row that is not to be verified has one valid node.
+            slots: int64 [num_reqs].
+            num_nodes: width of the result.
+        """
+        index = torch.arange(trees.token_ids.shape[1], device=slots.device)
+        valid = index < trees.num_valid[:, None]
+        # What lies below the longest path cannot be emitted, and its probability is not known.
+        real = valid & (index > 0) & (trees.depths <= self.max_depth)
+        up = trees.parents.clamp(min=0)
+        log_probs = _conditional_log_probs(trees.scores, up, real)
+        table = self._table[(self.slots.temperatures[slots] > 0).to(torch.int64)]
+        given_parent = table.gather(1, torch.bucketize(log_probs, self._edges))
+        path = self._path_probabilities(torch.where(real, given_parent, (index == 0).to(table.dtype)), up)
+        kept = real & (_ranks(path) < num_nodes)
+        pruned = keep_nodes(trees, kept, num_nodes)
+        return PrunedTrees(pruned, _pack(up, trees.depths.clamp(max=self.max_depth), log_probs, real, kept))
+
+    def _path_probabilities(self, one_step: Tensor, up: Tensor) -> Tensor:
+        """P(node and all its ancestors are accepted); the root's is 1. See `acceptance.path_probabilities`."""
+        path = one_step
+        for _ in range(min(self.max_depth, up.shape[1] - 1) - 1):
+            path = one_step * path.gather(1, up)
+        return path
+
+
+def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
+    """The trees with only their kept nodes, renumbered in their old order.
+
+    Args:
+        kept: bool [num_reqs, num_drafted]: closed under parents; the roots stay anyway.
+        num_nodes: width of the result.
+    """
+    index = torch.arange(kept.shape[1], device=kept.device)
+    stays = kept | (index == 0)
+    number = stays.cumsum(dim=1) - 1
+    into = torch.where(stays, number, num_nodes)
+    source = number.new_zeros(len(kept), num_nodes + 1)
+    source = source.scatter_(1, into, index.expand_as(into))[:, :num_nodes]
+    num_valid = stays.sum(dim=1)
+    shown = torch.arange(num_nodes, device=kept.device) < num_valid[:, None]
+    parents = number.gather(1, trees.parents.clamp(min=0)).gather(1, source)
+    parents[:, 0] = -1
+    return TokenTree(
+        torch.where(shown, trees.token_ids.gather(1, source), 0),
+        torch.where(shown, parents, 0),
+        torch.where(shown, trees.depths.gather(1, source), 0),
+        trees.scores.gather(1, source),
+        num_valid,
+    )
+
+
+def first_nodes(trees: TokenTree, num_valid: Tensor, num_nodes: int) -> TokenTree:
+    """`keep_nodes` where the kept nodes are each tree's first, as a chain's are: none gets another number.
+
+    Args:
+        trees: on the host.
+        num_valid: int64 [num_reqs]: kept, the root included.
+        num_nodes: width of the result.
+    """
+    outside = torch.arange(num_nodes) >= num_valid[:, None]
+    token_ids, parents, depths, scores = (field[:, :num_nodes] for field in trees[:4])
+    shown = (field.masked_fill(outside, 0) for field in (token_ids, parents, depths))
+    return TokenTree(*shown, scores, num_valid)
+
+
+def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
+    """Which drafted node each verified one was: int64 [num_reqs, num_nodes]; the last one where there are fewer."""
+    index = torch.arange(evidence.shape[1], device=evidence.device)
+    stays = ((evidence >> _KEPT) & 1).bool() | (index == 0)
+    last = evidence.shape[1] - 1
+    return torch.where(stays, index, last).sort(dim=1).values[:, :num_nodes]
+
+
+def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
+    """Read `PrunedTrees.evidence` on the host: the trees before pruning, and which of their nodes were verified."""
+    trees = DraftedTrees(
+        parents=(words >> _PARENT) & _PARENT_MASK,
+        depths=(words >> _DEPTH) & _DEPTH_MASK,
+        log_probs=(words & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64),
+        real=(words >> _REAL) & 1 == 1,
+    )
+    return trees, (words >> _KEPT) & 1 == 1
+
+
+def _conditional_log_probs(scores: Tensor, up: Tensor, real: Tensor) -> Tensor:
+    # A drafter's floats are believed no more than its tokens: what is no number counts as hopeless.
+    scores = torch.nan_to_num(scores, nan=NO_CONFIDENCE, posinf=0.0, neginf=NO_CONFIDENCE)
+    given = scores - scores.gather(1, up)
+    return torch.where(real, given, NO_CONFIDENCE).clamp(NO_CONFIDENCE, 0.0)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Place of each value in its row, best first, equal ones by index: int64 [num_reqs, num_nodes]."""
+    index = torch.arange(values.shape[1], device=values.device)
+    theirs, own = values[:, None, :], values[:, :, None]
+    before = (theirs > own) | ((theirs == own) & (index < index[:, None]))
+    return before.sum(dim=2)
+
+
+def _pack(parents: Tensor, depths: Tensor, log_probs: Tensor, real: Tensor, kept: Tensor) -> Tensor:
+    bits = log_probs.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    flags = (real.to(torch.int64) << _REAL) | (kept.to(torch.int64) << _KEPT)
+    return bits | (parents << _PARENT) | (depths << _DEPTH) | flags

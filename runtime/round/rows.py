@@ -1,0 +1,150 @@
+"""The rows of a forward pass on the device: a round's decodes, and the flattened batch of these and of prompt chunks.
+
+On the host, where a round's shapes may follow what was drafted, trees of unequal sizes are rows without padding.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wingbeat.kernels.cpu.ops import Segments
+from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.protocol.messages import TokenTree
+
+
+class Packing(NamedTuple):
+    """Where the nodes of padded trees lie as rows: trees follow one another in their order."""
+
+    rows: Tensor
+    """int64 [num_reqs, num_nodes]: row of each node; any row for padding."""
+    nodes: Tensor
+    """int64 [num_rows]: index of each row among the padded nodes."""
+    starts: Tensor
+    """int64 [num_reqs + 1]: first row of each tree."""
+
+
+def pack(real: Tensor) -> Packing | None:
+    """Rows of the real nodes, bool [num_reqs, num_nodes], which come first in each tree; None where all are."""
+    if bool(real.all()):
+        return None
+    flat = real.flatten()
+    rows = (flat.cumsum(0) - 1).clamp_min(0).view(real.shape)
+    return Packing(rows, flat.nonzero()[:, 0], F.pad(real.sum(dim=1).cumsum(0), (1, 0)))
+
+
+class Decodes(NamedTuple):
+    """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
+
+    slots: Tensor
+    roots: Tensor
+    token_ids: Tensor
+    tree: TokenTree | None
+    """None where all are bare roots."""
+    positions: Tensor
+    slot_mapping: Tensor
+    packing: Packing | None = None
+    """Where the trees lie side by side without padding."""
+
+    def packed(self, padded: Tensor) -> Tensor:
+        """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
+        flat = padded.flatten(0, 1)
+        return flat if self.packing is None else flat[self.packing.nodes]
+
+    def rows_of(self, nodes: Tensor) -> Tensor:
+        """Row of the flattened batch of each node [num_reqs, n]."""
+        if self.packing is not None:
+            return self.packing.rows.gather(1, nodes)
+        return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * self.token_ids.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the flattened batch."""
+        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
+
+
+ROWS_KEYWORD = "wingbeat_batch"
+"""By which a model's layers are handed the batch."""
+NO_COLUMNS: Mapping[type, Any] = {}
+
+
+class Segment(NamedTuple):
+    """Rows of the flattened batch that share a shape: all decodes and trees of a round, or one prompt chunk."""
+
+    start: int
+    """First row of the flattened batch."""
+    num_reqs: int
+    num_query: int
+    """Rows of each request; the most of any where `row_starts` says how many each has."""
+    block_tables: Tensor
+    """int64 [num_reqs, num_table_blocks]"""
+    num_context: Tensor
+    """int64 [num_reqs], tokens before the first new row; row j is stored at num_context + j."""
+    positions: Tensor
+    """int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
+    mask_words: Tensor | None = None
+    """int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.reference.pack_mask`; None is causal."""
+    row_starts: Tensor | None = None
+    """int64 [num_reqs + 1], rows of each request behind `start`, where they are not num_query; on the host alone."""
+
+    @classmethod
+    def of(
+        cls, start: int, positions: Tensor, num_context: Tensor, visible: Tensor | None, block_tables: Tensor
+    ) -> "Segment":
+        """A segment whose rows see the context and, of the new rows, those that a mask shows.
+
+        Args:
+            positions: int64 [num_reqs, num_query], logical positions.
+            visible: bool [num_reqs, num_query, num_query]; None is causal, with row j at position num_context + j.
+        """
+        # A single row sees the context and itself, which is what causal means.
+        words = None if visible is None or positions.shape[1] == 1 else pack_mask(visible)
+        return cls(start, *positions.shape, block_tables, num_context, positions, words)
+
+
+class Rows(NamedTuple):
+    """Rows of one forward pass, decodes and trees first, prompt chunks behind them; a model's layers get it as well."""
+
+    token_ids: Tensor
+    """int64 [1, num_tokens]"""
+    positions: Tensor
+    """int64 [1, num_tokens], logical (depth-based in trees), or [3, 1, num_tokens] where rows are rotated by three."""
+    slot_mapping: Tensor
+    """int64 [num_tokens]: where each row's KV goes."""
+    segments: list[Segment]
+    caches: list[tuple[Tensor, Tensor]]
+    """(key_cache, value_cache) by layer."""
+    logits_rows: Tensor | None = None
+    """int64 [num_rows]: rows whose logits are needed; None needs all."""
+    columns: Mapping[type, Any] = NO_COLUMNS
+    """What features know of the rows, by kind."""
+    around: tuple[Callable[[dict[str, Any]], AbstractContextManager], ...] = ()
+    """Entered by features while a model runs, given its keyword arguments."""
+    chunk_rows: Tensor | None = None
+    """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
+    captured: dict[int, Tensor] | None = None
+    """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
+    packed: Segments | None = None
+    """The segments as the CPU's kernels read them (`pack_segments`); None where others attend."""
+
+
+class ModelOutput(NamedTuple):
+    """What a forward pass yields."""
+
+    logits: Tensor
+    """float [num_rows, vocab_size]"""
+    taps: Tensor | None
+    """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
+
+    def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
+        """Of the first rows, which all have logits, and of those behind them."""
+        logits, taps = self
+        before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
+        return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
+
+
+Model = Callable[[Rows], ModelOutput]
+"""Runs a batch: keys and values are written into its caches."""

@@ -1,0 +1,194 @@
+"""One round on the device: run the verifier over the batch, choose tokens, walk the trees, compact the KV.
+
+A launch waits for nothing: on an accelerator it returns with everything enqueued. Lengths, roots and block tables come
+from the slot state, which the round before advances on the device, and the host's lengths are upper bounds.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.builder import BatchBuilder, dummy_decode_batch
+from wingbeat.runtime.round.certain_tokens import add_certain
+from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
+from wingbeat.runtime.round.decode_graphs import DecodeGraphs
+from wingbeat.runtime.round.eager_rounds import EagerRounds
+from wingbeat.runtime.round.features import Feature
+from wingbeat.runtime.round.fixed_round import FixedRound
+from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
+from wingbeat.runtime.round.pruning import DevicePruner
+from wingbeat.runtime.round.rows import Model, ModelOutput
+from wingbeat.runtime.round.shapes import MOST_ROWS
+from wingbeat.runtime.round.slots import DecodeRows, SlotState
+from wingbeat.runtime.round.token_masks import TokenMasks
+from wingbeat.runtime.round.tree_check import TreeInbox
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+FasterLayers = Callable[[list[Callable[[], object]], GraphDevice], AbstractContextManager]
+"""Of steps that are typical of what is captured: entered while it is."""
+
+
+class ModelRunner:
+    """Runs rounds on one device.
+
+    Args:
+        model: the verifier with its taps.
+        slots: per-sequence device state, shared with the drafter client.
+        last_position: that the model has.
+        graph_device: captures decode rounds in place of CUDA.
+        on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
+            is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
+        features: what else this engine's batches have.
+        faster_layers: for `compile`.
+
+    Raises:
+        ValueError: `cuda_graphs` or `compile` is not to be had on this device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        slots: SlotState,
+        config: EngineConfig,
+        last_position: int,
+        graph_device: GraphDevice | None = None,
+        on_host: bool | None = None,
+        features: tuple[Feature, ...] = (),
+        faster_layers: FasterLayers | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.slots = slots
+        self.config = config
+        self.device = slots.device
+        graph_device = _graph_device(config, self.device, graph_device)
+        self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
+        pieces = graph_device is not None
+        self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features)
+        self.max_depth = config.speculation.max_path - 1
+        acceptance = PathAcceptance(slots, cache, self.builder, config)
+        self.pruner: DevicePruner | None = None
+        if config.speculation.adaptive and not self.on_host:
+            self.pruner = DevicePruner(slots, self.max_depth)
+        self.inbox: TreeInbox | None = None
+        """Where trees go as they come; None where the device is the host itself."""
+        if not self.on_host:
+            chains = config.speculation.draft_top_k == 1
+            self.inbox = TreeInbox(slots, config.speculation.num_nodes, chains=chains)
+        most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
+        self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
+        self.masks = TokenMasks(slots.processors)
+        parts = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
+        self.eager = EagerRounds(*parts)
+        self.fixed = FixedRound(*parts, max_path=config.speculation.max_path, max_model_len=config.max_model_len)
+        self.graphs: DecodeGraphs | None = None
+        if graph_device is not None:
+            slots.processors.allocate()
+            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, config, last_position, graph_device)
+            self._layers = self._compiled(faster_layers) if config.compile else None
+            self.graphs.capture_roots(self._layers)
+
+    def prepare_trees(self) -> None:
+        """Capture what trees need, once; no round may be in flight."""
+        if self.graphs is not None:
+            self.graphs.capture_trees(self._layers)
+
+    @torch.inference_mode()
+    def _compiled(self, faster_layers: FasterLayers) -> AbstractContextManager:
+        def forward(num_nodes: int) -> Callable[[], object]:
+            width = self.config.max_blocks_per_seq
+            batch = dummy_decode_batch(self.cache, 1, num_nodes, width)
+            return lambda: self.model(batch)
+
+        steps = [forward(num_nodes) for num_nodes in (1, self.config.speculation.num_nodes)]
+        return faster_layers(steps, self.graphs.pool.device)
+
+    @torch.inference_mode()
+    def launch(
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | TreeInbox | None,
+        num_nodes: int | None = None,
+    ) -> RoundInFlight:
+        """Enqueue one round.
+
+        Args:
+            rows: what `SlotState.load` made of the plan.
+            trees: one per decoding sequence, or the inbox, or None where all are bare roots; roots are filled in here.
+            num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
+        """
+        num_nodes, masks = num_nodes or self.config.speculation.num_nodes, None
+        captured = self.graphs is not None and bool(plan.decodes)
+        if not isinstance(trees, TreeInbox) or not captured or self.masks.wanted(plan):
+            if isinstance(trees, TreeInbox):
+                trees = add_certain(plan, trees.checked(rows), self.config.speculation)
+            masks = self.masks.start(plan, trees)
+        executor = self.graphs if captured else self.eager
+        done = executor.forward(plan, rows, trees, num_nodes, masks)
+        accepted = executor.decide(plan, done)
+        first = FirstTokens(rows.slots[:0]) if done.chunks is None else self._decide_chunks(plan, done.chunks)
+        return launched_round(plan, accepted, first, done.forward_s, asking=None if captured else plan.asking)
+
+    @torch.inference_mode()
+    def widest_round(self) -> None:
+        """A whole round of the most and the widest trees, all of the spare slot: for what it allocates."""
+        self.slots.reset_spare()
+        num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
+        slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
+        zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
+        trees = TokenTree(*zeros, zeros[0].to(torch.float32), torch.ones_like(slots))
+        self.fixed.decide(self.fixed.forward(slots, trees, num_nodes), Choosing.ALTERED)
+
+    def _decide_chunks(self, plan: SchedulerOutput, chunks: ModelOutput) -> FirstTokens:
+        """Choose the tokens of sequences whose prompts end, and bring their state up to date.
+
+        Args:
+            chunks: as `ForwardResult.chunks`.
+        """
+        sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
+        sampled = self.chooser.choose_first(sampling, chunks.logits[: len(sampling)])
+        if sampling:
+            slots = upload([seq.slot for seq in sampling], self.device)
+            self.slots.committed_lens[slots] += 1
+            self.slots.last_token_ids[slots] = sampled
+            if any(seq.request.params.has_penalties for seq in sampling):
+                self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
+        return FirstTokens(sampled, chunks.taps, self._chunk_logprobs(plan, sampling, sampled, chunks.logits))
+
+    def _chunk_logprobs(
+        self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
+    ) -> Tensor | None:
+        """Of the tokens that chunks yield, then of the prompts' own tokens; None where nobody asks."""
+        targets = [token_id for chunk in plan.chunks for token_id in chunk.prompt_targets()]
+        if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
+            return None
+        return self.chooser.chunk_logprobs(logits, torch.cat([sampled, upload(targets, self.device)]))
+
+
+def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
+    """What captures decode rounds; None where they run eagerly.
+
+    Raises:
+        ValueError: the configuration asks for what there is not.
+    """
+    on_cuda = device.type == "cuda"
+    if config.cuda_graphs and given is None and not on_cuda:
+        raise ValueError(f"cuda_graphs is True: the verifier is on {device}, where nothing is captured")
+    wanted = config.cuda_graphs if config.cuda_graphs is not None else on_cuda or given is not None
+    if not wanted and config.compile:
+        raise ValueError(
+            f"compile is True and nothing is captured on {device}: compiled layers live in captured graphs alone"
+        )
+    if not wanted:
+        return None
+    return CudaGraphDevice(device) if given is None else given

@@ -1,0 +1,116 @@
+"""Which shapes of a verifier's rounds are captured: batch sizes by width of the trees, and pieces of prompt chunks."""
+
+from typing import NamedTuple
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.graphs.buckets import MOST_GRAPHS, batch_buckets, bucket_for, within
+from wingbeat.runtime.graphs.graph_runner import Bucket
+from wingbeat.runtime.round.choice import Choosing
+from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
+
+MOST_ROWS = 2048
+"""Nodes of a whole batch in the largest graph."""
+_NODE_BUCKETS = (4, 8, 16, 32)
+_FEW_SEQS = 16
+"""Most sequences whose batches leave graphs for all of these; larger engines have every second one."""
+_CHOICES_APART = 16
+"""Times the batch before: sizes in which tokens are chosen."""
+_MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((128, 512), (2, 8, 32)),
+    ((128, 512), (2, 8)),
+    ((128,), (2, 8, 32)),
+    ((128,), (8, 32)),
+    ((128,), (8,)),
+)
+"""Of mixed rounds, the first that there are graphs for: most rows of decodes in each batch size, numbers of pieces. The
+first 128 rows of a pass cost next to nothing; of more than these the products take as long as their launches do."""
+_SIZES_KEPT = 5
+"""Batch sizes of each width that rounds of decodes alone have, if there are so many, before mixed ones have any."""
+_MOST_PADDED = 384
+"""Rows of a mixed graph that takes no longer than the launches it saves, by computation, whatever of it is padding."""
+
+
+class RoundShapes(NamedTuple):
+    """Shapes that rounds of one width are captured in, each ascending."""
+
+    forwards: tuple[int, ...]
+    """Batch sizes of forward passes over decodes alone."""
+    choices: tuple[int, ...]
+    """Batch sizes in which tokens are chosen; the largest is that of `forwards`."""
+    mixed: tuple[int, ...]
+    """Batch sizes of forward passes with prompt chunks beside the decodes."""
+    pieces: tuple[int, ...]
+    """Numbers of pieces that each of these is captured with."""
+
+    @property
+    def most_pieces(self) -> int:
+        """In the largest of the mixed graphs; 0 without any."""
+        return max(self.pieces, default=0)
+
+    def mixed_bucket(self, num_nodes: int, num_reqs: int, num_pieces: int) -> Bucket | None:
+        """The graph that a mixed round runs in; None where it is too large for any, or mostly padding."""
+        if not self.mixed or num_reqs > self.mixed[-1] or num_pieces > self.pieces[-1]:
+            return None
+        beside = bucket_for(num_pieces, self.pieces) * PIECE_ROWS
+        bucket = Bucket(bucket_for(num_reqs, self.mixed), num_nodes, beside)
+        num_rows = num_reqs * num_nodes + num_pieces * PIECE_ROWS
+        return bucket if bucket.num_rows <= max(_MOST_PADDED, 2 * num_rows) else None
+
+
+def node_buckets(config: EngineConfig) -> tuple[int, ...]:
+    """Widths that trees are verified in, ascending: pruned ones in the smallest that pays, others as configured."""
+    most = config.speculation.num_nodes
+    smaller = _NODE_BUCKETS if config.speculation.adaptive else ()
+    smaller = smaller if config.max_num_seqs <= _FEW_SEQS else smaller[::2]
+    return (*(n for n in smaller if n < most), most)
+
+
+def num_graphs(config: EngineConfig) -> int:
+    """Graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures at most."""
+    return sum(
+        len(shape.forwards) + len(Choosing) * len(shape.choices) + len(shape.mixed) * len(shape.pieces)
+        for shape in round_shapes(config).values()
+    )
+
+
+def pieces_at_most(num_tokens: int, num_chunks: int) -> int:
+    """Pieces of so many tokens, in at most so many prompt chunks."""
+    num_chunks = min(num_chunks, num_tokens)
+    return (num_tokens - num_chunks) // PIECE_ROWS + num_chunks if num_chunks else 0
+
+
+def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
+    """By nodes per sequence, 1 for bare roots; widths of which one sequence has too many rows are left out."""
+    sizes = batch_buckets(config.max_num_seqs)
+    batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
+    batches = {num_nodes: fitting for num_nodes, fitting in batches.items() if fitting}
+    choices = {num_nodes: _choices(fitting) for num_nodes, fitting in batches.items()}
+    room = MOST_GRAPHS - len(Choosing) * sum(map(len, choices.values()))
+    kept = sum(min(len(fitting), _SIZES_KEPT) for fitting in batches.values())
+    mixed, pieces = _mixed(config, batches, room - kept)
+    forwards = within(room - len(pieces) * sum(map(len, mixed.values())), batches)
+    return {n: RoundShapes(forwards[n], choices[n], mixed[n], pieces) for n in batches}
+
+
+def _choices(batches: tuple[int, ...]) -> tuple[int, ...]:
+    kept = [batches[0]]
+    kept += [size for size in batches if size >= _CHOICES_APART * kept[-1]][:1]
+    return tuple(dict.fromkeys((*kept, batches[-1])))
+
+
+def _mixed(
+    config: EngineConfig, batches: dict[int, tuple[int, ...]], most: int
+) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
+    """Batch sizes by width, and numbers of pieces, of mixed rounds in at most so many graphs."""
+    possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs - 1)
+    for rows, numbers in _MIXED if possible else ():
+        pieces = tuple(dict.fromkeys(min(number, possible) for number in numbers))
+        kept = {n: tuple(dict.fromkeys(_largest(sizes, limit // n) for limit in rows)) for n, sizes in batches.items()}
+        if len(pieces) * sum(map(len, kept.values())) <= most:
+            return kept, pieces
+    return dict.fromkeys(batches, ()), ()
+
+
+def _largest(sizes: tuple[int, ...], limit: int) -> int:
+    """The largest size within a limit, or the smallest of all."""
+    return max((size for size in sizes if size <= limit), default=sizes[0])

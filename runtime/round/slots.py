@@ -1,0 +1,166 @@
+"""Per-sequence state on the device, one row per slot, at addresses that never change."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.protocol.messages import Outcome
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.processors import ProcessorTables
+from wingbeat.runtime.scheduling.images import position_delta
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+
+class DecodeRows(NamedTuple):
+    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`.
+
+    Never changed: the next round may use it again.
+    """
+
+    slots: Tensor
+    """int64 [num_decodes]"""
+    wanted: Tensor
+    """bool [num_decodes]: a tree was asked for and there are blocks for it."""
+
+
+class SlotState:
+    """What the device must know of every running sequence between rounds. All tensors are [max_num_seqs + 1, ...].
+
+    The last row belongs to nobody: rows that pad a batch point there, and its block table stays in block 0.
+    """
+
+    def __init__(
+        self, config: EngineConfig, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self.processors = ProcessorTables(
+            config.max_num_seqs, config.speculation.num_nodes, vocab_size, eos_token_ids, device
+        )
+        self.vocab_size = vocab_size
+        self.device = device
+        self.spare = config.max_num_seqs
+        """Slot of padding rows."""
+        rows = config.max_num_seqs + 1
+
+        def column(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+        self.committed_lens = column(torch.int64)
+        self.last_token_ids = column(torch.int64)
+        self.epochs = column(torch.int64)
+        self.adapter_ids = column(torch.int64)
+        self._any_adapted = False
+        self.position_deltas = column(torch.int64)
+        """By how much a token behind a sequence's images is rotated as if it stood elsewhere."""
+        self._any_moved = False
+        self.block_tables = column(torch.int64, config.max_blocks_per_seq)
+        self.seeds = column(torch.int64)
+        self.temperatures = column(torch.float32)
+        self.top_ks = column(torch.int64)
+        self.top_ps = column(torch.float32)
+        self.min_ps = column(torch.float32)
+        self._published = {
+            name: getattr(self, name)[:-1]
+            for name in ("epochs", "committed_lens", "last_token_ids", "block_tables", "temperatures", "seeds")
+        }
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        self._latest_columns: tuple[list[int], list[bool]] = [], []
+        self._latest_rows = DecodeRows(none, none.bool())
+        self._num_changes = dict.fromkeys(self._published, 0)
+        self._written: dict[tuple[int, str], int] = {}
+        self.reset_spare()
+
+    def reset_spare(self) -> None:
+        """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
+        self.committed_lens[self.spare :].fill_(1)
+
+    def is_at(self, epochs: Tensor, committed_lens: Tensor) -> Tensor:
+        """Whose sequence is still of this epoch and of this length, by slot: bool, as many as are given."""
+        same = self.epochs[: len(epochs)] == epochs
+        same &= self.committed_lens[: len(epochs)] == committed_lens
+        return same
+
+    def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
+        """The copies, (target, source), that bring what a drafter gets of this up to date.
+
+        Most of it seldom changes: what a buffer holds already is not written again.
+        """
+        for name in ("committed_lens", "last_token_ids"):
+            self._num_changes[name] += 1
+        copies = []
+        for name, by_slot in self._published.items():
+            target, changes = getattr(outcome, name), self._num_changes[name]
+            if self._written.get((target.data_ptr(), name)) != changes:
+                self._written[target.data_ptr(), name] = changes
+                copies.append((target, by_slot))
+        return copies
+
+    def forget_published(self) -> None:
+        """Other buffers come, perhaps where old ones were."""
+        self._written.clear()
+
+    def load(self, plan: SchedulerOutput) -> DecodeRows:
+        """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""
+        if plan.admitted:
+            self._admit(plan.admitted)
+            self.processors.admit(plan.admitted)
+        self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
+        columns = [seq.slot for seq in plan.decodes], plan.with_trees()
+        if columns != self._latest_columns:  # a batch mostly stays as it is
+            slots, wanted = upload(columns, self.device).unbind()
+            self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted.bool())
+        return self._latest_rows
+
+    def _admit(self, seqs: list[Sequence]) -> None:
+        params = [seq.request.params for seq in seqs]
+        slots, lens, last_token_ids, epochs, adapter_ids, seeds, top_ks = upload(
+            [
+                [seq.slot for seq in seqs],
+                [len(seq.token_ids) for seq in seqs],
+                [seq.token_ids[-1] for seq in seqs],
+                [seq.epoch for seq in seqs],
+                [seq.adapter_id for seq in seqs],
+                [param.seed for param in params],
+                [param.top_k for param in params],
+            ],
+            self.device,
+        )
+        temperatures, top_ps, min_ps = upload(
+            [[param.temperature, param.top_p, param.min_p] for param in params], self.device, torch.float32
+        ).T
+        self.committed_lens[slots] = lens
+        self.last_token_ids[slots] = last_token_ids
+        self.epochs[slots] = epochs
+        self._any_adapted = self._any_adapted or any(seq.adapter_id for seq in seqs)
+        if self._any_adapted:
+            self.adapter_ids[slots] = adapter_ids
+        deltas = [position_delta(seq.request.images) for seq in seqs]
+        self._any_moved = self._any_moved or any(deltas)
+        if self._any_moved:
+            self.position_deltas[slots] = upload(deltas, self.device)
+        for name in ("epochs", "temperatures", "seeds"):
+            self._num_changes[name] += 1
+        self.seeds[slots] = seeds
+        self.temperatures[slots] = temperatures
+        self.top_ks[slots] = top_ks
+        self.top_ps[slots] = top_ps
+        self.min_ps[slots] = min_ps
+
+    def _append_blocks(self, seqs: list[Sequence]) -> None:
+        """Write the blocks that sequences got since the last call into their rows of the block table."""
+        slots: list[int] = []
+        columns: list[int] = []
+        blocks: list[int] = []
+        for seq in seqs:
+            begin, end = seq.num_synced_blocks, len(seq.blocks)
+            if begin < end:
+                slots += [seq.slot] * (end - begin)
+                columns += range(begin, end)
+                blocks += seq.blocks[begin:]
+                seq.num_synced_blocks = end
+        if slots:
+            rows, places, ids = upload([slots, columns, blocks], self.device)
+            self.block_tables[rows, places] = ids
+            self._num_changes["block_tables"] += 1

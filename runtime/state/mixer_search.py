@@ -1,0 +1,120 @@
+"""Finds the mixers of a model, the parts of layers that keep a state, and lets them run in an engine's rounds.
+
+Transformers' mixers read and write their states through the methods of its cache. Which modules do that, what a state
+is made of, and what lies at a mixer's edges is learned from two passes over a few tokens.
+"""
+
+import inspect
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+
+from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
+from wingbeat.runtime.state.pool import LayerState, StatePart
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+
+_READS = {"get_conv_state", "get_recurrent_state"}
+
+
+class CacheKinds(NamedTuple):
+    """What transformers' cache holds of each layer."""
+
+    states: list[LayerState]
+    """Of layers that have a state."""
+    without_attention: frozenset[int]
+    """Layers that hold no keys and values."""
+
+
+def cache_kinds(layers: list[object]) -> CacheKinds:
+    """Read the layers of a cache that a pass has filled."""
+    states = [
+        LayerState(index, tuple(_parts(layer)))
+        for index, layer in enumerate(layers)
+        if isinstance(layer, LinearAttentionCacheLayerMixin)
+    ]
+    bare = frozenset(index for index, layer in enumerate(layers) if not isinstance(layer, CacheLayerMixin))
+    return CacheKinds(states, bare)
+
+
+def _parts(layer: LinearAttentionCacheLayerMixin) -> list[StatePart]:
+    kinds = ((False, layer.conv_states), (True, layer.recurrent_states))
+    return [
+        StatePart(recurrent, index, tuple(state.shape[1:]), state.dtype)
+        for recurrent, states in kinds
+        for index, state in states.items()
+        if state is not None
+    ]
+
+
+@torch.inference_mode()
+def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: str) -> tuple[Mixer, ...]:
+    """Let the mixers of a model, which otherwise is in its final form, take part in rounds.
+
+    Args:
+        attention: name of the attention function that the model has, which it gets back.
+
+    Raises:
+        UnsupportedModelError: a layer with a state has no mixer, or several, of the kind that is known.
+    """
+    if not states:
+        return ()
+    modules = _mixer_modules(model)
+    unknown = [state.layer for state in states if state.layer not in modules]
+    if unknown:
+        raise UnsupportedModelError(
+            f"layers {unknown} keep recurrent or convolution state by code of their own, which does not read it from "
+            "transformers' cache"
+        )
+    edges = _edges(model, [module for state in states for module in modules[state.layer]], attention)
+    # Several mixers of a layer have the whole state of the layer; each writes its own parts of it.
+    return tuple(Mixer(module, state, *edges[module]) for state in states for module in modules[state.layer])
+
+
+def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
+    """By layer: modules whose forward reads a state from the cache."""
+    found: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        layer, forward = getattr(module, "layer_idx", None), inspect.unwrap(type(module).forward)
+        names = inspect.signature(forward).parameters
+        reads = _READS & set(forward.__code__.co_names) and any(name in names for name in CACHE_ARGUMENTS)
+        if isinstance(layer, int) and reads:
+            found.setdefault(layer, []).append(module)
+    return found
+
+
+def _edges(
+    model: PreTrainedModel, mixers: list[nn.Module], attention: str
+) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
+    """By mixer: the linear layers that multiply its very input, and the one whose result it returns."""
+    inputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, object] = {}
+
+    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        inputs[module] = args[0] if args else kwargs["hidden_states"]
+
+    def leave(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        outputs[module] = output
+
+    linears = {mixer: [part for part in mixer.modules() if isinstance(part, nn.Linear)] for mixer in mixers}
+    hooks = []
+    for part in (part for mixer in mixers for part in (mixer, *linears[mixer])):
+        hooks.append(part.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+    model.set_attn_implementation("eager")
+    try:
+        token_ids = torch.arange(1, 4, device=next(model.parameters()).device)[None]
+        model(input_ids=token_ids, use_cache=False)
+    finally:
+        model.set_attn_implementation(attention)
+        for hook in hooks:
+            hook.remove()
+    return {
+        mixer: (
+            [linear for linear in linears[mixer] if inputs.get(linear) is inputs[mixer]],
+            next((linear for linear in linears[mixer] if outputs.get(linear) is outputs[mixer]), None),
+        )
+        for mixer in mixers
+    }

@@ -1,1 +1,0 @@
-"""From logits to tokens: processors, draws, log-probabilities, and which path of a tree is accepted."""

@@ -1,0 +1,61 @@
+"""Features are columns: who builds and runs batches knows none of them, and a feature that is off has none."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runtime.lora_world import lora_world
+from tests.runtime.models import engine_config, greedy_params, new_engine, prepare_model, random_model
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.runtime import round, verifier
+from wingbeat.runtime.scheduling.request import Request
+
+CORE = (
+    *(path for path in sorted(Path(round.__file__).parent.glob("*.py")) if path.stem != "slots"),
+    Path(verifier.__file__).parent / "model.py",
+    Path(verifier.__file__).parent / "layers" / "attention.py",
+)
+FEATURES = ("adapter", "lora", "image", "vision", "mixer", "roundstates", "state_keeper", "grammar")
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.stem)
+def test_the_core_names_no_feature(path):
+    tree = ast.parse(path.read_text())
+    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    words |= {f"{node.module}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [word for word in words if any(feature in word.lower() for feature in FEATURES)]
+
+
+def passes_of(engine, **fields) -> list:
+    """The batches that a request's rounds run."""
+    seen, forward = [], engine.model.forward
+
+    def watched(batch):
+        seen.append(batch)
+        return forward(batch)
+
+    engine.model.forward = watched
+    engine.add_request(Request("one", (1, 2, 3), greedy_params(3), **fields))
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seen
+
+
+@torch.inference_mode()
+def test_a_feature_that_is_off_adds_nothing():
+    plain = passes_of(new_engine(prepare_model(random_model("llama"), "llama"), engine_config()))
+    assert plain
+    assert all(batch.around == () and not batch.columns for batch in plain)
+
+
+@torch.inference_mode()
+def test_a_column_is_there_where_a_row_needs_it():
+    loaded = lora_world().loaded
+    assert all(not batch.columns for batch in passes_of(new_engine(loaded, engine_config())))
+    adapted = passes_of(new_engine(loaded, engine_config()), adapter=lora_world().adapters[1])
+    assert all(isinstance(batch.columns[AdapterRows], AdapterRows) for batch in adapted)
+    assert loaded.adapters.rows is None, "outside of a pass"

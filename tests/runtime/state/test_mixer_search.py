@@ -1,0 +1,67 @@
+"""Layers with state at load: what a mixer is found to be, and that one which is run wrongly is never served."""
+
+import pytest
+import torch
+
+from tests.runtime.hybrids import hybrid, needs_states, random_hybrid
+from wingbeat.runtime.state.mixer import Mixer
+from wingbeat.runtime.state.pool import StatePool
+from wingbeat.runtime.verifier.loading.loader import prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+
+pytestmark = needs_states
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "num_entries"),
+    [
+        ("lfm2", [0, 2], [0, 4, 0, 4], 1),
+        ("qwen3_next", [0, 2], [0, 4, 0, 4], 2),
+        ("falcon_h1", [0, 1, 2, 3], [4, 4, 4, 4], 0),
+        ("nemotron_h", [0, 3], [0, 0, 4, 0], 1),
+    ],
+)
+def test_what_is_learned(name, layers, heads, num_entries):
+    loaded = hybrid(name).loaded
+    assert [mixer.state.layer for mixer in loaded.mixers] == layers
+    assert [layer.num_heads for layer in loaded.layers] == heads
+    assert all(len(mixer._entries) == num_entries and mixer._exit is not None for mixer in loaded.mixers)
+
+
+def forget_path(monkeypatch):
+    monkeypatch.setattr(Mixer, "advance", lambda self, states: None)
+
+
+def forget_all(monkeypatch):
+    monkeypatch.setattr(StatePool, "store", lambda *args: None)
+
+
+def share_a_row(monkeypatch):
+    gather = StatePool.gather
+    monkeypatch.setattr(StatePool, "gather", lambda self, layer, rows: gather(self, layer, torch.zeros_like(rows)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (forget_path, "behind an accepted path"),
+        (forget_all, "after a prompt in chunks|in plain decoding"),
+        (share_a_row, "differ"),
+    ],
+)
+def test_states_that_do_not_follow_their_sequence_are_noticed_at_load(monkeypatch, wrong, where):
+    wrong(monkeypatch)
+    with pytest.raises(UnsupportedModelError, match=f"Lfm2.*({where})"):
+        prepare_model(random_hybrid("lfm2"), "x")
+
+
+def test_state_that_mixers_of_another_kind_keep_is_refused(monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.state.mixer_search.CACHE_ARGUMENTS", ())
+    with pytest.raises(UnsupportedModelError, match=r"Lfm2.*layers \[0, 2\] keep recurrent or convolution state"):
+        prepare_model(random_hybrid("lfm2"), "x")
+
+
+def test_ranks_divide_no_model_with_states():
+    with pytest.raises(UnsupportedModelError, match=r"recurrent states .*: ranks do not divide states"):
+        prepare_model(random_hybrid("lfm2"), "x", whole=False)
