@@ -1,437 +1,147 @@
 """The rooms of the project, and which of them each may import (`test_layering.py` holds it to that)."""
 
 ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling", "cluster.gpus"}
+DEEP = {"runtime.verifier"}
+"""Rooms whose folders are rooms too."""
 
-MAY_IMPORT = {
-    "__init__": {"deployments.app", "deployments.local_llm"},
-    "cluster.autoscaling": set(),
-    "cluster.channels": {"runtime.free_memory", "runtime.protocol"},
-    "cluster.child_process": set(),
-    "cluster.cores": set(),
-    "cluster.engine_speed": {"cluster.routing"},
-    "cluster.fork_server": {"cluster.channels", "cluster.child_process", "cluster.mps"},
-    "cluster.gpus": {"cluster.nvml", "cluster.placement"},
-    "cluster.memory_kills": set(),
-    "cluster.mps": set(),
-    "cluster.nvml": set(),
-    "cluster.placement": set(),
-    "cluster.prefix_index": {"runtime.kv"},
-    "cluster.process_tree": {"cluster.channels"},
-    "cluster.routing": set(),
-    "deployments.api": {
-        "deployments.fleet",
-        "deployments.media",
-        "deployments.page",
-        "deployments.parsing",
-        "deployments.metrics",
-        "deployments.request_context",
-        "runtime.detokenizer",
-        "runtime.lora",
-        "runtime.prefixes",
-        "runtime.scheduling",
-        "runtime.text_stream",
-        "runtime.tokenizer",
-        "runtime.vision",
-        "deployments.host_names",
-        "deployments.limits",
-    },
-    "deployments.app": {
-        "cluster.autoscaling",
-        "cluster.placement",
-        "deployments.api",
-        "deployments.app_config",
-        "deployments.door",
-        "deployments.fleet",
-        "deployments.gpu_shares",
-        "deployments.http_server",
-        "deployments.log",
-        "deployments.metrics",
-        "deployments.options",
-        "deployments.replica",
-        "runtime.tokenizer",
-        "runtime.torchless",
-        "runtime.verifier",
-        "deployments.surface",
-    },
-    "deployments.cli": {
-        "deployments.doctor",
-        "cluster.channels",
-        "cluster.gpus",
-        "deployments.app_config",
-        "deployments.door",
-        "deployments.gpu_shares",
-        "deployments.launch",
-        "deployments.log",
-        "deployments.options",
-        "deployments.replica",
-        "deployments.start_up",
-        "runtime.checks",
-        "runtime.config",
-        "runtime.disk_cache",
-        "runtime.drafters",
-        "runtime.fp8_devices",
-        "runtime.free_memory",
-        "runtime.heads",
-        "runtime.hub",
-        "runtime.kv",
-        "runtime.llm",
-        "runtime.protocol",
-        "runtime.recordings",
-        "runtime.scheduling",
-        "runtime.tensor_files",
-        "runtime.tensor_parallel",
-        "runtime.tensorrt",
-        "runtime.text_stream",
-        "runtime.tokenizer",
-        "runtime.tokenizer_file",
-        "runtime.training",
-        "runtime.verifier",
-    },
-    "deployments.app_config": {
-        "cluster.placement",
-        "deployments.options",
-        "runtime.config",
-        "runtime.hub",
-        "runtime.refusals",
-    },
-    "deployments.door": set(),
-    "deployments.doctor": {
-        "cluster.channels",
-        "cluster.gpus",
-        "cluster.nvml",
-        "kernels.comparison",
-        "kernels.cpu",
-        "runtime.checks",
-        "runtime.disk_cache",
-        "runtime.free_memory",
-        "runtime.graphs",
-    },
-    "deployments.fleet": {
-        "cluster.prefix_index",
-        "cluster.routing",
-        "deployments.handle_calls",
-        "runtime.kv",
-        "runtime.lora",
-        "runtime.prefixes",
-        "runtime.scheduling",
-    },
-    "deployments.gpu_shares": {
-        "cluster.gpus",
-        "cluster.placement",
-        "deployments.app_config",
-        "deployments.options",
-    },
-    "deployments.handle_calls": set(),
-    "deployments.head_watch": {"cluster.channels"},
-    "deployments.http_server": set(),
-    "deployments.launch": {
-        "cluster.channels",
-        "cluster.process_tree",
-        "deployments.app",
-        "deployments.app_config",
-        "deployments.door",
-        "deployments.gpu_shares",
-        "deployments.head_watch",
-        "deployments.replica",
-        "deployments.start_up",
-        "deployments.stop_signals",
-        "deployments.watchdog",
-    },
-    "deployments.local_llm": {"cluster.channels", "deployments.cli", "deployments.options", "runtime.llm"},
-    "deployments.log": {"deployments.request_context"},
-    "deployments.host_names": set(),
-    "deployments.limits": set(),
-    "deployments.media": {"deployments.limits", "runtime.vision"},
-    "deployments.metrics": {
-        "deployments.options",
-        "deployments.request_context",
-        "runtime.histogram",
-        "runtime.scheduling",
-    },
-    "deployments.options": {
-        "deployments.host_names",
-        "deployments.limits",
-        "runtime.config",
-        "runtime.demo",
-        "runtime.drafters",
-        "runtime.hub",
-        "runtime.lora",
-        "runtime.refusals",
-        "runtime.settings",
-        "runtime.tensor_files",
-        "runtime.tensor_parallel",
-    },
-    "deployments.page": {"deployments.fleet"},
-    "deployments.parsing": {"deployments.options", "runtime.grammar"},
-    "deployments.replica": {
-        "cluster.autoscaling",
-        "cluster.channels",
-        "cluster.child_process",
-        "cluster.cores",
-        "cluster.engine_speed",
-        "cluster.fork_server",
-        "cluster.memory_kills",
-        "cluster.placement",
-        "cluster.prefix_index",
-        "cluster.routing",
-        "deployments.app_config",
-        "deployments.fleet",
-        "deployments.handle_calls",
-        "deployments.log",
-        "deployments.metrics",
-        "runtime.checks",
-        "runtime.config",
-        "runtime.disk_cache",
-        "runtime.drafters",
-        "runtime.engine",
-        "runtime.grammar",
-        "runtime.heads",
-        "runtime.kv",
-        "runtime.lora",
-        "runtime.pair",
-        "runtime.prefixes",
-        "runtime.protocol",
-        "runtime.recordings",
-        "runtime.scheduling",
-        "runtime.tensor_parallel",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "deployments.request_context": set(),
-    "deployments.start_up": set(),
-    "deployments.surface": {"deployments.api", "deployments.app_config", "deployments.media", "deployments.parsing"},
-    "deployments.stop_signals": set(),
-    "deployments.watchdog": {"cluster.channels", "cluster.process_tree"},
-    "kernels.attention": {"kernels.choice", "kernels.tree"},
-    "kernels.choice": set(),
-    "kernels.comparison": {
-        "kernels.attention",
-        "kernels.choice",
-        "kernels.kv",
-        "kernels.layer",
-        "kernels.sampling",
-        "kernels.tree",
-    },
-    "kernels.cpu": {"kernels.layer"},
-    "kernels.kv": {"kernels.choice"},
-    "kernels.layer": {"kernels.choice", "kernels.kv"},
-    "kernels.sampling": {"kernels.choice"},
-    "kernels.tree": {"kernels.choice", "kernels.sampling"},
-    "runtime.checks": {
-        "kernels.choice",
-        "kernels.comparison",
-        "runtime.config",
-        "runtime.disk_cache",
-        "runtime.drafters",
-        "runtime.engine",
-        "runtime.heads",
-        "runtime.scheduling",
-        "runtime.tokenizer",
-        "runtime.verifier",
-    },
-    "runtime.config": {"runtime.refusals"},
-    "runtime.config_numbers": set(),
-    "runtime.demo": set(),
-    "runtime.detokenizer": {"runtime.tokenizer"},
-    "runtime.disk_cache": set(),
-    "runtime.drafters": {
-        "kernels.cpu",
-        "kernels.kv",
-        "kernels.tree",
-        "runtime.config",
-        "runtime.demo",
-        "runtime.graphs",
-        "runtime.heads",
-        "runtime.hub",
-        "runtime.kv",
-        "runtime.protocol",
-        "runtime.round",
-        "runtime.speculation",
-        "runtime.tensor_files",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "runtime.engine": {
-        "kernels.attention",
-        "kernels.cpu",
-        "runtime.config",
-        "runtime.disk_cache",
-        "runtime.drafters",
-        "runtime.grammar",
-        "runtime.graphs",
-        "runtime.histogram",
-        "runtime.kv",
-        "runtime.protocol",
-        "runtime.round",
-        "runtime.scheduling",
-        "runtime.speculation",
-        "runtime.state",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "runtime.fp8_devices": set(),
-    "runtime.free_memory": set(),
-    "runtime.grammar": {"runtime.scheduling", "runtime.tokenizer"},
-    "runtime.graphs": set(),
-    "runtime.heads": {
-        "kernels.cpu",
-        "kernels.layer",
-        "runtime.config_numbers",
-        "runtime.fp8_devices",
-        "runtime.hub",
-        "runtime.kv",
-        "runtime.round",
-        "runtime.tensor_files",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "runtime.histogram": set(),
-    "runtime.hub": {"runtime.tensor_files"},
-    "runtime.lora": set(),
-    "runtime.kv": {"kernels.kv", "runtime.config", "runtime.fp8_devices", "runtime.free_memory"},
-    "runtime.llm": {
-        "runtime.config",
-        "runtime.drafters",
-        "runtime.engine",
-        "runtime.graphs",
-        "runtime.heads",
-        "runtime.hub",
-        "runtime.pair",
-        "runtime.protocol",
-        "runtime.scheduling",
-        "runtime.tensor_files",
-        "runtime.verifier",
-    },
-    "runtime.pair": {
-        "runtime.checks",
-        "runtime.config",
-        "runtime.drafters",
-        "runtime.engine",
-        "runtime.grammar",
-        "runtime.heads",
-        "runtime.tensor_parallel",
-        "runtime.tensorrt",
-        "runtime.tokenizer",
-        "runtime.verifier",
-        "runtime.refusals",
-    },
-    "runtime.prefixes": {
-        "runtime.disk_cache",
-        "runtime.drafters",
-        "runtime.engine",
-        "runtime.kv",
-        "runtime.lora",
-        "runtime.scheduling",
-        "runtime.state",
-        "runtime.verifier",
-    },
-    "runtime.protocol": {"runtime.config"},
-    "runtime.recordings": {
-        "kernels.sampling",
-        "runtime.demo",
-        "runtime.heads",
-        "runtime.hub",
-        "runtime.protocol",
-        "runtime.round",
-        "runtime.scheduling",
-        "runtime.settings",
-        "runtime.tokenizer",
-        "runtime.verifier",
-    },
-    "runtime.refusals": set(),
-    "runtime.scheduling": {"runtime.config", "runtime.kv", "runtime.lora"},
-    "runtime.settings": set(),
-    "runtime.speculation": {"runtime.config"},
-    "runtime.state": {
-        "runtime.config",
-        "runtime.kv",
-        "runtime.protocol",
-        "runtime.refusals",
-        "runtime.round",
-        "runtime.scheduling",
-        "runtime.verifier_errors",
-    },
-    "runtime.tensor_files": set(),
-    "runtime.tensor_parallel": {
-        "runtime.config",
-        "runtime.kv",
-        "runtime.refusals",
-        "runtime.round",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "runtime.tensorrt": {
-        "kernels.attention",
-        "kernels.kv",
-        "kernels.tree",
-        "runtime.checks",
-        "runtime.config",
-        "runtime.drafters",
-        "runtime.graphs",
-        "runtime.heads",
-        "runtime.kv",
-        "runtime.protocol",
-        "runtime.refusals",
-        "runtime.round",
-        "runtime.tensor_files",
-        "runtime.tokenizer",
-        "runtime.verifier",
-        "runtime.verifier_errors",
-    },
-    "runtime.text_stream": {"runtime.detokenizer", "runtime.scheduling", "runtime.tokenizer"},
-    "runtime.token_length": set(),
-    "runtime.tokenizer": {"runtime.token_length"},
-    "runtime.tokenizer_file": {"runtime.tensor_files"},
-    "runtime.torchless": set(),
-    "runtime.training": {
-        "runtime.settings",
-        "runtime.config",
-        "runtime.drafters",
-        "runtime.heads",
-        "runtime.hub",
-        "runtime.llm",
-        "runtime.protocol",
-        "runtime.recordings",
-        "runtime.scheduling",
-        "runtime.verifier",
-    },
-    "runtime.round": {
-        "kernels.cpu",
-        "kernels.sampling",
-        "kernels.tree",
-        "runtime.config",
-        "runtime.graphs",
-        "runtime.kv",
-        "runtime.protocol",
-        "runtime.scheduling",
-        "runtime.speculation",
-    },
-    "runtime.verifier": {
-        "kernels.attention",
-        "kernels.cpu",
-        "kernels.kv",
-        "kernels.layer",
-        "runtime.config",
-        "runtime.config_numbers",
-        "runtime.disk_cache",
-        "runtime.graphs",
-        "runtime.kv",
-        "runtime.lora",
-        "runtime.protocol",
-        "runtime.refusals",
-        "runtime.round",
-        "runtime.scheduling",
-        "runtime.state",
-        "runtime.tensor_files",
-        "runtime.verifier_errors",
-        "runtime.vision",
-    },
-    "runtime.verifier_errors": set(),
-    "runtime.vision": {
-        "runtime.protocol",
-        "runtime.round",
-        "runtime.scheduling",
-    },
-}
-"""Room -> rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
+_TABLE = """
+__init__: deployments.app deployments.local_llm
+cluster.autoscaling:
+cluster.channels: runtime.free_memory runtime.protocol
+cluster.child_process:
+cluster.cores:
+cluster.engine_speed: cluster.routing
+cluster.fork_server: cluster.channels cluster.child_process cluster.mps
+cluster.gpus: cluster.nvml cluster.placement
+cluster.memory_kills:
+cluster.mps:
+cluster.nvml:
+cluster.placement:
+cluster.prefix_index: runtime.kv
+cluster.process_tree: cluster.channels
+cluster.routing:
+deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
+    deployments.page deployments.parsing deployments.request_context runtime.detokenizer runtime.lora
+    runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer runtime.vision
+deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
+    deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
+    deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
+    runtime.verifier.checkpoints
+deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
+deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
+    deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
+    deployments.start_up runtime.checks runtime.config runtime.disk_cache runtime.drafters runtime.fp8_devices
+    runtime.free_memory runtime.heads runtime.hub runtime.kv runtime.llm runtime.protocol runtime.recordings
+    runtime.scheduling runtime.tensor_files runtime.tensor_parallel runtime.tensorrt runtime.text_stream
+    runtime.tokenizer runtime.tokenizer_file runtime.training runtime.verifier.checkpoints runtime.verifier.loading
+deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu runtime.checks
+    runtime.disk_cache runtime.free_memory runtime.graphs
+deployments.door:
+deployments.fleet: cluster.prefix_index cluster.routing deployments.handle_calls runtime.kv runtime.lora
+    runtime.prefixes runtime.scheduling
+deployments.gpu_shares: cluster.gpus cluster.placement deployments.app_config deployments.options
+deployments.handle_calls:
+deployments.head_watch: cluster.channels
+deployments.host_names:
+deployments.http_server:
+deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
+    deployments.gpu_shares deployments.head_watch deployments.replica deployments.start_up deployments.stop_signals
+    deployments.watchdog
+deployments.limits:
+deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
+deployments.log: deployments.request_context
+deployments.media: deployments.limits runtime.vision
+deployments.metrics: deployments.options deployments.request_context runtime.histogram runtime.scheduling
+deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
+    runtime.hub runtime.lora runtime.refusals runtime.settings runtime.tensor_files runtime.tensor_parallel
+deployments.page: deployments.fleet
+deployments.parsing: deployments.options runtime.grammar
+deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
+    cluster.fork_server cluster.memory_kills cluster.placement cluster.prefix_index cluster.routing
+    deployments.app_config deployments.fleet deployments.handle_calls deployments.log deployments.metrics
+    runtime.checks runtime.config runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads
+    runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
+deployments.request_context:
+deployments.start_up:
+deployments.stop_signals:
+deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing
+deployments.watchdog: cluster.channels cluster.process_tree
+kernels.attention: kernels.choice kernels.tree
+kernels.choice:
+kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
+kernels.cpu: kernels.layer
+kernels.kv: kernels.choice
+kernels.layer: kernels.choice kernels.kv
+kernels.sampling: kernels.choice
+kernels.tree: kernels.choice kernels.sampling
+runtime.checks: kernels.choice kernels.comparison runtime.config runtime.disk_cache runtime.drafters runtime.engine
+    runtime.heads runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints runtime.verifier.loading
+runtime.config: runtime.refusals
+runtime.config_numbers:
+runtime.demo:
+runtime.detokenizer: runtime.tokenizer
+runtime.disk_cache:
+runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.graphs runtime.heads
+    runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.tensor_files runtime.verifier
+    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.engine: kernels.attention kernels.cpu runtime.config runtime.disk_cache runtime.drafters runtime.grammar
+    runtime.graphs runtime.histogram runtime.kv runtime.protocol runtime.round runtime.scheduling
+    runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading
+    runtime.verifier_errors
+runtime.fp8_devices:
+runtime.free_memory:
+runtime.grammar: runtime.scheduling runtime.tokenizer
+runtime.graphs:
+runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devices runtime.hub runtime.kv
+    runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
+runtime.histogram:
+runtime.hub: runtime.tensor_files
+runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory
+runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.heads runtime.hub runtime.pair
+    runtime.protocol runtime.scheduling runtime.tensor_files runtime.verifier.layers
+runtime.lora:
+runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
+    runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
+    runtime.verifier.layers runtime.verifier.loading
+runtime.prefixes: runtime.disk_cache runtime.drafters runtime.engine runtime.kv runtime.lora runtime.scheduling
+    runtime.state runtime.verifier.layers
+runtime.protocol: runtime.config
+runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runtime.protocol runtime.round
+    runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
+runtime.refusals:
+runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.graphs runtime.kv runtime.protocol
+    runtime.scheduling runtime.speculation
+runtime.scheduling: runtime.config runtime.kv runtime.lora
+runtime.settings:
+runtime.speculation: runtime.config
+runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round runtime.scheduling
+    runtime.verifier_errors
+runtime.tensor_files:
+runtime.tensor_parallel: runtime.config runtime.kv runtime.refusals runtime.round runtime.verifier
+    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.tensorrt: kernels.attention kernels.kv kernels.tree runtime.checks runtime.config runtime.drafters
+    runtime.graphs runtime.heads runtime.kv runtime.protocol runtime.refusals runtime.round runtime.tensor_files
+    runtime.tokenizer runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.text_stream: runtime.detokenizer runtime.scheduling runtime.tokenizer
+runtime.token_length:
+runtime.tokenizer: runtime.token_length
+runtime.tokenizer_file: runtime.tensor_files
+runtime.torchless:
+runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.protocol
+    runtime.recordings runtime.scheduling runtime.settings runtime.verifier.loading
+runtime.verifier: runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
+runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
+runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.disk_cache runtime.kv
+    runtime.lora runtime.round runtime.scheduling runtime.state runtime.verifier_errors runtime.vision
+runtime.verifier.loading: kernels.cpu runtime.config runtime.disk_cache runtime.kv runtime.protocol runtime.refusals
+    runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
+    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.vision
+runtime.verifier_errors:
+runtime.vision: runtime.protocol runtime.round runtime.scheduling
+"""
+"""Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
 is `deployments.replica.engine.live_recording`, which a setting opens."""
+
+_ROWS = (row.partition(":") for row in _TABLE.replace("\n    ", " ").splitlines() if row)
+MAY_IMPORT = {room: set(others.split()) for room, _, others in _ROWS}

@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.runtime.lora_world import lora_world
 from tests.runtime.models import engine_config, greedy_params, new_engine, prepare_model, random_model
@@ -45,14 +44,12 @@ def passes_of(engine, **fields) -> list:
     return seen
 
 
-@torch.inference_mode()
 def test_a_feature_that_is_off_adds_nothing():
     plain = passes_of(new_engine(prepare_model(random_model("llama"), "llama"), engine_config()))
     assert plain
     assert all(batch.around == () and not batch.columns for batch in plain)
 
 
-@torch.inference_mode()
 def test_a_column_is_there_where_a_row_needs_it():
     loaded = lora_world().loaded
     assert all(not batch.columns for batch in passes_of(new_engine(loaded, engine_config())))
