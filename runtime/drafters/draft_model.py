@@ -29,7 +29,7 @@ from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.rows import Rows, Segment
+from wingbeat.runtime.round.rows import Rows, Segment, joined
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
@@ -115,7 +115,7 @@ class ModelDrafter(StagedDrafter):
         """Run the tokens that decodes settle: the one before theirs, and all of theirs but the newest."""
         token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
         part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
-        self._forward([part], part.token_ids[:0])
+        self._forward([part], part.slot_mapping[:0])
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """Run the roots, and grow a tree from each."""
@@ -148,10 +148,10 @@ class ModelDrafter(StagedDrafter):
             Logits [num_proposals, 1, vocab_size] of what follows the roots.
         """
         rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
-        begin = 0 if rows is None else len(rows.pass_rows.token_ids)
+        begin = 0 if rows is None else len(rows.pass_rows.slot_mapping)
         parts = [] if rows is None else [rows.pass_rows]
         parts += self._chunks(batch, begin)
-        wanted = rows.roots if rows is not None else parts[0].token_ids[:0]
+        wanted = rows.roots if rows is not None else parts[0].slot_mapping[:0]
         return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
@@ -182,20 +182,26 @@ class ModelDrafter(StagedDrafter):
         last = torch.arange(len(proposals), device=self.device) * width + num_accepted[: len(proposals)]
         return _Rows(self._pass_rows(token_ids, starts, num_accepted + rooted, tables), last)
 
-    def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> "_PassRows":
+    def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> Rows:
         """Tokens int64 [num_reqs, width] from positions int64 [num_reqs] on, of which the first ones count."""
         steps = torch.arange(token_ids.shape[1], device=self.device)
         storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
         segment = self.pool.causal_segment(0, storage, starts, tables)
         mapping = slot_mapping(tables, storage, self.pool.block_size, counted)
         token_ids = torch.where(counted, token_ids, 0)
-        return _PassRows(token_ids.flatten(), storage.flatten(), mapping.flatten(), segment)
+        return self._flat(token_ids, storage, mapping, segment)
+
+    def _flat(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segment: Segment) -> Rows:
+        """Rows [num_reqs, width] of one segment."""
+        # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
+        positions = positions.reshape(1, -1).clamp(0, self.max_position)
+        return Rows(token_ids.reshape(1, -1), positions, mapping.flatten(), [segment], self.pool.caches)
 
     def _tables(self, batch: DraftBatch) -> Tensor:
         """Block tables of all slots, as far as settled tokens reach."""
         return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
 
-    def _chunks(self, batch: DraftBatch, begin: int) -> list["_PassRows"]:
+    def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
         """One segment per chunk."""
         parts = []
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
@@ -205,19 +211,13 @@ class ModelDrafter(StagedDrafter):
             segment = self.pool.causal_segment(begin, storage, context, tables)
             token_ids = batch.token_ids[slot, start : start + length]
             mapping = slot_mapping(tables, storage, self.pool.block_size)
-            parts.append(_PassRows(token_ids, storage[0], mapping[0], segment))
+            parts.append(self._flat(token_ids, storage, mapping, segment))
             begin += length
         return parts
 
-    def _forward(self, parts: list["_PassRows"], wanted: Tensor | None) -> Tensor:
+    def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
         """Logits [num_wanted, vocab_size] of a flattened batch; None wants those of all rows."""
-        token_ids, positions, mapping = (
-            parts[0][i] if len(parts) == 1 else torch.cat([part[i] for part in parts]) for i in range(3)
-        )
-        segments = [part.segment for part in parts]
-        # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
-        positions = positions.clamp(0, self.max_position)
-        logits = self.model(Rows(token_ids[None], positions[None], mapping, segments, self.pool.caches, wanted)).logits
+        logits = self.model(joined(parts)._replace(logits_rows=wanted)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
     def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
@@ -231,31 +231,17 @@ class ModelDrafter(StagedDrafter):
         drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
 
         def expand(level: Level) -> Tensor:
-            part = _PassRows(
-                token_ids=level.token_ids.flatten(),
-                positions=drafted.positions(level).flatten(),
-                slot_mapping=drafted.slot_mapping(level),
-                segment=drafted.segment(level),
-            )
+            mapping, segment = drafted.slot_mapping(level), drafted.segment(level)
+            part = self._flat(level.token_ids, drafted.positions(level), mapping, segment)
             return self._forward([part], None).unflatten(0, level.token_ids.shape)
 
         return self.growth.grow(roots, logits, expand, rules)
 
 
-class _PassRows(NamedTuple):
-    """Rows of one segment of a pass."""
-
-    token_ids: Tensor
-    """int64 [num_rows], as the next two."""
-    positions: Tensor
-    slot_mapping: Tensor
-    segment: Segment
-
-
 class _Rows(NamedTuple):
     """Decodes and roots of a pass, by slot; proposals first."""
 
-    pass_rows: _PassRows
+    pass_rows: Rows
     roots: Tensor
     """int64 [num_proposals]: flattened rows of the roots."""
 

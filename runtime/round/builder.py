@@ -14,7 +14,7 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.features import Feature, Placed, columns_of
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
-from wingbeat.runtime.round.rows import Decodes, Rows, Segment, pack
+from wingbeat.runtime.round.rows import Decodes, Rows, Segment, joined, pack
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -82,11 +82,7 @@ class BatchBuilder:
         Rows with logits: those of decodes, of the chunks that sample, and of prompt tokens whose next one is reported.
         """
         begin = 0 if decodes is None else decodes.num_rows
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        segments: list[Segment] = []
-        if decodes is not None:
-            segments.append(self._decode_segment(plan.decodes, decodes))
-            parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
+        parts = [] if decodes is None else [self._decode_rows(decodes, self._decode_segment(plan.decodes, decodes))]
         chunk_slots = chunk_rows = logits_rows = None
         starts: list[int] = []
         if plan.chunks:
@@ -94,16 +90,15 @@ class BatchBuilder:
             rows = in_pieces(plan.chunks, self._last_position) if in_one else side_by_side(plan.chunks)
             logits_rows = upload([*range(begin), *(begin + rows.wanted).tolist()] or [0], self.device)
             rows = rows._replace(real=begin + rows.real).to(self.device)
-            place = self._one_segment if in_one else self._apart
-            own, mapping = place(plan.chunks, rows, begin)
-            segments += own
-            parts.append((rows.token_ids, rows.positions, mapping))
+            if in_one:
+                parts.append(self._piece_rows(rows, begin, self._num_blocks(plan.chunks)))
+            else:
+                parts.append(self._apart(plan.chunks, rows, begin))
             chunk_slots = partial(_slots_of, rows, plan.chunks, in_one)
             chunk_rows = rows.real if in_one else None
             starts = [begin + start for start in row_starts(plan.chunks, PIECE_ROWS if in_one else 1)]
-        fields = (torch.cat(fields) for fields in zip(*parts, strict=True))
-        placed = Placed(plan, decodes, chunk_slots, starts, self.on_host)
-        return self._with_features(*fields, segments, logits_rows, chunk_rows, placed)
+        flat = joined(parts)._replace(logits_rows=logits_rows, chunk_rows=chunk_rows)
+        return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
 
     def fixed(self, decodes: Decodes, chunks: ChunkRows | None = None) -> Rows:
         """Decodes, and prompt chunks in pieces behind them, at shapes that the arguments' shapes decide.
@@ -113,40 +108,31 @@ class BatchBuilder:
         Args:
             chunks: of sequences without images.
         """
-        segments = [self._tree_segment(decodes, self.slots.block_tables[decodes.slots])]
-        fields = [part.flatten() for part in (decodes.token_ids, decodes.positions, decodes.slot_mapping)]
-        logits_rows = slots = None
+        segment = self._tree_segment(decodes, self.slots.block_tables[decodes.slots])
+        flat, slots = self._decode_rows(decodes, segment), None
         if chunks is not None:
             begin = decodes.num_rows
-            segment, mapping = self._piece_segment(chunks, begin)
-            segments.append(segment)
-            own = (chunks.token_ids, chunks.positions, mapping)
-            fields = [torch.cat(parts) for parts in zip(fields, own, strict=True)]
             logits_rows = torch.cat([torch.arange(begin, device=self.device), chunks.wanted + begin])
+            flat = joined([flat, self._piece_rows(chunks, begin)])._replace(logits_rows=logits_rows)
             slots = partial(chunks.slots.repeat_interleave, PIECE_ROWS)
-        placed = Placed(None, decodes, slots, [], self.on_host)
-        return self._with_features(*fields, segments, logits_rows, None, placed)
+        return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
 
-    def _with_features(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        mapping: Tensor,
-        segments: list[Segment],
-        logits_rows: Tensor | None,
-        chunk_rows: Tensor | None,
-        placed: Placed,
-    ) -> Rows:
-        positions = positions[None]
+    def _with_features(self, rows: Rows, placed: Placed) -> Rows:
+        positions, columns = rows.positions, columns_of(self.features, placed)
         for feature in self.features:
             positions = feature.positions(positions, placed)
-        columns, caches = columns_of(self.features, placed), self.cache.layers
         around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in self.features)
-        own = (logits_rows, columns, around, chunk_rows)
-        return Rows(token_ids[None], positions, mapping, segments, caches, *own)
+        return rows._replace(positions=positions, columns=columns, around=around)
 
-    def _apart(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> tuple[list[Segment], Tensor]:
-        """A segment for each chunk, and the slot mapping of all."""
+    def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:
+        fields = map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
+        return self._rows(*fields, [segment])
+
+    def _rows(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]) -> Rows:
+        return Rows(token_ids[None], positions[None], mapping, segments, self.cache.layers)
+
+    def _apart(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> Rows:
+        """A segment for each chunk."""
         positions = rows.positions.split([chunk.length for chunk in chunks])
         starts, segments, mapping = row_starts(chunks), [], []
         for index, (chunk, start) in enumerate(zip(chunks, starts, strict=True)):
@@ -155,14 +141,11 @@ class BatchBuilder:
             visible = None if visible is None else visible.to(self.device)
             segments.append(Segment.of(begin + start, own, context, visible, table[:, : self._num_blocks([chunk])]))
             mapping.append(slot_mapping(table, own, self.config.block_size)[0])
-        return segments, torch.where(rows.stores > 0, torch.cat(mapping), 0)
+        mapping = torch.where(rows.stores > 0, torch.cat(mapping), 0)
+        return self._rows(rows.token_ids, rows.positions, mapping, segments)
 
-    def _one_segment(self, chunks: list[Chunk], rows: ChunkRows, begin: int) -> tuple[list[Segment], Tensor]:
-        segment, mapping = self._piece_segment(rows, begin, self._num_blocks(chunks))
-        return [segment], mapping
-
-    def _piece_segment(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> tuple[Segment, Tensor]:
-        """The segment of chunks in pieces, and their slot mapping int64 [num_rows].
+    def _piece_rows(self, rows: ChunkRows, begin: int, num_blocks: int | None = None) -> Rows:
+        """Chunks in pieces, as one segment.
 
         Args:
             begin: their first row of the batch.
@@ -171,7 +154,8 @@ class BatchBuilder:
         shape = (len(rows.slots), PIECE_ROWS)
         tables, positions = self.slots.block_tables[rows.slots], rows.positions.view(shape)
         mapping = slot_mapping(tables, positions, self.config.block_size, rows.stores.view(shape) > 0)
-        return Segment.of(begin, positions, rows.contexts, None, tables[:, :num_blocks]), mapping.flatten()
+        segment = Segment.of(begin, positions, rows.contexts, None, tables[:, :num_blocks])
+        return self._rows(rows.token_ids, rows.positions, mapping.flatten(), [segment])
 
     def _num_blocks(self, chunks: list[Chunk]) -> int:
         """Of the longest context that these chunks see."""

@@ -131,6 +131,18 @@ class Rows(NamedTuple):
     """The segments as the CPU's kernels read them (`pack_segments`); None where others attend."""
 
 
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one behind the other, whose segments begin where they now are; what else there is is the first one's."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0]._replace(
+        token_ids=torch.cat([part.token_ids for part in parts], dim=1),
+        positions=torch.cat([part.positions for part in parts], dim=1),
+        slot_mapping=torch.cat([part.slot_mapping for part in parts]),
+        segments=[segment for part in parts for segment in part.segments],
+    )
+
+
 class ModelOutput(NamedTuple):
     """What a forward pass yields."""
 
