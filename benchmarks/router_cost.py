@@ -21,7 +21,7 @@ from report import RESULTS, Report, Table, machine_facts, middle
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireOutput, encode
-from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges
+from wingbeat.runtime.kv.block_hashes import HASH_BYTES, CacheChanges
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.text_stream import TextStream
 from wingbeat.runtime.tokenizer import Tokenizer

@@ -12,8 +12,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
-from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
-from wingbeat.runtime.kv.cache_log import CacheLog
+from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 

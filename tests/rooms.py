@@ -17,12 +17,11 @@ cluster.memory_kills:
 cluster.mps:
 cluster.nvml:
 cluster.placement:
-cluster.prefix_index: runtime.kv
 cluster.process_tree: cluster.channels
-cluster.routing:
+cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.detokenizer runtime.lora
-    runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer runtime.vision
+    deployments.page deployments.parsing deployments.request_context runtime.lora runtime.prefixes
+    runtime.scheduling runtime.text_stream runtime.tokenizer runtime.vision
 deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
     deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
     deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
@@ -37,8 +36,8 @@ deployments.cli: cluster.channels cluster.gpus deployments.app_config deployment
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu runtime.checks
     runtime.disk_cache runtime.free_memory runtime.graphs
 deployments.door:
-deployments.fleet: cluster.prefix_index cluster.routing deployments.handle_calls runtime.kv runtime.lora
-    runtime.prefixes runtime.scheduling
+deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.prefixes
+    runtime.scheduling
 deployments.gpu_shares: cluster.gpus cluster.placement deployments.app_config deployments.options
 deployments.handle_calls:
 deployments.head_watch: cluster.channels
@@ -57,11 +56,11 @@ deployments.options: deployments.host_names deployments.limits runtime.config ru
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
-    cluster.fork_server cluster.memory_kills cluster.placement cluster.prefix_index cluster.routing
-    deployments.app_config deployments.fleet deployments.handle_calls deployments.log deployments.metrics
-    runtime.checks runtime.config runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads
-    runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
-    runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
+    cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
+    deployments.fleet deployments.handle_calls deployments.log deployments.metrics runtime.checks runtime.config
+    runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.kv runtime.lora
+    runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel
+    runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.start_up:
 deployments.stop_signals:
@@ -80,7 +79,6 @@ runtime.checks: kernels.choice kernels.comparison runtime.config runtime.disk_ca
 runtime.config: runtime.refusals
 runtime.config_numbers:
 runtime.demo:
-runtime.detokenizer: runtime.tokenizer
 runtime.disk_cache:
 runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.graphs runtime.heads
     runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.tensor_files runtime.verifier
@@ -123,7 +121,7 @@ runtime.tensor_parallel: runtime.config runtime.kv runtime.refusals runtime.roun
 runtime.tensorrt: kernels.attention kernels.kv kernels.tree runtime.checks runtime.config runtime.drafters
     runtime.graphs runtime.heads runtime.kv runtime.protocol runtime.refusals runtime.round runtime.tensor_files
     runtime.tokenizer runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
-runtime.text_stream: runtime.detokenizer runtime.scheduling runtime.tokenizer
+runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
 runtime.tokenizer: runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files

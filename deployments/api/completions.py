@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
-from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.answers.generation import (
+    REMEMBERING,
+    Choice,
+    ChoiceDelta,
+    Details,
+    Generation,
+    Prompt,
+    take_rounds,
+)
 from wingbeat.deployments.api.answers.merging import first_choices_first, merged
-from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import (

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.bodies.ignored_fields import HEADER, IgnoredFields, gather
+from wingbeat.deployments.api.bodies.unserved_fields import HEADER, IgnoredFields, gather
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
 from wingbeat.deployments.api.incoming import Bodies, BodyRoom, Incoming, answer_early
 from wingbeat.deployments.limits import MAX_BODY_BYTES

@@ -6,18 +6,22 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Protocol
 
-from wingbeat.cluster.prefix_index import PrefixIndex
-from wingbeat.cluster.routing import AnswerLength
+from wingbeat.cluster.routing import AnswerLength, PrefixIndex
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.interface import ModelInfo, RouterGone
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
-from wingbeat.deployments.fleet.trials import Trials
-from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, WireRequest, decode
+from wingbeat.deployments.fleet.wire import EngineReport, Trials, Verdict, WireOutput, WireRequest, decode
 from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
 """For calls that were cancelled to end; the connection is lost whether they do or not."""
+CALL_S = 30.0
+"""For what a replica does by itself. A connection whose call takes longer is lost, and its requests go on elsewhere."""
+WORK_S = 960.0
+"""For what its engine does, such as computing a prefix: a little longer than the replica gives the engine."""
+DESCRIBE_S = 120.0
+"""For an answer that may wait for a replica to start; then it is asked for again."""
 
 
 class EngineTransport(Protocol):
@@ -238,3 +242,43 @@ class EngineConnection:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "")
+
+
+class PatientEngines:
+    """An `EngineTransport` over another one.
+
+    Every call raises TimeoutError, by the name of what did not answer, beside what the other one raises.
+    """
+
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
+        self.subscribe: Callable[[Callable[[frozenset[str]], None]], Callable[[], None]] = transport.subscribe
+
+    async def describe(self) -> ModelInfo:
+        """The model, from any engine; waits until one is there."""
+        while True:
+            try:
+                async with asyncio.timeout(DESCRIBE_S):
+                    return await self._transport.describe()
+            except TimeoutError:
+                logger.warning("No engine has said within %.0f s what it serves: asking again", DESCRIBE_S)
+
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
+        """Messages without a limit: signs of life, which have one, end a connection where no message comes."""
+        return self._transport.stream(engine_id, client_id)
+
+    async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
+        """A call of the other one.
+
+        Args:
+            works: whether the engine may take its time for it.
+        """
+        limit_s = WORK_S if works else CALL_S
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await self._transport.call(engine_id, name, **arguments)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            asked = arguments.get("operation", name)
+            raise TimeoutError(f"engine {engine_id} has not answered {asked} within {limit_s:.0f} s") from None

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 
-from wingbeat.cluster.prefix_index import PromptBlocks
 from wingbeat.cluster.routing import (
     AnswerLength,
     EngineLoad,
+    PromptBlocks,
     TokenRate,
     choose_engine,
     moving,
@@ -21,7 +21,7 @@ from wingbeat.cluster.routing import (
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
 from wingbeat.deployments.fleet.catalog import CatalogEntry, Names
-from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
+from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport, PatientEngines
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import (
     EngineOverloaded,
@@ -30,7 +30,6 @@ from wingbeat.deployments.fleet.interface import (
     ModelInfo,
     RequestFailed,
 )
-from wingbeat.deployments.fleet.patient_engines import PatientEngines
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.images import prefix_ids

@@ -9,7 +9,7 @@ from wingbeat.deployments.fleet.interface import EngineUnavailable
 
 
 class EngineCall(Protocol):
-    """`wingbeat.deployments.fleet.patient_engines.PatientEngines.call`."""
+    """`wingbeat.deployments.fleet.connection.PatientEngines.call`."""
 
     async def __call__(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any: ...
 

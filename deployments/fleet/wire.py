@@ -2,6 +2,7 @@
 every round and so are structs that msgspec turns into bytes and back."""
 
 import logging
+from collections.abc import Hashable
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,10 +10,17 @@ from typing import NamedTuple
 import msgspec.msgpack
 
 from wingbeat.deployments.fleet.catalog import NameChanges
-from wingbeat.runtime.kv.cache_log import CacheChanges
+from wingbeat.runtime.kv.block_hashes import CacheChanges
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
+from wingbeat.runtime.scheduling.request import (
+    TRIAL_TOKENS,
+    FinishReason,
+    Request,
+    RequestOutput,
+    TokenLogprob,
+    VerifiedRound,
+)
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 logger = logging.getLogger(__name__)
@@ -229,3 +237,36 @@ def _readable(raw: msgspec.Raw) -> WireOutput:
 
 def _unfit(number: int, reason: str) -> WireOutput:
     return WireOutput(number, given_up=GivenUp(Verdict.FAILED, reason))
+
+
+class Trials:
+    """Requests on trial at one engine: who is to blame where it vanishes without a word, if one runs alone there.
+
+    A request that engines have died under is on trial at the next one (`EnginePool.generate`): the engine runs it alone
+    until it has written a few tokens, one such request after the other in the order in which they came
+    (`Scheduler.schedule`). So whoever counts what comes back knows which of them ran.
+    """
+
+    def __init__(self) -> None:
+        self._num_written: dict[Hashable, int] = {}
+        """By request, oldest first."""
+
+    def submitted(self, request: Hashable) -> None:
+        """A request on trial goes to the engine."""
+        self._num_written.setdefault(request, 0)
+
+    def written(self, request: Hashable, num_tokens: int) -> None:
+        """Tokens come back; of those that are not on trial too."""
+        if request in self._num_written:
+            self._num_written[request] += num_tokens
+            if self._num_written[request] > TRIAL_TOKENS:
+                del self._num_written[request]
+
+    def ended(self, request: Hashable) -> None:
+        """A request is gone, for whatever reason; harmless when repeated."""
+        self._num_written.pop(request, None)
+
+    @property
+    def running(self) -> Hashable | None:
+        """The request that runs alone; None where there is none."""
+        return next(iter(self._num_written), None)

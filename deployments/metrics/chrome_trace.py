@@ -8,7 +8,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 Events = Sequence[tuple[str, float, float, dict[str, Any] | None]]
-"""`wingbeat.runtime.engine.round_clock.TraceEvent`s as they travel."""
+"""`wingbeat.runtime.engine.clocks.TraceEvent`s as they travel."""
 Record = Callable[[str, float], Awaitable[Events]]
 """From an engine's id and seconds to its recording; raises whatever the transport raises."""
 LATE_S = 5.0

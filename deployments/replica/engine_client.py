@@ -8,9 +8,7 @@ from typing import Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.interface import RouterGone
-from wingbeat.deployments.fleet.trials import Trials
-from wingbeat.deployments.fleet.wire import Verdict, WireRequest, decode
-from wingbeat.deployments.replica.client_loads import ClientLoads
+from wingbeat.deployments.fleet.wire import Trials, Verdict, WireRequest, decode
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
     EngineStarted,
@@ -22,7 +20,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 from wingbeat.deployments.replica.engine.shared_images import share_images
 from wingbeat.deployments.replica.engine_watch import EngineWatch, Look
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.deployments.replica.router_streams import RouterStreams
+from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStreams
 
 CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full."""

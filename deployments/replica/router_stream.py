@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.wire import Conflated, EngineReport, Verdict, WireOutput, encode
-from wingbeat.runtime.kv.cache_log import CacheChanges, CacheLog
+from wingbeat.runtime.kv.block_hashes import CacheChanges, CacheLog
 from wingbeat.runtime.scheduling.request import RequestOutput
 
 logger = logging.getLogger(__name__)

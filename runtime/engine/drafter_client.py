@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, with_replays
 from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter, write_context, write_root_masks
-from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd

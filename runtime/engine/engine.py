@@ -7,18 +7,17 @@ from collections.abc import Callable
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.assembly import assemble
+from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
-from wingbeat.runtime.engine.request_clock import RequestClock
-from wingbeat.runtime.engine.round_counts import RoundCounter
+from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
-from wingbeat.runtime.engine.shown_rounds import ShownRounds
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.round.certain_tokens import with_certain
+from wingbeat.runtime.round.allowed_tokens import with_certain
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
-from wingbeat.runtime.engine.request_clock import RequestTimes
-from wingbeat.runtime.engine.round_clock import PhaseTimes
+from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.histogram import Histogram
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics

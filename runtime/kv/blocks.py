@@ -7,8 +7,7 @@ cached on both sides as far as the drafter has filled it. Knows nothing of reque
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
-from wingbeat.runtime.kv.cache_log import CacheLog
+from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
 from wingbeat.runtime.kv.saved_states import SavedStates
 
 RESERVED_BLOCK = 0

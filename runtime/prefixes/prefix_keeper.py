@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from wingbeat.runtime.kv.block_hash import salted_root
+from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.kv.blocks import NoFreeBlocks
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents, PrefixContents

@@ -12,9 +12,8 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.features import Feature, Placed, columns_of
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
-from wingbeat.runtime.round.rows import Decodes, Rows, Segment, joined, pack
+from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined, pack
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence

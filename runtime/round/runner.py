@@ -15,19 +15,17 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.allowed_tokens import TokenMasks, add_certain
 from wingbeat.runtime.round.builder import BatchBuilder, dummy_decode_batch
-from wingbeat.runtime.round.certain_tokens import add_certain
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
-from wingbeat.runtime.round.features import Feature
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Model, ModelOutput
+from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.token_masks import TokenMasks
 from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence

@@ -256,7 +256,7 @@ class VerifiedRound(NamedTuple):
     accepted_nodes: tuple[int, ...] = ()
     """By depth, from 1 on."""
     plain_reason: str = ""
-    """Why there is no tree, where there is none; see `runtime.engine.plain_reason`."""
+    """Why there is no tree, where there is none; see `runtime.engine.round_counts`."""
 
 
 class RequestOutput(NamedTuple):

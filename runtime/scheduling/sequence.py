@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from wingbeat.runtime.kv.block_hash import salted_root
+from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics

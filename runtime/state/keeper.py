@@ -21,9 +21,8 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.features import Feature, Placed
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
-from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.round.rows import Decodes, Feature, Placed
 from wingbeat.runtime.scheduling.scheduler import Chunk
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.mixer import Mixer, states_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.features import Feature, Placed
+from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.plan import Chunk

@@ -2,10 +2,9 @@
 
 import pytest
 
-from wingbeat.cluster.prefix_index import PrefixIndex, PromptBlocks
-from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block, salted_root
+from wingbeat.cluster.routing import PrefixIndex, PromptBlocks
+from wingbeat.runtime.kv.block_hashes import HASH_BYTES, ROOT_HASH, CacheChanges, hash_block, salted_root
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges
 
 
 def chain(token_ids: list[int], block_size: int = 4, root: bytes = ROOT_HASH) -> bytes:

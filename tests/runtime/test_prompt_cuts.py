@@ -7,9 +7,8 @@ import pytest
 
 from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.detokenizer import IncrementalDetokenizer
 from wingbeat.runtime.scheduling.request import FinishReason
-from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.text_stream import IncrementalDetokenizer, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
 ALPHABETS = [

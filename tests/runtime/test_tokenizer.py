@@ -5,9 +5,8 @@ import random
 import pytest
 
 from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
-from wingbeat.runtime.detokenizer import IncrementalDetokenizer
 from wingbeat.runtime.scheduling.request import FinishReason
-from wingbeat.runtime.text_stream import StopMatcher, TextStream
+from wingbeat.runtime.text_stream import IncrementalDetokenizer, StopMatcher, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
 TEXTS = ["Hello world, naïve café", "日本語 🦋🐝 text", "  def f(x):\n    return '�' # é", "a", "\n\n \t", "👩‍👩‍👧‍👦!"]

@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
+from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation, HeldRounds
 from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces, paced
-from wingbeat.deployments.api.answers.round_trace import HeldRounds
 from wingbeat.deployments.api.answers.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.deployments.api.errors import as_api_error, log_failure
-from wingbeat.deployments.metrics.timings import Timings
+from wingbeat.deployments.metrics.client_figures import Timings
 from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 

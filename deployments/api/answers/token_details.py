@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from wingbeat.deployments.api.answers.generation import ChoiceDelta, Details
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart, SharedPart
-from wingbeat.runtime.detokenizer import IncrementalDetokenizer
 from wingbeat.runtime.scheduling.request import TokenLogprob
+from wingbeat.runtime.text_stream import IncrementalDetokenizer
 from wingbeat.runtime.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0

@@ -6,8 +6,8 @@ from functools import partial
 from typing import NamedTuple
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
 from wingbeat.deployments.api.bodies.tool_requests import NamedTool, shows_no_tools
+from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.parsing.call_format import Format, Function, json_of, list_of_calls, one_of, text
 from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser

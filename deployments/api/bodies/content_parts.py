@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
+from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 
 _DETAILS = (None, "auto", "high")

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.deployments.api.bodies.ignored_fields import Part
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
-from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Unserved
+from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Part, Unserved
 from wingbeat.deployments.api.errors import invalid, unsupported
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from wingbeat.deployments.api.bodies.ignored_fields import Part
+from wingbeat.deployments.api.bodies.unserved_fields import Part
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, GrammarSpec, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer

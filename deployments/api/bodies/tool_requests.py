@@ -4,8 +4,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
-from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
 from wingbeat.deployments.api.bodies.request_body import read_part
+from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 MAX_TOOLS = 512

@@ -5,8 +5,8 @@ from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from wingbeat.deployments.api.answers.answering import read_body
-from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, unknown_adapter
 from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused

@@ -6,15 +6,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import Field
 
-from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
-from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
-from wingbeat.deployments.api.bodies.json_body import read_object
-from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage, Effort
+from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
 from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid, unknown_prefix
-from wingbeat.deployments.api.named_prefix import VARIABLES, as_conversation, conversation_tokens, prompt_tokens
+from wingbeat.deployments.api.prompts import VARIABLES, as_conversation, conversation_tokens, prompt_tokens
 from wingbeat.deployments.fleet.prefixes import PrefixExists, PrefixRefused
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 

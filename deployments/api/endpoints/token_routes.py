@@ -10,10 +10,8 @@ from pydantic import Field
 
 from wingbeat.deployments.api.answers.answering import read_body, written_answer
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
-from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.json_body import read_object
-from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
+from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
 from wingbeat.deployments.api.bodies.tool_requests import Tool
 from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
+from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 _MESSAGE = frozenset(("role", "content"))

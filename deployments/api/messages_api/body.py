@@ -7,10 +7,9 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.ignored_fields import Part
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import HostedTool, read_tools
-from wingbeat.deployments.api.bodies.unserved_fields import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT, Unserved
+from wingbeat.deployments.api.bodies.unserved_fields import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT, Part, Unserved
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX

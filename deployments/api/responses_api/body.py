@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
-from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import Function
-from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Unserved
+from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Part, Unserved, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX

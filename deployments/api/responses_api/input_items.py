@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
+from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

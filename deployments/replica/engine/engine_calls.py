@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wingbeat.cluster.channels.tcp.remote_address import ChannelName
     from wingbeat.deployments.replica.engine.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
-    from wingbeat.runtime.engine.round_clock import RoundTrace
+    from wingbeat.runtime.engine.clocks import RoundTrace
 
 
 class EngineFigures(NamedTuple):

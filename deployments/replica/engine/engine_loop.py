@@ -21,7 +21,7 @@ from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.runtime.grammar.trial import GrammarTrial
-    from wingbeat.runtime.kv.cache_log import CacheLog
+    from wingbeat.runtime.kv.block_hashes import CacheLog
 
 logger = logging.getLogger(__name__)
 NUM_COMPILING = 2

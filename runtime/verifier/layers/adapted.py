@@ -19,7 +19,7 @@ from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
-from wingbeat.runtime.round.features import Feature, Placed
+from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.round.features import Feature
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer, states_of

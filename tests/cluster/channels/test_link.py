@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.channels.ring import NUM_WORDS, Ring
+from wingbeat.cluster.channels.link import NUM_WORDS, Link, Ring
 
 RING_BYTES = 4096
 

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.errors import ApiError
 
 COMPLETION = {"model": "m", "prompt": "hi"}

@@ -9,7 +9,7 @@ import pytest
 from tests.deployments.api.parsed_bodies import chat, completion, refused
 from tests.deployments.http_world import FakePool, app_for, call
 from tests.deployments.tool_world import ASSISTANT, PARSERS, TOKENIZER, TOOL, USER, WEATHER, ToolPool
-from wingbeat.deployments.api.bodies.ignored_fields import HEADER, MOST_NAME_CHARS, MOST_NAMED, gather
+from wingbeat.deployments.api.bodies.unserved_fields import HEADER, MOST_NAME_CHARS, MOST_NAMED, gather
 from wingbeat.deployments.api.guard import HttpLimits
 
 STRICT = HttpLimits(refuses_unknown_fields=True)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from wingbeat.deployments.api.off_loop import HUGE, OffLoop
+from wingbeat.deployments.api.prompts import HUGE, OffLoop
 
 
 def test_huge_inputs_take_turns_and_others_do_not_wait():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.deployments.http_world import call, chunks
 from tests.deployments.tool_world import ARGUMENTS, ASSISTANT, CALL, TOKENIZER, TOOL, USER, WEATHER, ToolPool, chat
-from wingbeat.deployments.api.bodies.ignored_fields import HEADER
+from wingbeat.deployments.api.bodies.unserved_fields import HEADER
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.parsing.registry import Parsers
 

@@ -7,7 +7,7 @@ import pytest
 from tests.deployments.clients.agent_bodies import AGENTS, CLAUDE_CODE, CODEX, LITELLM, MESSAGES, OPENCODE, Agent
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import CALL, PARSERS, TOKENIZER, ToolPool
-from wingbeat.deployments.api.bodies.ignored_fields import HEADER
+from wingbeat.deployments.api.bodies.unserved_fields import HEADER
 from wingbeat.deployments.parsing.registry import Parsers
 
 TEXT = f"<think>Let me see.</think>I look. {CALL}"

@@ -3,7 +3,7 @@
 import asyncio
 
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run
-from wingbeat.cluster.prefix_index import PromptBlocks
+from wingbeat.cluster.routing import PromptBlocks
 from wingbeat.deployments.fleet.catalog import Catalog, CatalogEntry
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable

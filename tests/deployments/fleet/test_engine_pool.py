@@ -17,7 +17,7 @@ from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavail
 from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, WireRequest, decode, encode, received
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.router_stream import Outbox, RouterStream
-from wingbeat.runtime.kv.cache_log import CacheChanges
+from wingbeat.runtime.kv.block_hashes import CacheChanges
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
     FinishReason,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
 from tests.fakes import expected_tokens
-from wingbeat.deployments.fleet import patient_engines
+from wingbeat.deployments.fleet import connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
@@ -16,7 +16,7 @@ LIMIT_S = 0.2
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CALL_S", "WORK_S", "DESCRIBE_S"):
-        monkeypatch.setattr(patient_engines, name, LIMIT_S)
+        monkeypatch.setattr(connection, name, LIMIT_S)
 
 
 async def for_ever(*arguments: object, **named: object) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.deployments.http_world import TOKENIZER, FakePool
 from tests.deployments.vision_checkpoint import data_url, encoded, image_part, picture
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
 from wingbeat.deployments.api.image_prompts import ImagesRefused, held

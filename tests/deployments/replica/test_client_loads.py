@@ -3,7 +3,7 @@
 from tests.deployments.pool_world import make_request
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.deployments.fleet.wire import WireOutput
-from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
+from wingbeat.deployments.replica.router_streams import ClientLoad, ClientLoads
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput
 
 

@@ -92,7 +92,7 @@ def test_without_such_requests_nothing_is_fetched(ref, monkeypatch):
     def refuse(parts):
         raise AssertionError("a tree was fetched for nobody")
 
-    monkeypatch.setattr("wingbeat.runtime.engine.shown_rounds.Download", refuse)
+    monkeypatch.setattr("wingbeat.runtime.engine.round_counts.Download", refuse)
     outputs, _ = run(ref, [greedy_params(NUM_TOKENS)] * 2)
     assert [tokens(mine) for mine in outputs] == [text[:NUM_TOKENS] for text in ref.continuations[:2]]
 

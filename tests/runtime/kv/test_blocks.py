@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
+from wingbeat.runtime.kv.block_hashes import ROOT_HASH, hash_block
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError, NoFreeBlocks
 
 

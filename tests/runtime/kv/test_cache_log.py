@@ -2,9 +2,8 @@
 
 import random
 
-from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
+from wingbeat.runtime.kv.block_hashes import HASH_BYTES, ROOT_HASH, CacheChanges, CacheLog, hash_block, split_hashes
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges, CacheLog, split_hashes
 
 
 def test_whoever_applies_the_changes_of_a_busy_cache_knows_its_content_at_every_time():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from wingbeat.cluster.prefix_index import PromptBlocks
+from wingbeat.cluster.routing import PromptBlocks
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.block_hash import hash_block, salted_root
+from wingbeat.runtime.kv.block_hashes import hash_block, salted_root
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.scheduling.images import ImageInput, prefix_ids
 from wingbeat.runtime.scheduling.plan import Chunk

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from wingbeat.deployments.api.bodies.json_body import (
+from wingbeat.deployments.api.bodies.request_body import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_STRINGS,

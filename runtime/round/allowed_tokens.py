@@ -1,12 +1,77 @@
-"""What grammars leave no choice about, drafted as chains: beside what a drafter drafted, or alone."""
+"""Which tokens a round may choose where the host says so, found while the forward pass runs; those that are certain.
 
+What a grammar leaves no choice about is drafted as a chain, beside what a drafter drafted, or alone.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.processors import ProcessorTables
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+
+_ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
+
+
+class TokenMasks:
+    """Fills the masks of `ProcessorTables` for the masked sequences of a round, on a thread of its own."""
+
+    def __init__(self, tables: ProcessorTables) -> None:
+        self._tables = tables
+        self._thread: ThreadPoolExecutor | None = None
+
+    def wanted(self, plan: SchedulerOutput) -> bool:
+        """Whether a sequence of the round is masked."""
+        seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples))
+        return any(seq.masker is not None for seq in seqs)
+
+    def start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]] | None":
+        """Begin; None where no sequence of the round is masked.
+
+        Returns:
+            The decodes of whose trees only the root's mask was found in time: the others' nodes must not count.
+        """
+        decodes = [(row, seq) for row, seq in enumerate(plan.decodes) if seq.masker is not None]
+        roots = [chunk.seq for chunk in plan.chunks if chunk.samples and chunk.seq.masker is not None]
+        if not decodes and not roots:
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-masks")
+        drafted = None
+        if trees is not None:
+            rows = upload([row for row, _ in decodes], trees.parents.device)
+            # Copies: the round goes on with the tensors meanwhile.
+            drafted = [field[rows].cpu().numpy() for field in (trees.token_ids, trees.parents, trees.num_valid)]
+        return self._thread.submit(self._fill, decodes, roots, drafted)
+
+    @torch.inference_mode()
+    def _fill(
+        self, decodes: list[tuple[int, Sequence]], roots: list[Sequence], drafted: list[np.ndarray] | None
+    ) -> list[int]:
+        late = []
+        for index, (row, seq) in enumerate(decodes):
+            token_ids, parents = _ROOT
+            if drafted is not None:
+                num_valid = drafted[2][index]
+                token_ids, parents = (field[index, :num_valid] for field in drafted[:2])
+            if not self._fill_one(seq, token_ids, parents):
+                late.append(row)
+        for seq in roots:
+            self._fill_one(seq, *_ROOT)
+        return late
+
+    def _fill_one(self, seq: Sequence, token_ids: np.ndarray, parents: np.ndarray) -> bool:
+        table = self._tables.masks[seq.slot]
+        masks = np.zeros((len(token_ids), table.shape[1]), np.int32)
+        in_time = seq.masker.fill(token_ids, parents, masks)
+        table[: len(masks)] = torch.from_numpy(masks).to(table.device)
+        return in_time
 
 
 def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: SpeculationConfig) -> TokenTree | None:
