@@ -1,4 +1,5 @@
 // What Python calls: plain functions of pointers, one decoder layer among them.
+#include "accept.h"
 #include "adapters.h"
 #include "attention.h"
 #include "draft.h"
@@ -64,4 +65,10 @@ int64_t wingbeat_answer(const Head* head, const Sequences* sequences, const Chan
     Threads::Turn turn(threads);
     return answer(*head, *sequences, *channel, own_room());
 }
+
+void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
+    ancestors(parents, num_reqs, num_nodes, num_words, words);
+}
+
+int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths) { return accept(*trees, *paths); }
 }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.draft_structs import Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.library import largest_matrix, open_library
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
@@ -156,6 +157,14 @@ class CpuKernels:
         self._library.wingbeat_layers(
             ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
         )
+
+    def tree_acceptance(self, committed_lens: Tensor, last_token_ids: Tensor) -> accept.TreeAcceptance:
+        """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
+        return accept.TreeAcceptance(self._library, committed_lens, last_token_ids)
+
+    def ancestor_words(self, parents: Tensor) -> Tensor:
+        """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
+        return accept.ancestor_words(self._library, parents)
 
     def take_in(self, head: Head, sequences: Sequences, decided: Decided) -> None:
         """Keys and values of decided pairs by an EAGLE head, and the hidden state of each sequence's last one."""

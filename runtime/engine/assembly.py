@@ -19,7 +19,7 @@ from wingbeat.runtime.state.keeper import StateKeeper
 from wingbeat.runtime.state.limits import manage_blocks, with_states
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -79,6 +79,7 @@ def assemble(
         on_host=on_host if backend.on_host is None else backend.on_host,
         features=features_of(loaded, slots, states),
         faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
+        kernels=cpu_kernels() if loaded.device.type == "cpu" else None,
     )
     in_place = runner.on_host and reads_in_place(kv_dtype(config, loaded.dtype), loaded.device)
     if config.deterministic and not (loaded.deterministic and in_place):

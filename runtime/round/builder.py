@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
@@ -28,6 +29,7 @@ class BatchBuilder:
         on_host: whether the device is the host itself, so that looking at what it computed is no wait.
         pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
         features: what else this engine's batches have.
+        kernels: see `ModelRunner`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class BatchBuilder:
         on_host: bool,
         pieces: bool = False,
         features: tuple[Feature, ...] = (),
+        kernels: CpuKernels | None = None,
     ) -> None:
         self.cache = cache
         self.slots = slots
@@ -47,6 +50,7 @@ class BatchBuilder:
         self.on_host = on_host
         self.features = features
         self._pieces = pieces
+        self._kernels = kernels
         self._last_position = last_position
         self._max_depth = config.speculation.max_path - 1
 
@@ -174,9 +178,14 @@ class BatchBuilder:
         num_reqs, num_nodes = decodes.token_ids.shape
         words = None
         if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
-            words = ancestor_words(decodes.tree.parents, min(self._max_depth, num_nodes - 1))
+            words = self._ancestor_words(decodes.tree.parents)
         starts = None if decodes.packing is None else decodes.packing.starts
         return Segment(0, num_reqs, num_nodes, tables, decodes.roots, decodes.positions, words, starts)
+
+    def _ancestor_words(self, parents: Tensor) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels.ancestor_words(parents)
+        return ancestor_words(parents, min(self._max_depth, parents.shape[1] - 1))
 
 
 def _slots_of(rows: ChunkRows, chunks: list[Chunk], in_pieces: bool) -> Tensor:

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from wingbeat.kernels.cpu.accept import TreeAcceptance
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.protocol.messages import AcceptedPaths
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
@@ -201,11 +203,20 @@ class PathAcceptance:
     Args:
         slots: device state by slot, which goes on to the end of each path.
         builder: knows where positions are stored.
+        kernels: see `ModelRunner`.
     """
 
-    def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        slots: SlotState,
+        cache: KVCache,
+        builder: BatchBuilder,
+        config: EngineConfig,
+        kernels: CpuKernels | None = None,
+    ) -> None:
         self.slots, self.cache, self.builder, self.config = slots, cache, builder, config
         self.max_depth = config.speculation.max_path - 1
+        self._on_host = None if kernels is None else kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids)
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
             self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.device)
@@ -223,6 +234,8 @@ class PathAcceptance:
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
         if decodes.tree is None:
             return self._accept_bare(decodes, chosen, taps)
+        if self._on_host is not None and self.forcer is None:
+            return self._accept_on_host(self._on_host, decodes, decodes.tree, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
@@ -248,6 +261,35 @@ class PathAcceptance:
             walk.nodes,
             path_taps,
             tree_token_ids=walked,
+            tree_parents=tree.parents,
+        )
+
+    def _accept_on_host(
+        self, paths: TreeAcceptance, decodes: Decodes, tree: TokenTree, chosen: Tensor, taps: Tensor | None
+    ) -> AcceptedPaths:
+        """`accept` in one call of our kernels."""
+        walk = paths.accept(
+            decodes.slots,
+            tree.token_ids,
+            tree.parents,
+            tree.num_valid,
+            chosen,
+            None if decodes.packing is None else decodes.packing.rows,
+            taps,
+            longest=min(self.max_depth + 1, tree.token_ids.shape[1]),
+            width=self.max_depth + 1,
+        )
+        if walk.moved:
+            self._compact(decodes, walk.nodes, walk.num_tokens)
+        return AcceptedPaths(
+            decodes.slots,
+            decodes.roots,
+            walk.token_ids,
+            walk.num_tokens,
+            tree.num_valid,
+            walk.nodes,
+            walk.taps,
+            tree_token_ids=tree.token_ids,
             tree_parents=tree.parents,
         )
 

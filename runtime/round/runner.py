@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
@@ -46,6 +47,7 @@ class ModelRunner:
             is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
         features: what else this engine's batches have.
         faster_layers: for `compile`.
+        kernels: for trees on the host; None leaves them to torch.
 
     Raises:
         ValueError: `cuda_graphs` or `compile` is not to be had on this device.
@@ -62,6 +64,7 @@ class ModelRunner:
         on_host: bool | None = None,
         features: tuple[Feature, ...] = (),
         faster_layers: FasterLayers | None = None,
+        kernels: CpuKernels | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -71,9 +74,10 @@ class ModelRunner:
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         pieces = graph_device is not None
-        self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features)
+        kernels = kernels if self.on_host else None
+        self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
         self.max_depth = config.speculation.max_path - 1
-        acceptance = PathAcceptance(slots, cache, self.builder, config)
+        acceptance = PathAcceptance(slots, cache, self.builder, config, kernels)
         self.pruner: DevicePruner | None = None
         if config.speculation.adaptive and not self.on_host:
             self.pruner = DevicePruner(slots, self.max_depth)

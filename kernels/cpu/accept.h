@@ -1,0 +1,71 @@
+// What a verifier decides of trees on the host: which nodes see which, and the path along the target's choices.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+// Trees of one round, [num_reqs, num_nodes] by the row: a node's parent lies before it, the root's is below 0.
+struct VerifiedTrees {
+    int64_t num_reqs, num_nodes;
+    const int64_t *token_ids, *parents, *num_valid;
+    const int64_t* rows;     // [num_reqs, num_nodes], row of each node in `targets` and `taps`; null: one after another
+    const int64_t* targets;  // the token that the target chooses after each row
+    const void* taps;        // [num_rows] of `tap_bytes` each, or null
+    int64_t tap_bytes;
+    const int64_t* slots;    // [num_reqs]
+};
+
+// The paths, and what slots hold at their ends.
+struct Paths {
+    int64_t longest, width;  // most nodes of a path, and columns of `token_ids`
+    int64_t *nodes;          // [num_reqs, longest], the last one repeated
+    int64_t *token_ids;      // [num_reqs, width], 0 behind the path
+    int64_t *num_tokens;     // [num_reqs]
+    void* taps;              // [num_reqs, longest] of `tap_bytes` each, or null
+    int64_t *committed_lens, *last_token_ids;  // by slot
+};
+
+// Bits of a node and its ancestors, words [num_reqs, num_nodes, num_words].
+static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
+    memset(words, 0, num_reqs * num_nodes * num_words * sizeof(int64_t));
+    for (int64_t req = 0; req < num_reqs; req++, parents += num_nodes, words += num_nodes * num_words) {
+        for (int64_t node = 0; node < num_nodes; node++) {
+            int64_t* own = words + node * num_words;
+            int64_t parent = std::max<int64_t>(parents[node], 0);
+            if (parent < node) memcpy(own, words + parent * num_words, num_words * sizeof(int64_t));
+            own[node / 64] |= (int64_t)(1ull << node % 64);
+        }
+    }
+}
+
+// Whether an accepted node of any path lies elsewhere than its place in the sequence.
+static bool accept(const VerifiedTrees& trees, const Paths& paths) {
+    bool moved = false;
+    for (int64_t req = 0; req < trees.num_reqs; req++) {
+        int64_t first = req * trees.num_nodes, node = 0, count = 0, slot = trees.slots[req];
+        const int64_t *token_ids = trees.token_ids + first, *parents = trees.parents + first;
+        int64_t *nodes = paths.nodes + req * paths.longest, *emitted = paths.token_ids + req * paths.width;
+        auto row_of = [&](int64_t index) { return trees.rows ? trees.rows[first + index] : first + index; };
+        for (int64_t end = std::min(trees.num_valid[req], trees.num_nodes);;) {
+            int64_t target = trees.targets[row_of(node)], child = node + 1;
+            moved |= node != count;
+            nodes[count] = node;
+            emitted[count++] = target;
+            if (count == paths.longest) break;
+            // Of equal children the first one is taken.
+            while (child < end && (token_ids[child] != target || std::max<int64_t>(parents[child], 0) != node)) child++;
+            if (child >= end) break;
+            node = child;
+        }
+        paths.num_tokens[req] = count;
+        paths.committed_lens[slot] += count;
+        paths.last_token_ids[slot] = emitted[count - 1];
+        std::fill(nodes + count, nodes + paths.longest, node);
+        std::fill(emitted + count, emitted + paths.width, 0);
+        for (int64_t step = 0; paths.taps && step < paths.longest; step++)
+            memcpy((char*)paths.taps + (req * paths.longest + step) * trees.tap_bytes,
+                   (const char*)trees.taps + row_of(nodes[step]) * trees.tap_bytes, trees.tap_bytes);
+    }
+    return moved;
+}

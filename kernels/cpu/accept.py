@@ -1,0 +1,119 @@
+"""Trees on the host by the C++ of `accept.h`: what nodes see, and the paths that a target chooses."""
+
+from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
+from typing import NamedTuple
+
+from torch import Tensor
+
+_WORD_BITS = 64
+
+
+class VerifiedTrees(Structure):
+    """Trees of one round, and the target's choices."""
+
+    _fields_ = [
+        ("num_reqs", c_int64),
+        ("num_nodes", c_int64),
+        *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "taps")),
+        ("tap_bytes", c_int64),
+        ("slots", c_void_p),
+    ]
+
+
+class Paths(Structure):
+    """Where the accepted paths are left."""
+
+    _fields_ = [
+        ("longest", c_int64),
+        ("width", c_int64),
+        *(
+            (name, c_void_p)
+            for name in ("nodes", "token_ids", "num_tokens", "taps", "committed_lens", "last_token_ids")
+        ),
+    ]
+
+
+class Accepted(NamedTuple):
+    """Paths of a round's trees."""
+
+    nodes: Tensor
+    """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
+    token_ids: Tensor
+    """int64 [num_reqs, width]: the target's choices along the path; the rest is zero."""
+    num_tokens: Tensor
+    """int64 [num_reqs]"""
+    taps: Tensor | None
+    """[num_reqs, longest, taps_size] along the path."""
+    moved: bool
+    """Whether an accepted node lies elsewhere than its place in the sequence."""
+
+
+class TreeAcceptance:
+    """Walks trees where they lie; every tensor is contiguous, on the host, and int64 unless it says otherwise.
+
+    Args:
+        library: of `wingbeat.kernels.cpu.library`.
+        committed_lens: [num_slots], which go on by each path; `last_token_ids` likewise become its last token.
+    """
+
+    def __init__(self, library: CDLL, committed_lens: Tensor, last_token_ids: Tensor) -> None:
+        library.wingbeat_accept.argtypes = [POINTER(VerifiedTrees), POINTER(Paths)]
+        library.wingbeat_accept.restype = c_int64
+        self._accept = library.wingbeat_accept
+        self._committed_lens, self._last_token_ids = committed_lens, last_token_ids
+
+    def accept(
+        self,
+        slots: Tensor,
+        token_ids: Tensor,
+        parents: Tensor,
+        num_valid: Tensor,
+        targets: Tensor,
+        rows: Tensor | None,
+        taps: Tensor | None,
+        *,
+        longest: int,
+        width: int,
+    ) -> Accepted:
+        """Follow the target's choices from each root; of equal children the first one is taken.
+
+        Args:
+            slots: [num_reqs], each another one.
+            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number.
+            num_valid: [num_reqs]: nodes that count; the root always does.
+            targets: [num_rows]: the token that the target chooses after each row.
+            rows: [num_reqs, num_nodes]: row of each node; None where nodes follow one another.
+            taps: [num_rows or more, taps_size], of any dtype.
+            longest: most tokens of a path; `width`, no less, columns of its tokens.
+        """
+        num_reqs, num_nodes = token_ids.shape
+        found = Accepted(
+            nodes=slots.new_empty(num_reqs, longest),
+            token_ids=slots.new_empty(num_reqs, width),
+            num_tokens=slots.new_empty(num_reqs),
+            taps=None if taps is None else taps.new_empty(num_reqs, longest, taps.shape[1]),
+            moved=False,
+        )
+        read = (token_ids, parents, num_valid, rows, targets, taps, slots)
+        held = [None if part is None else part.contiguous() for part in read]
+        *addresses, slots_address = map(_address, held)
+        tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
+        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address)
+        written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
+        state = (self._committed_lens, self._last_token_ids)
+        moved = self._accept(byref(trees), byref(Paths(longest, width, *map(_address, (*written, *state)))))
+        return found._replace(moved=bool(moved))
+
+
+def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
+    """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
+    num_reqs, num_nodes = parents.shape
+    num_words = -(-num_nodes // _WORD_BITS)
+    words, parents = parents.new_empty(num_reqs, num_nodes, num_words), parents.contiguous()
+    numbers = map(c_int64, (num_reqs, num_nodes, num_words))
+    library.wingbeat_ancestors(c_void_p(parents.data_ptr()), *numbers, c_void_p(words.data_ptr()))
+    return words
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

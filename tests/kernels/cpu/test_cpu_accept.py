@@ -1,0 +1,62 @@
+"""Trees on the host by the CPU's kernels: what nodes see, and the paths that the target chooses."""
+
+import random
+
+import pytest
+import torch
+
+from tests.kernels.slow_trees import random_parents
+from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+
+pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
+NUM_REQS, NUM_SLOTS = 16, 20
+
+
+@pytest.mark.parametrize("shape", ["random", "chain", "star"])
+@pytest.mark.parametrize("num_nodes", [1, 2, 63, 64, 65, 130])
+def test_nodes_see_what_the_reference_says(num_nodes, shape):
+    parents = random_parents(random.Random(num_nodes), 3, num_nodes, shape)
+    assert torch.equal(cpu_kernels().ancestor_words(parents), ancestor_words(parents))
+    assert torch.equal(
+        cpu_kernels().ancestor_words(parents[:, : num_nodes // 2 + 1]), ancestor_words(parents[:, : num_nodes // 2 + 1])
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["random", "chain", "star"])
+@pytest.mark.parametrize(("num_nodes", "longest"), [(1, 1), (8, 1), (8, 3), (8, 8), (41, 7)])
+def test_paths_are_the_references_and_slots_go_on_to_their_ends(num_nodes, longest, shape, dtype, packed):
+    rng = random.Random(num_nodes * 100 + longest)
+    parents = random_parents(rng, NUM_REQS, num_nodes, shape)
+    tokens, targets = (
+        torch.tensor([[rng.randrange(2) + 1 for _ in range(num_nodes)] for _ in range(NUM_REQS)]) for _ in range(2)
+    )
+    num_valid = torch.tensor([rng.randrange(0, num_nodes + 1) for _ in range(NUM_REQS)])
+    slots = torch.tensor(rng.sample(range(NUM_SLOTS), NUM_REQS))
+    lens, last = torch.arange(NUM_SLOTS), torch.zeros(NUM_SLOTS, dtype=torch.int64)
+    rows = torch.randperm(NUM_REQS * num_nodes, generator=torch.Generator().manual_seed(0)).view(tokens.shape)
+    by_row, order = targets.flatten(), rows if packed else None
+    if packed:
+        by_row = torch.empty_like(by_row).scatter_(0, rows.flatten(), by_row)
+    taps = torch.arange(3.0 * NUM_REQS * num_nodes).view(-1, 3).to(dtype)
+
+    acceptance = cpu_kernels().tree_acceptance(lens, last)
+    found = acceptance.accept(
+        slots, tokens, parents, num_valid, by_row, order, taps, longest=longest, width=longest + 2
+    )
+
+    walk = walk_tree(tokens, parents, num_valid, targets, longest)
+    assert torch.equal(found.nodes, walk.nodes)
+    assert torch.equal(found.num_tokens, walk.num_tokens)
+    assert torch.equal(found.token_ids[:, :longest], walk.token_ids)
+    assert not found.token_ids[:, longest:].any()
+    where = rows if packed else torch.arange(NUM_REQS * num_nodes).view(tokens.shape)
+    assert torch.equal(found.taps, taps[where.gather(1, walk.nodes)])
+    steps = torch.arange(longest)
+    assert found.moved == bool(((steps < walk.num_tokens[:, None]) & (walk.nodes != steps)).any())
+    assert torch.equal(lens[slots], slots + walk.num_tokens)
+    assert torch.equal(last[slots], walk.token_ids.gather(1, walk.num_tokens[:, None] - 1)[:, 0])
+    others = torch.ones(NUM_SLOTS, dtype=torch.bool).index_fill_(0, slots, False)
+    assert torch.equal(lens[others], torch.arange(NUM_SLOTS)[others])
