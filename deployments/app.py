@@ -157,6 +157,7 @@ class Router:
             limits,
             adds_request_id=adds_request_id,
             monitor=self._monitor,
+            marks=config.answer_marks(),
             updates_adapters=config.lora_update_dir is not None,
         )
 
@@ -241,7 +242,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         name=VERIFIER,
         ray_actor_options={
             **verifier.actor_options(),
-            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars()},
+            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars() | config.environment()},
         },
         placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
+from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS, SharedDrafters
@@ -29,7 +30,16 @@ CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
 
-class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions, WaitOptions):
+class AppConfig(
+    ScalingOptions,
+    RankOptions,
+    LoraOptions,
+    PrefixOptions,
+    MediaOptions,
+    SurfaceOptions,
+    WaitOptions,
+    BenchmarkOptions,
+):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -159,6 +169,8 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         """Refuse what no single field can see, naming field, value and what is allowed."""
         if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
             raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
+        if self.recording_dir is not None and self.forced_acceptance is not None:
+            raise ValueError("recording_dir and forced_acceptance are both given: text that is drawn teaches no drafter")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         self.check_ranks(self.num_gpus_per_verifier)
@@ -254,6 +266,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
         more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""
         more += ", deterministic" if self.deterministic else ""
+        more += "" if self.forced_acceptance is None else f", forced to accept {self.forced_acceptance}"
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def resolved_device(self) -> str:

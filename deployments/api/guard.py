@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -79,14 +79,17 @@ class HttpGuard:
         limits: HttpLimits,
         adds_request_id: bool = True,
         watchers: Sequence[RequestWatcher] = (),
+        marks: Mapping[str, str] | None = None,
     ) -> None:
-        """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does."""
+        """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does;
+        `marks` are headers of every answer."""
         self._app = app
         self._routes = routes
         self._access = access
         self._limits = limits
         self._adds_request_id = adds_request_id
         self._watchers = watchers
+        self._marks = {name.lower(): value for name, value in (marks or {}).items()}
         self._told: set[tuple[str, str]] = set()
         self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
@@ -201,7 +204,7 @@ class HttpGuard:
 
     def _added_headers(self, headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
         """What every answer to this request carries."""
-        added = {"x-request-id": request_id} if self._adds_request_id else {}
+        added = self._marks | ({"x-request-id": request_id} if self._adds_request_id else {})
         origin = _joined(headers, "origin")
         if origin is not None and self._access.takes_origin(origin, _joined(headers, "host")):
             added |= _CORS | {"access-control-allow-origin": origin}

@@ -1,5 +1,7 @@
 """The HTTP surface as a FastAPI application; knows the OpenAI API and a completion service, but not Ray."""
 
+from collections.abc import Mapping
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -38,11 +40,12 @@ def create_app(
     adds_request_id: bool = True,
     monitor: Monitor | None = None,
     updates_adapters: bool = False,
+    marks: Mapping[str, str] | None = None,
 ) -> FastAPI:
     """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `updates_adapters`: whether operators may
-    load and unload LoRA adapters.
+    load and unload LoRA adapters. `marks`: headers of every answer.
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
@@ -54,6 +57,7 @@ def create_app(
         limits=limits or HttpLimits(),
         adds_request_id=adds_request_id,
         watchers=() if monitor is None else watchers(monitor),
+        marks=marks or {},
     )
     if monitor is not None:
         add_monitoring(app, monitor)

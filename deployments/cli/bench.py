@@ -12,6 +12,7 @@ from rich.table import Table
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
@@ -30,7 +31,7 @@ PROMPTS = (
 )
 
 
-class BenchConfig(LocalConfig):
+class BenchConfig(BenchmarkOptions, LocalConfig):
     """Options of `wingbeat bench`."""
 
     prompts: Path | None = Field(None, description="Text file with one prompt per line; by default a few of code.")
@@ -131,6 +132,8 @@ def tables(report: Report, config: BenchConfig) -> list[Table]:
     """Speed of both modes, and acceptance per depth of the tree."""
     length = f"{report.metrics.acceptance_length:.2f}"
     same = "same tokens in both" if report.same_tokens else "[red]tokens differ[/red]"
+    if config.forced_acceptance is not None:
+        same = f"acceptance forced to {config.forced_acceptance}: the text is not the model's"
     title = f"{report.num_prompts} prompts x {config.max_tokens} tokens, batch {config.batch_size}, {same}"
     speed = Table("", "tokens/s", "ms/token", "acceptance length", "ratio", title=title)
     plain, speculative = report.plain_tokens_per_s, report.speculative_tokens_per_s

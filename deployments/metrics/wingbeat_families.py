@@ -43,6 +43,12 @@ def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
         LABELS,
         rows(snapshot, figure("tree_nodes")),
     )
+    yield gauge(
+        "wingbeat_forced_acceptance",
+        "1 where the engine draws what is accepted, for a benchmark: its text is not the model's.",
+        LABELS,
+        rows(snapshot, lambda figures: int(figures["forced_acceptance"] is not None)),
+    )
     parts = (
         ("drafts", "num_drafts", "Draft trees verified, by tokens of context."),
         ("draft_tokens", "num_draft_tokens", "Tree nodes verified, by tokens of context."),

@@ -211,9 +211,10 @@ def app_for(
     monitor: Monitor | None = None,
     updates_adapters: bool = False,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
+    marks: dict[str, str] | None = None,
 ):
     service = CompletionService(pool, tokenizer, parsers, max_answer_bytes=max_answer_bytes)
-    return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters)
+    return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters, marks=marks)
 
 
 def call(

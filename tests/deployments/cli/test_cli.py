@@ -143,6 +143,18 @@ class TestBench:
         assert got.code == 0
         assert all(word in got.out for word in ("speculative", "ratio", "2.50", "Acceptance per position", "0.500"))
 
+    def test_forced_acceptance_is_for_benchmarks_and_is_shown(self, wingbeat, monkeypatch):
+        options = ("--repeat", "1", "--max-tokens", "8", "--forced-acceptance", "0.9,0.8")
+        monkeypatch.delenv("WINGBEAT_BENCHMARK", raising=False)
+        refused = wingbeat("bench", *options, llm=FakeLLM())
+        assert refused.code != 0
+        assert "--forced-acceptance" in refused.err
+        assert "set WINGBEAT_BENCHMARK=1" in " ".join(refused.err.split())
+        monkeypatch.setenv("WINGBEAT_BENCHMARK", "1")
+        got = wingbeat("bench", *options, llm=FakeLLM())
+        assert got.code == 0
+        assert "not the model's" in " ".join(got.out.split())
+
     def test_prompts_come_from_a_file(self, wingbeat, tmp_path):
         llm, path = FakeLLM(), tmp_path / "prompts.txt"
         path.write_text("alpha\n\nbeta\n")

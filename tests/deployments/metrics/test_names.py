@@ -32,7 +32,7 @@ VLLM_DASHBOARD = (
     *("request_params_max_tokens_bucket", "cache_config_info"),
 )
 """Samples that vLLM's own dashboards and benchmarks read."""
-UNREAD = ("graphs", "forced_acceptance")
+UNREAD = ("graphs",)
 """Figures of an engine that are no metrics."""
 
 
