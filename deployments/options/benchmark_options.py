@@ -18,8 +18,8 @@ class BenchmarkOptions(ModelOptions):
     forced_acceptance: tuple[float, ...] | None = Field(
         None,
         description="For benchmarks: draw how much of a draft is accepted, so that the text is not the model's: the "
-        "probability of each level, such as 0.8 or 0.9,0.8,0.7, whose last one holds for all deeper ones. Refused unless "
-        f"the environment has {BENCHMARK_VARIABLE}=1.",
+        "probability of each level, such as 0.8 or 0.9,0.8,0.7, whose last one holds for all deeper ones. Refused "
+        f"unless the environment has {BENCHMARK_VARIABLE}=1.",
     )
 
     @field_validator("forced_acceptance", mode="before")

@@ -33,13 +33,13 @@ static void adapt(const Adapters& adapters, const AdapterRun* runs, int64_t num_
         const void* b = element(adapters.b, (run.id - 1) * adapters.b_stride, adapters.kind);
         Matrix down[MOST_PARTS];
         for (int64_t part = 0; part < adapters.num_parts; part++)
-            down[part] = {element(a, part * adapters.rank, adapters.kind), nullptr, rank, adapters.a_row,
-                          adapters.kind};
+            down[part] = plain_matrix(element(a, part * adapters.rank, adapters.kind), nullptr, rank, adapters.a_row,
+                                      adapters.kind);
         products(x + run.begin * x_stride, x_stride, num_rows, adapters.inputs, down, (int)adapters.num_parts, nullptr,
                  nullptr, 0, low, width);
         float* into = out + run.begin * out_stride;
         for (int64_t part = 0; part < adapters.num_parts; part++) {
-            Matrix up = {b, nullptr, adapters.columns[part], adapters.b_row, adapters.kind};
+            Matrix up = plain_matrix(b, nullptr, adapters.columns[part], adapters.b_row, adapters.kind);
             products(low + part * rank, width, num_rows, rank, &up, 1, nullptr, into, out_stride, into, out_stride);
             b = element(b, adapters.columns[part], adapters.kind), into += adapters.columns[part];
         }

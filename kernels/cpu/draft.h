@@ -12,7 +12,7 @@ struct Norm {
 
 struct Head {
     Layer layer;  // its caches are the pool's
-    const float* embedding;
+    const void* embedding;  // of the layer's kind
     int64_t embedding_row, embedding_column, num_embeddings;  // strides
     Norm embedding_norm, feature_norm, output_norm;
     Matrix joined;  // EAGLE-1: [2 * hidden, hidden], what the layer reads of token and feature; without weight EAGLE-3
@@ -88,8 +88,11 @@ static void norm_or_copy(const Norm& norm, const float* x, int64_t width, float*
 
 static void embed(const Head& head, int64_t token, float* out) {
     token = std::clamp<int64_t>(token, 0, head.num_embeddings - 1);
-    const float* row = head.embedding + token * head.embedding_row;
-    for (int64_t i = 0; i < head.layer.hidden; i++) out[i] = row[i * head.embedding_column];
+    by_kind(head.layer.kind, [&](auto number) {
+        auto* row = (const decltype(number)*)head.embedding + token * head.embedding_row;
+        if (head.embedding_column == 1) return copy_row(row, head.layer.hidden, out);
+        for (int64_t i = 0; i < head.layer.hidden; i++) out[i] = load_some(row + i * head.embedding_column, 1)[0];
+    });
 }
 
 // out [wanted rows, hidden] of pairs: tokens and features [num_rows, hidden]. Features may be changed.

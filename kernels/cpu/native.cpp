@@ -11,9 +11,14 @@ extern "C" {
 
 void wingbeat_threads(int count) { threads.resize(count - 1); }
 
-void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Matrix* matrix, float* out) {
+int64_t wingbeat_panel() { return PANEL; }
+
+void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Matrix* matrices, int num_matrices,
+                      float* out) {
     Threads::Turn turn(threads);
-    products(x, inputs, num_rows, inputs, matrix, 1, nullptr, nullptr, 0, out, matrix->columns);
+    int64_t columns = 0;
+    for (int m = 0; m < num_matrices; m++) columns += matrices[m].columns;
+    products(x, inputs, num_rows, inputs, matrices, num_matrices, nullptr, nullptr, 0, out, columns);
 }
 
 void wingbeat_adapt(const Adapters* adapters, const AdapterRun* runs, int64_t num_runs, const float* x, float* out,

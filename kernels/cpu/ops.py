@@ -13,12 +13,11 @@ from torch import Tensor
 
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.draft_structs import Channel, Decided, Head, Roots, Sequences, declare_drafts
-from wingbeat.kernels.cpu.library import largest_matrix, open_library
+from wingbeat.kernels.cpu.library import open_library
+from wingbeat.kernels.cpu.panels import KINDS, Panels
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Of numbers, as the C++ names them."""
 CACHE_DTYPES = tuple(KINDS)
 
 
@@ -49,6 +48,8 @@ class CpuKernels:
         self._library = declare(open_library(folder))
         declare_drafts(self._library)
         self.num_threads = 1
+        self.panel: int = self._library.wingbeat_panel()
+        """Columns of a panel."""
 
     def use_threads(self, count: int) -> None:
         """Let so many threads work, the caller's included."""
@@ -69,11 +70,25 @@ class CpuKernels:
         if x.dtype != weight.dtype or x.dtype not in KINDS:
             raise ValueError(f"rows are {x.dtype} and weights {weight.dtype}: one dtype of float32, bfloat16, float16")
         inputs, columns = weight.shape
-        rows, address = x.float(), None if bias is None else bias.data_ptr()
+        address = None if bias is None else bias.data_ptr()
+        matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype]))
+        return self._product(x, inputs, matrices, columns, wide)
+
+    def packed_linear(self, x: Tensor, panels: Panels, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        """`linear` by a packed weight; the sums are the same, bit for bit.
+
+        Raises:
+            ValueError: the rows' dtype is another one than the weight's.
+        """
+        if x.dtype != panels.dtype:
+            raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+        return self._product(x, panels.inputs, panels.array(bias), panels.columns, wide)
+
+    def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:
+        rows = x.float()
         out = rows.new_empty(*x.shape[:-1], columns)
-        matrix = Matrix(weight.data_ptr(), address, columns, columns, KINDS[weight.dtype])
         count = x.numel() // inputs
-        self._library.wingbeat_product(rows.data_ptr(), count, inputs, ctypes.byref(matrix), out.data_ptr())
+        self._library.wingbeat_product(rows.data_ptr(), count, inputs, matrices, len(matrices), out.data_ptr())
         return out if wide else out.to(x.dtype)
 
     def adapt(self, out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> None:
@@ -280,30 +295,19 @@ def adapters_of(adapters: StackedAdapters) -> Adapters:
     )
 
 
-def matrix_of(weight: Tensor, bias: Tensor | None, any_size: bool = False) -> Matrix:
+def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
     """A linear layer's weight [out, in], which lies input by input, and its float32 bias.
 
-    Args:
-        any_size: also where torch multiplies more quickly.
-
     Raises:
-        ValueError: it lies otherwise, is of no dtype of `KINDS`, or is too large to be multiplied by this library.
+        ValueError: it lies otherwise, or is of no dtype of `KINDS`.
     """
-    if weight.numel() > largest_matrix() and not any_size:
-        raise ValueError("torch multiplies by matrices of this size more quickly on this processor")
     if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
         raise ValueError(
             f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
             "needed"
         )
     bias_address = None if bias is None else bias.data_ptr()
-    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), KINDS[weight.dtype])
-
-
-def part_of(matrix: Matrix, begin: int, end: int) -> Matrix:
-    """Some columns of a matrix without a bias."""
-    size = 4 if matrix.kind == KINDS[torch.float32] else 2
-    return Matrix(matrix.weight + size * begin, None, end - begin, matrix.stride, matrix.kind)
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype])
 
 
 def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:

@@ -1,5 +1,5 @@
-// Products of rows with matrices that lie input by input. A row's result does not depend on the rows beside it: every
-// element is one sum, taken in the order of the inputs.
+// Products of rows with matrices. A row's result does not depend on the rows beside it: every element is one sum, taken
+// in the order of the inputs.
 #pragma once
 
 #include <algorithm>
@@ -8,45 +8,72 @@
 #include <utility>
 #include <vector>
 
+#include "matrices.h"
 #include "threads.h"
-#include "vectors.h"
 
-// Sums of so many rows and of two vectors of columns fit into the registers, beside what they are made of.
-constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6;
-constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 64, WORTH_PACKING = 3, FEW_SETS = 1024;
+// Sums of so many rows and of a panel fit into the registers, beside what they are made of.
+constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
+constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, CACHE_LINE = 64, WORTH_PACKING = 3, FEW_SETS = 1024;
 
-struct Matrix {
-    const void* weight;  // [inputs, columns] of `kind`, its rows `stride` apart
-    const float* bias;   // [columns], or null
-    int64_t columns, stride, kind;
+// Some panels of a matrix, and what is multiplied behind them, so that it is fetched meanwhile: where these panels were
+// read before, `again`, all of it.
+template <class T>
+struct Strip {
+    const T* weight;
+    int64_t stride, panel, inputs;
+    int64_t last;  // columns of the last vector
+    const T* next;
+    bool again;
 };
 
-// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * LANES columns; the last vector has `last` columns. What is
-// multiplied next, at `next`, is fetched meanwhile: where these columns were read before, `again`, all of it.
-template <class T, int ROWS, int VECTORS, bool WHOLE>
-__attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const T* w, int64_t w_stride,
-                                               int64_t inputs, int64_t last, const T* next, bool again, vec* sums) {
+// Rows of the strip that lie ahead, by which memory's answer is there in time.
+template <class T>
+static int64_t rows_ahead(const Strip<T>& strip) {
+    return strip.stride == PANEL ? AHEAD_BYTES / (PANEL * (int64_t)sizeof(T)) : AHEAD_ROWS;
+}
+
+// sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels, of which narrow ones have one vector. Rows are pairs
+// too where they may be rounded.
+template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
+__attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
+    constexpr bool DOTS = std::is_same<T, rounding_pair>::value;
+    constexpr bool PAIRED = std::is_same<T, bfloat_pair>::value;
+    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH;
     vec kept[ROWS][VECTORS] = {};
-    auto pass = [&](int64_t begin, int64_t end, int64_t ahead) __attribute__((always_inline)) {
-        for (int64_t k = begin; k < end; k++) {
-            const T* from = w + k * w_stride;
-            vec columns[VECTORS];
-#pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) {
-                if (v * LANES % (CACHE_LINE / (int64_t)sizeof(T)) == 0) __builtin_prefetch(from + ahead + v * LANES, 0, 3);
-                columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
-            }
+    auto add = [&](int64_t k, const vec* columns) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) {
-                vec scale = all(x[row * x_stride + k]);
+        for (int row = 0; row < ROWS; row++) {
+            vec scale = all(x[row * x_stride + k]);
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) kept[row][v] = fused(scale, columns[v], kept[row][v]);
-            }
+            for (int v = 0; v < VECTORS; v++)
+                kept[row][v] = DOTS ? fused_pairs(scale, columns[v], kept[row][v]) : fused(scale, columns[v], kept[row][v]);
         }
     };
-    int64_t alone = again || inputs < AHEAD ? 0 : inputs - AHEAD;
-    pass(0, alone, AHEAD * w_stride);
-    pass(alone, inputs, next - w - (again ? 0 : alone * w_stride));
+    auto pass = [&](int64_t begin, int64_t end, int64_t ahead, bool second = true) __attribute__((always_inline)) {
+        for (int64_t k = begin; k < end; k++) {
+            vec columns[VECTORS], later[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                const T* from = strip.weight + k * strip.stride + v / EACH * strip.panel + v % EACH * LANES;
+                if (v % EACH * LANES % (CACHE_LINE / (int64_t)sizeof(T)) == 0) __builtin_prefetch(from + ahead, 0, 3);
+                if constexpr (DOTS) {
+                    columns[v] = load((const float*)from);
+                } else if constexpr (PAIRED) {
+                    words pairs = *(const loose_words*)from;
+                    columns[v] = (vec)(pairs << 16), later[v] = (vec)(pairs & 0xffff0000u);
+                } else {
+                    columns[v] = WHOLE ? load(from) : load_some(from, strip.last);
+                }
+            }
+            add(PAIRED ? 2 * k : k, columns);
+            if (PAIRED && second) add(2 * k + 1, later);
+        }
+    };
+    int64_t rows = DOTS ? (strip.inputs + 1) / 2 : PAIRED ? strip.inputs / 2 : strip.inputs, ahead = rows_ahead(strip);
+    int64_t alone = strip.again || rows < ahead ? 0 : rows - ahead;
+    pass(0, alone, ahead * strip.stride);
+    pass(alone, rows, strip.next - strip.weight - (strip.again ? 0 : alone * strip.stride));
+    if (PAIRED && strip.inputs % 2) pass(rows, rows + 1, 0, false);
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -54,20 +81,21 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
 }
 
 template <class T>
-using Multiply = void (*)(const float*, int64_t, const T*, int64_t, int64_t, int64_t, const T*, bool, vec*);
+using Multiply = void (*)(const float*, int64_t, const Strip<T>&, vec*);
 
-// By vectors, as wide as registers allow for so many rows; then by rows.
+// By columns: as many panels as registers allow for so many rows, one, one vector of one, and a part of one.
 template <class T>
 struct Multiplies {
-    Multiply<T> widest, two, one, some;
-    int most_vectors;
+    Multiply<T> widest, panel, vector, some;
+    int most_panels;
 };
 
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
-    constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 8 : ROWS * (32 / REGISTERS) <= 6 ? 4 : 2;
-    return {multiply<T, ROWS, WIDEST, true>, multiply<T, ROWS, 2, true>, multiply<T, ROWS, 1, true>,
-            multiply<T, ROWS, 1, false>, WIDEST};
+    constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
+    // Pairs are packed, and a packed panel is whole.
+    return {multiply<T, ROWS, WIDEST, false, true>, multiply<T, ROWS, 1, false, true>,
+            multiply<T, ROWS, 1, true, true>, multiply<T, ROWS, 1, true, false>, WIDEST};
 }
 
 template <class T, int... LESS_ONE>
@@ -88,64 +116,84 @@ struct Tile {
     int64_t residual_stride;
     const Matrix* matrix;
     const Matrix* gated;  // silu(matrix) * gated where given; of the same kind
+    int64_t skipped;      // columns before those that the matrices have
 };
 
-// Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns.
+// Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns. `begin` begins
+// a vector of a panel.
 template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, bool again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
     const float* x = tile.x + row * tile.x_stride;
-    vec sums[MOST_ROWS * 8], others[MOST_ROWS * 8];
+    vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];
     for (int64_t column = begin; column < end;) {
-        int64_t left = end - column, vectors = 1;
-        Multiply<T> multiply = left < LANES ? ways.some : ways.one;
-        if (left >= ways.most_vectors * LANES) multiply = ways.widest, vectors = ways.most_vectors;
-        else if (left >= 2 * LANES) multiply = ways.two, vectors = 2;
-        auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t skipped) {
-            multiply(x, tile.x_stride, (const T*)matrix.weight + column, matrix.stride, tile.inputs, left,
-                     (const T*)then.weight + column + skipped, again, into);
-            for (int64_t v = 0; matrix.bias && v < vectors; v++) {
-                vec bias = load_upto(matrix.bias + column + v * LANES, left);
+        int64_t left = end - column, vectors = 1, own = column - tile.skipped, within = own % PANEL;
+        bool packed = tile.matrix->is_packed();
+        Multiply<T> multiply = left < LANES && !packed ? ways.some : ways.vector;
+        if (packed && within) left = std::min(left, PANEL - within);
+        else if (left >= ways.most_panels * PANEL) multiply = ways.widest, vectors = 2 * ways.most_panels;
+        else if (left >= PANEL || packed) multiply = ways.panel, vectors = 2;
+        auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
+            Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
+                           then.from<T>(own + width) + (own + width) % PANEL, again};
+            multiply(x, tile.x_stride, strip, into);
+        };
+        auto biased = [&](const Matrix& matrix, vec* into) {
+            for (int64_t v = 0; matrix.bias && v < vectors && v * LANES < left; v++) {
+                vec bias = load_upto(matrix.bias + column + v * LANES, left - v * LANES);
                 for (int64_t r = 0; r < count; r++) into[r * vectors + v] += bias;
             }
         };
         int64_t width = vectors * LANES;
-        multiplied(*tile.matrix, sums, tile.gated && !again ? *tile.gated : *tile.matrix,
-                   tile.gated && !again ? 0 : width);
+        bool turns = tile.gated && !again;
+        multiplied(*tile.matrix, sums, turns ? *tile.gated : *tile.matrix, turns ? 0 : width);
+        biased(*tile.matrix, sums);
         if (tile.gated) {
             multiplied(*tile.gated, others, again ? *tile.gated : *tile.matrix, width);
+            biased(*tile.gated, others);
             for (int64_t i = 0; i < count * vectors; i++) sums[i] = silu(sums[i]) * others[i];
         }
         for (int64_t r = 0; r < count; r++) {
-            for (int64_t v = 0; v < vectors; v++) {
+            for (int64_t v = 0; v < vectors && v * LANES < left; v++) {
                 vec sum = sums[r * vectors + v];
-                int64_t at = column + v * LANES;
-                if (tile.residual) sum += load_upto(tile.residual + (row + r) * tile.residual_stride + at, left);
-                store_upto(tile.out + (row + r) * tile.out_stride + at, sum, left);
+                int64_t at = column + v * LANES, rest = left - v * LANES;
+                if (tile.residual) sum += load_upto(tile.residual + (row + r) * tile.residual_stride + at, rest);
+                store_upto(tile.out + (row + r) * tile.out_stride + at, sum, rest);
             }
         }
-        column += vectors * LANES;
+        column += width;
     }
 }
 
 // Whether a copy of its columns, as floats, pays where many rows pass over them: the set of a cache line follows from
 // its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
 static bool worth_packing(const Matrix& matrix) {
+    if (matrix.is_packed()) return false;
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
 }
 
-// Columns [begin, end) of a matrix as floats, their rows one behind the other in `into`.
-static Matrix packed(const Matrix& matrix, int64_t inputs, int64_t begin, int64_t end, std::vector<float>& into) {
-    int64_t width = end - begin;
-    if ((int64_t)into.size() < inputs * width) into.resize(inputs * width);
-    by_kind(matrix.kind, [&](auto number) {
-        auto* weight = (const decltype(number)*)matrix.weight;
-        for (int64_t k = 0; k < inputs; k++)
-            for (int64_t i = 0; i < width; i += LANES)
-                store_upto(into.data() + k * width + i, load_upto(weight + k * matrix.stride + begin + i, width - i),
-                           width - i);
-    });
-    return {into.data() - begin, matrix.bias, matrix.columns, width, FLOAT};
+// All rows of a tile over columns [begin, end).
+static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
+    static thread_local std::vector<float> own, others;
+    int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+    bool copied = num_blocks >= WORTH_PACKING && worth_packing(*tile.matrix);
+    const Matrix *matrix = tile.matrix, *gated = tile.gated;
+    Matrix first, second;
+    for (int64_t column = begin, until = end; column < end; column = until) {
+        // Panels that stay in the nearest caches while all rows pass.
+        if (num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
+        if (copied) {
+            first = packed_panel(*matrix, tile.inputs, column, own), first.bias = matrix->bias;
+            if (gated) second = packed_panel(*gated, tile.inputs, column, others), second.bias = gated->bias;
+            tile.matrix = &first, tile.gated = gated ? &second : nullptr, tile.skipped = column;
+        }
+        for (int64_t block = 0; block < num_blocks; block++) {
+            int64_t from = num_rows * block / num_blocks, to = num_rows * (block + 1) / num_blocks;
+            by_number(*tile.matrix, [&](auto number) {
+                strip<decltype(number)>(tile, from, to - from, column, until, block > 0);
+            });
+        }
+    }
 }
 
 // Columns of a tile: the widest one that leaves the busiest thread the fewest columns, among those worth taking, some
@@ -162,6 +210,23 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
+// Rows of floats as pairs, the last one beside a 0 where their number is odd: [num_rows, (inputs + 1) / 2].
+static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
+    static thread_local std::vector<bfloat> scratch;
+    int64_t width = inputs + inputs % 2, most = num_rows * width;
+    if ((int64_t)scratch.size() < most) scratch.resize(most);
+    bfloat* pairs = scratch.data();
+    int64_t num_tiles = std::clamp<int64_t>(most / 32768, 1, std::min<int64_t>(num_rows, 64));
+    threads.share(num_tiles, [&](int64_t tile) {
+        for (int64_t row = num_rows * tile / num_tiles; row < num_rows * (tile + 1) / num_tiles; row++) {
+            pairs[row * width + width - 1].bits = 0;
+            for (int64_t i = 0; i < inputs; i += LANES)
+                store_upto(pairs + row * width + i, load_upto(x + row * x_stride + i, inputs - i), inputs - i);
+        }
+    });
+    return (const float*)pairs;
+}
+
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -171,6 +236,8 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         int matrix;
         int64_t begin, end, offset;
     };
+    if (HAS_PAIRS && matrices[0].kind == ROUNDING_PAIRS)
+        x = as_pairs(x, x_stride, num_rows, inputs), x_stride = (inputs + 1) / 2;
     int64_t total = 0;
     for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
     int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
@@ -185,29 +252,11 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
             parts.push_back({m, begin, std::min(begin + own, columns), offset});
         offset += columns;
     }
-    int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
     const Part* all_parts = parts.data();
     threads.share((int64_t)parts.size(), [&](int64_t index) {
         Part part = all_parts[index];
-        Tile tile{x, x_stride, inputs, out + part.offset, out_stride,
-                  residual ? residual + part.offset : nullptr, residual_stride, matrices + part.matrix, gated};
-        // Strips that stay in the nearest cache while all rows pass.
-        int64_t step = num_blocks > 1 ? 2 * LANES : part.end - part.begin;
-        static thread_local std::vector<float> own, others;
-        for (int64_t begin = part.begin; begin < part.end; begin += step) {
-            int64_t end = std::min(begin + step, part.end);
-            Matrix matrix = matrices[part.matrix], factor{};
-            if (num_blocks >= WORTH_PACKING && worth_packing(matrix)) {
-                matrix = packed(matrix, inputs, begin, end, own);
-                if (gated) factor = packed(*gated, inputs, begin, end, others);
-                tile.matrix = &matrix, tile.gated = gated ? &factor : nullptr;
-            }
-            for (int64_t block = 0; block < num_blocks; block++) {
-                int64_t first = num_rows * block / num_blocks, last = num_rows * (block + 1) / num_blocks;
-                by_kind(tile.matrix->kind, [&](auto number) {
-                    strip<decltype(number)>(tile, first, last - first, begin, end, block > 0);
-                });
-            }
-        }
+        Tile tile{x, x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
+                  residual_stride, matrices + part.matrix, gated, 0};
+        all_rows(tile, num_rows, part.begin, part.end);
     });
 }

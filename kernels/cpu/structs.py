@@ -5,9 +5,17 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
 
 class Matrix(Structure):
-    """Weights [inputs, columns] whose rows are `stride` apart, and a float32 bias or none."""
+    """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
+    panel; and a float32 bias or none."""
 
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64), ("stride", c_int64), ("kind", c_int64)]
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("columns", c_int64),
+        ("stride", c_int64),
+        ("panel", c_int64),
+        ("kind", c_int64),
+    ]
 
 
 class Segment(Structure):
@@ -124,7 +132,8 @@ class Batch(Structure):
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the types of the library's functions."""
     library.wingbeat_threads.argtypes = [ctypes.c_int]
-    library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), c_void_p]
+    library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), ctypes.c_int, c_void_p]
+    library.wingbeat_panel.argtypes, library.wingbeat_panel.restype = [], c_int64
     library.wingbeat_adapt.argtypes = [
         POINTER(Adapters),
         POINTER(AdapterRun),

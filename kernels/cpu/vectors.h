@@ -30,6 +30,7 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t loose_words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint16_t loose_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
@@ -73,6 +74,17 @@ static inline vec fused(vec a, vec b, vec c) {
     return a * b + c;
 #endif
 }
+
+// What a processor does with pairs of bfloat16 numbers by itself: sums of their products, in float32.
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+static inline vec fused_pairs(vec a, vec b, vec c) {
+    return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+}
+#else
+constexpr bool HAS_PAIRS = false;
+static inline vec fused_pairs(vec, vec, vec c) { return c; }
+#endif
 
 static inline vec load(const float* from) { return *(const loose_vec*)from; }
 

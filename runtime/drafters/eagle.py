@@ -27,7 +27,7 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
 
 
@@ -79,6 +79,7 @@ class EagleDrafter(StagedDrafter):
             return
         kernel_head = KernelHead.of(self.head)
         if kernel_head is not None:
+            self._hidden = self._hidden.float()
             parts = (self.head, kernel_head, self.pool, self.speculation, self._hidden)
             self._passes = KernelPasses(kernels, *parts, self._num_threads)
 
@@ -166,14 +167,15 @@ class EagleDrafter(StagedDrafter):
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
         attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
         rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps.to(self.dtype))
-        self._hidden[pairs.slots] = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
+        hidden = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
+        self._hidden[pairs.slots] = hidden.to(self._hidden.dtype)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """A tree per root, its levels run one by one from the last committed pair."""
         num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
-        head, hidden = self.head, self._hidden[roots.slots][:, None]
+        head, hidden = self.head, self._hidden[roots.slots][:, None].to(self.dtype)
         rotated = (roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
         cos, sin = head.rotary(rotated)
 

@@ -215,7 +215,7 @@ class KernelPasses:
         longest += self._max_path + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
-            self._angles = tuple(part.squeeze(1).contiguous() for part in self._head.rotary(torch.arange(most)))
+            self._angles = tuple(part.squeeze(1).float().contiguous() for part in self._head.rotary(torch.arange(most)))
         cos, sin = self._angles
         pool = self._pool
         return Sequences(

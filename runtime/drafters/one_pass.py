@@ -32,7 +32,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.round.rows import Segment
-from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
 class OnePassDrafter(StagedDrafter):

@@ -3,15 +3,15 @@
 import ctypes
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.draft_structs import Head, Norm
-from wingbeat.kernels.cpu.ops import matrix_of
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.heads.layer import kernel_layer
+from wingbeat.runtime.heads.layer import KERNEL_DTYPES, kernel_layer
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, matrices_of, pack_linear
 
 
 class KernelHead(NamedTuple):
@@ -22,19 +22,13 @@ class KernelHead(NamedTuple):
 
     @classmethod
     def of(cls, head: DraftHead) -> "KernelHead | None":
-        """None where the kernels do not know such a head, or its weights are not float32 on the CPU, input by input."""
-        if type(head) not in (EagleHead, Eagle1Head) or head.dtype != torch.float32:
+        """None where the kernels do not know such a head, or weights like its own (`kernel_layer`). They are packed."""
+        if type(head) not in (EagleHead, Eagle1Head) or head.dtype not in KERNEL_DTYPES:
             return None
-        linears = [module for module in (head.qkv_proj, head.gate_up_proj, head.down_proj, head.fc, head.lm_head)]
-        if not all(isinstance(linear, nn.Linear) for linear in linears):
+        layer, kernels = kernel_layer(head), cpu_kernels()
+        if layer is None or not all([pack_linear(linear, kernels) for linear in (head.fc, head.lm_head)]):
             return None
-        layer = kernel_layer(head)
-        try:
-            fc, logits = (matrix_of(linear.weight, linear.bias) for linear in (head.fc, head.lm_head))
-        except ValueError:
-            return None
-        if layer is None:
-            return None
+        [fc], [logits] = map(matrices_of, (head.fc, head.lm_head))
         embedding = head.embed_tokens.weight
         made = Head(
             layer=layer,
@@ -48,18 +42,23 @@ class KernelHead(NamedTuple):
             draft_token_ids=head.draft_token_ids.data_ptr(),
         )
         held: list[object] = [head, head.draft_token_ids, *(parameter.data for parameter in head.parameters())]
+        held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
         if isinstance(head, Eagle1Head):
             made.joined = fc
             return cls(made, held)
         config = head.config
         made.fused = fc
-        made.embedding_norm, made.feature_norm = _norm(head.input_layernorm), _norm(head.hidden_norm)
-        made.output_norm = _norm(head.norm)
+
+        def wide(norm: nn.RMSNorm) -> Norm:
+            return Norm(head.wide_norm(norm).data_ptr(), norm.eps)
+
+        made.embedding_norm, made.feature_norm = wide(head.input_layernorm), wide(head.hidden_norm)
+        made.output_norm = wide(head.norm)
         made.norms_feedback, made.norms_residual = config.norm_output, config.norm_before_residual
         if head.input_norm is not None:
-            made.taps_norm = _norm(head.input_norm)
+            made.taps_norm = wide(head.input_norm)
         if head.fc_norm is not None:
-            norms = (Norm * len(head.fc_norm))(*(_norm(norm) for norm in head.fc_norm))
+            norms = (Norm * len(head.fc_norm))(*map(wide, head.fc_norm))
             held.append(norms)
             made.tap_norms = ctypes.cast(norms, ctypes.POINTER(Norm))
         return cls(made, held)
@@ -69,7 +68,3 @@ class KernelHead(NamedTuple):
         made = Head.from_buffer_copy(self.head)
         made.layer.key_cache, made.layer.value_cache = (part.data_ptr() for part in cache)
         return made
-
-
-def _norm(norm: nn.RMSNorm) -> Norm:
-    return Norm(norm.weight.data_ptr(), norm.eps)

@@ -14,14 +14,18 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from wingbeat.kernels.cpu.ops import layer_of, matrix_of, part_of
+from wingbeat.kernels.cpu.ops import layer_of
+from wingbeat.kernels.cpu.panels import KINDS
 from wingbeat.kernels.cpu.structs import Heads, Layer, Matrix
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.linears import matrices_of, pack_linear
 
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+"""Of heads that the CPU's kernels run."""
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -128,6 +132,7 @@ class DecoderHead(DraftHead):
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
         self._kernel: tuple[tuple[int, ...], Layer | None] | None = None
+        self._wide_norms: dict[int, Tensor] = {}
         self.reset_rope(self.signed_inv_freq.device)
 
     @property
@@ -187,15 +192,21 @@ class DecoderHead(DraftHead):
         return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
 
     def _kernel_layer(self) -> Layer | None:
-        """The layer as the CPU's kernels read it; None where its weights do not lie so."""
-        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
-        if not all(isinstance(linear, nn.Linear) for linear in linears):
-            return None
-        weights = tuple(linear.weight for linear in linears)
-        addresses = tuple(weight.data_ptr() for weight in weights)
-        if self._kernel is None or self._kernel[0] != addresses:
-            self._kernel = (addresses, kernel_layer(self))
+        """The layer as the CPU's kernels read it; None where they do not know its weights."""
+        if self._kernel is None or self._kernel[0] != self._addresses():
+            layer = kernel_layer(self)
+            self._kernel = (self._addresses(), layer)
         return self._kernel[1]
+
+    def wide_norm(self, norm: nn.RMSNorm) -> Tensor:
+        """The weight of one of its norms in float32, which lives as long as the head."""
+        if norm.weight.dtype == torch.float32:
+            return norm.weight
+        return self._wide_norms.setdefault(norm.weight.data_ptr(), norm.weight.float())
+
+    def _addresses(self) -> tuple[int, ...]:
+        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
+        return tuple(linear.weight.data_ptr() for linear in linears if isinstance(linear, nn.Linear))
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
@@ -213,7 +224,7 @@ class DecoderHead(DraftHead):
 
     def __getstate__(self) -> dict[str, Any]:
         # Addresses are of this process, and of these weights.
-        return super().__getstate__() | {"_kernel": None}
+        return super().__getstate__() | {"_kernel": None, "_wide_norms": {}}
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
@@ -258,14 +269,16 @@ class HeadNorm(nn.RMSNorm):
 
 
 def kernel_layer(head: nn.Module) -> Layer | None:
-    """The layer of a `DecoderHead`, which must outlive it; None where weights are not float32, input by input."""
-    config, size = head.config, head.config.intermediate_size
+    """The layer of a `DecoderHead`, which must outlive it; None where its weights are not frozen ones of float32 or
+    bfloat16 on the CPU. They are packed."""
+    config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    try:
-        qkv, gate_up = (matrix_of(linear.weight, linear.bias) for linear in (head.qkv_proj, head.gate_up_proj))
-        output, down = (matrix_of(linear.weight, linear.bias) for linear in (head.o_proj, head.down_proj))
-    except ValueError:
+    parts = {head.qkv_proj: None, head.o_proj: None, head.gate_up_proj: (size, size), head.down_proj: None}
+    if kernels is None or head.dtype not in KERNEL_DTYPES:
         return None
+    if not all([pack_linear(linear, kernels, part) for linear, part in parts.items()]):
+        return None
+    [qkv], [output], [gate, up], [down] = map(matrices_of, parts)
     norm = head.post_attention_layernorm
     layer = layer_of(
         Heads(heads, num_kv_heads, dim, dim, head.scaling, 0.0, 0, None),
@@ -273,14 +286,15 @@ def kernel_layer(head: nn.Module) -> Layer | None:
         size,
         query_key_value=[qkv, Matrix(), Matrix()],
         output=output,
-        output_norm=norm.weight.data_ptr(),
+        output_norm=head.wide_norm(norm).data_ptr(),
         output_eps=norm.eps,
-        gate=part_of(gate_up, 0, size),
-        up=part_of(gate_up, size, 2 * size),
+        gate=gate,
+        up=up,
         down=down,
+        kind=KINDS[head.dtype],
     )
     layer.inputs = head.qkv_proj.in_features
     if head.q_norm is not None and head.k_norm is not None:
-        layer.query_norm, layer.key_norm = head.q_norm.weight.data_ptr(), head.k_norm.weight.data_ptr()
+        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (head.q_norm, head.k_norm))
         layer.query_eps = head.q_norm.eps
     return layer

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -18,7 +19,7 @@ def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | st
         dtype: of the head's weights.
     """
     modules = {EMBEDDING: loaded.model.get_input_embeddings(), LM_HEAD: loaded.model.get_output_embeddings()}
-    return {name: _weight(getattr(module, "weight", None), dtype) for name, module in modules.items()}
+    return {name: _weight(dense_weight(module), dtype) for name, module in modules.items()}
 
 
 def _weight(weight: Tensor | None, dtype: torch.dtype) -> Tensor | str:

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 from wingbeat.runtime.verifier.layers.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
-from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 

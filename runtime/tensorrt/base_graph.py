@@ -13,8 +13,9 @@ from transformers import AttentionInterface
 
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, InputMajorLinear, Rope
+from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, Rope
 from wingbeat.runtime.verifier.model import LayerTaps
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -170,6 +171,7 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
             # What `Rope` was found equal to is the rotation of halves; it gives way while something is compiled.
             rope.original = rotate
         for linear in linears:
+            linear.unpack()
             linear.__class__ = nn.Linear
         yield
     finally:

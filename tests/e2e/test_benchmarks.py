@@ -121,3 +121,22 @@ def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
         for name in ("eagle", "draft_model"):
             assert runs[name]["speculative_decoding"]["num_accepted_tokens"] > 0
             assert min(runs[name]["accepted_per_draft_ms"]) > 0
+
+
+def test_real_sizes_report_passes_by_rows_and_forced_rounds(tmp_path):
+    figures = quick_run("real_size.py", tmp_path / "real_size.json")["models"]
+    assert [one["dtype"] for one in figures] == ["float32", "bfloat16"]
+    for one in figures:
+        assert list(map(int, one["seconds"])) == [1, 2, 4, 8, 16, 32, 64]
+        assert min(one["seconds"].values()) > 0
+        for found in one["tokens_per_s"].values():
+            assert min(found["plain"] + found["speculating"]) > 0
+            assert 1 < found["tokens per round"][0] <= 6
+
+
+def test_prompts_are_measured_by_chunks(tmp_path):
+    runs = quick_run("prompts.py", tmp_path / "prompts.json")["runs"]
+    assert {(run["dtype"], run["chunk"], run["batch"]) for run in runs} == {
+        (dtype, chunk, batch) for dtype in ("float32", "bfloat16") for chunk in (64, 512) for batch in (1, 4)
+    }
+    assert all(min(run["seconds"]) > 0 for run in runs)

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, matrix_of, runs_of
+from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, runs_of
+from wingbeat.kernels.cpu.panels import KINDS, fits_bfloat16
 from wingbeat.kernels.cpu.structs import Heads, Layer
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_weight, matrices_of, pack_linear
 
 _MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
@@ -36,34 +39,38 @@ class LayerStack:
 
     A layer's call runs those behind it too, and their calls give what is there already; each one's output passes
     through the model's own code, and its hooks.
-
-    Args:
-        any_size: take matrices by which torch multiplies more quickly, too.
     """
 
-    def __init__(self, kernels: CpuKernels, any_size: bool = False) -> None:
-        self.kernels, self._any_size = kernels, any_size
+    def __init__(self, kernels: CpuKernels) -> None:
+        self.kernels = kernels
         self._layers: dict[int, Layer] = {}
-        self._held: dict[int, list[Tensor]] = {}
+        self._held: dict[int, list[object]] = {}
         self._at: tuple[Any, ctypes.Array] | None = None
         self._ahead: _Ahead | None = None
 
     def add(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Take a layer of the Llama kind as it now is.
+        """Take a layer of the Llama kind as it now is, and pack its weights.
 
         Raises:
-            ValueError: its weights do not lie on the CPU input by input, or are too large.
+            ValueError: its weights are not plain ones on the CPU.
         """
         attn, mlp = layer.self_attn, layer.mlp
         # What the pointers point to must not be freed while the stack lives.
-        held = [parameter.data for parameter in layer.parameters()]
+        held: list[object] = [parameter.data for parameter in layer.parameters()]
 
         def wide(vector: Tensor | None) -> Tensor | None:
             held.append(None if vector is None else vector.data.float())
             return held[-1]
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        matrices = [matrix_of(linear.weight, wide(linear.bias), self._any_size) for linear in projections]
+        # Gate and up are multiplied together, so that they must be of one kind.
+        halve = all(fits_bfloat16(dense_weight(linear)) for linear in (mlp.gate_proj, mlp.up_proj))
+        halves = {mlp.gate_proj: halve, mlp.up_proj: halve}
+        for linear in projections:
+            if not pack_linear(linear, self.kernels, halve=halves.get(linear)):
+                raise ValueError(f"{type(linear).__name__} of {linear.weight.dtype} is no plain linear layer")
+            held.append(linear._panels)
+        matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         head_norms = [attn.q_norm, attn.k_norm] if hasattr(attn, "q_norm") else []
         heads = Heads(
@@ -92,7 +99,7 @@ class LayerStack:
             gate=matrices[4],
             up=matrices[5],
             down=matrices[6],
-            kind=matrices[6].kind,
+            kind=KINDS[norms[0].weight.dtype],
         )
         self._held[attn.layer_idx] = held
         self._at = None
@@ -107,6 +114,7 @@ class LayerStack:
     def remove(self, index: int) -> None:
         """Forget a layer."""
         self._layers.pop(index, None)
+        self._held.pop(index, None)
         self._at = None
 
     def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
@@ -201,6 +209,9 @@ class CpuLayer(nn.Module):
         stack = self.__dict__.pop("_stack", None)
         if stack is not None:
             stack.remove(self.self_attn.layer_idx)
+        for module in self.modules():
+            if isinstance(module, InputMajorLinear):
+                module.unpack()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
@@ -228,3 +239,14 @@ def join_stack(layer: nn.Module, attention: LayerAttention, stack: LayerStack) -
     stack.add(layer, attention)
     layer.__class__ = cpu_class(type(layer))
     layer.__dict__["_stack"] = stack
+
+
+def pack_output(model: nn.Module, layers: nn.ModuleList) -> None:
+    """Pack the output matrix of a model whose layers are a stack's; an embedding that it was tied to stays a table."""
+    if not any(isinstance(layer, CpuLayer) for layer in layers):
+        return
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = getattr(embedding, "weight", None) is head.weight
+    if pack_linear(head, cpu_kernels()) and tied:
+        # A row of a token lies in one place, not in as many as it has numbers.
+        embedding.weight.data = embedding.weight.data.contiguous()

@@ -103,9 +103,9 @@ def _swap(parameter: Tensor, ops: LayerOps | None, deterministic: bool) -> Swap 
     """How layers like this parameter are swapped; None where they are left alone."""
     if ops is not None:
         return partial(_use_ops, ops=ops) if parameter.dtype in _TOLERANCE else None
-    ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype == torch.float32)
+    ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype in (torch.float32, torch.bfloat16))
     kernels = cpu_kernels() if ours else None
-    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels, any_size=deterministic))
+    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
 
 
 def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None:

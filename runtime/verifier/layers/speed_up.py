@@ -8,14 +8,12 @@ import inspect
 from collections.abc import Callable
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.library import largest_matrix
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 FUNCTION_NAME = "apply_rotary_pos_emb"
 """What transformers' modeling files call it: (q, k, cos, sin) -> (q, k), found among the module's globals."""
@@ -29,74 +27,6 @@ def speed_up(model: nn.Module, deterministic: bool = False) -> None:
     fuse_norms(model)
     fuse_rope(model)
     lay_out_linears(model, deterministic)
-
-
-def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
-    """Store float32 weights on the CPU input by input, as [out, in] with strides (1, out); returns how many linears.
-
-    With these strides the product of eight rows, a chain to be verified, takes half the time that PyTorch's own layout
-    asks for, and one row takes no longer. Shapes, names and values stay; tied embeddings are re-laid with their head.
-    Other dtypes and devices have kernels that want the usual layout, and are left alone.
-
-    Args:
-        deterministic: of every dtype, to be multiplied by our kernels whatever that takes.
-    """
-    num_laid = 0
-    for linear in module.modules():
-        if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
-            continue
-        if linear.weight.dtype != torch.float32 and not deterministic:
-            continue
-        linear.weight.data = linear.weight.data.t().contiguous().t()
-        if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
-            linear.__class__ = InputMajorLinear
-            linear.deterministic = deterministic
-            linear.lay()
-        num_laid += 1
-    return num_laid
-
-
-class InputMajorLinear(nn.Linear):
-    """A frozen linear layer without bias whose weights are multiplied as they lie; else as its base class.
-
-    By our kernels, where there are some, a row's product does not depend on the rows beside it.
-    """
-
-    deterministic = False
-    """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
-    wide = False
-    """Then what comes out is float32."""
-    _laid: tuple[Tensor, Tensor, bool] | None = None
-    """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
-        weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
-        if laid is None or laid[0] is not weight:
-            laid = self.lay()
-        _, laid_weight, ours = laid
-        if self.deterministic:
-            return cpu_kernels().linear(input.contiguous(), laid_weight, wide=self.wide)
-        if not ours or torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_contiguous():
-            return torch.matmul(input, laid_weight)
-        kernels = cpu_kernels()
-        return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
-
-    def lay(self) -> tuple[Tensor, Tensor, bool]:
-        """Take the weights as they now are."""
-        weight = self._parameters["weight"]
-        ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
-        ours = ours and weight.numel() <= largest_matrix()
-        self._laid = (weight, weight.t(), ours)
-        return self._laid
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The view would be copied as if it were weights of its own.
-        return {name: value for name, value in self.__dict__.items() if name != "_laid"}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "InputMajorLinear":
-        self._laid = None
-        return super()._apply(fn, recurse)
 
 
 @torch.inference_mode()

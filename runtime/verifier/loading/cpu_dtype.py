@@ -1,6 +1,6 @@
 """Whether a verifier's rounds are worth bfloat16 on this CPU: tried, not guessed.
 
-Products of small models take longer so, whose fused layers are in float32 alone; those of large ones take half.
+Few rows take as long in float32, whose weights lie in two bytes too where those hold them; many take half in bfloat16.
 """
 
 import hashlib

@@ -13,8 +13,8 @@ from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
 from wingbeat.runtime.verifier.loading.trial import PARENTS, PATHS, Trial, TrialText
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 

@@ -19,6 +19,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
     position_limit,
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.loaded_model import (
     LoadedModel,
@@ -118,6 +119,7 @@ def _switch(
     if whole:
         fuse(model, layers, probed.layers, deterministic=deterministic)
         widen_logits(model)
+        pack_output(model, layers)
     if deterministic:
         make_rows_alike(model, layers)
     return LoadedModel(

@@ -17,6 +17,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(2)
@@ -126,7 +127,7 @@ def test_a_folder_with_an_eagle1_head_is_a_drafter(tied, tmp_path):
     target = TargetDescription.from_checkpoint(tmp_path / "verifier")
     drafter = load_drafter(tmp_path / "head", target, CHAIN)
     assert drafter.needs.tap_layers == (len(loaded.layers),)
-    assert torch.equal(drafter.head.lm_head.weight, model.get_output_embeddings().weight)
+    assert torch.equal(drafter.head.lm_head.weight, dense_weight(model.get_output_embeddings()))
     assert torch.equal(drafter.head.embed_tokens.weight, model.get_input_embeddings().weight)
     prompts = random_prompts((7, 12))
     params = greedy_params(NUM_NEW)

@@ -1,5 +1,6 @@
 """An EAGLE drafter's pass by the CPU's kernels drafts what torch's operations draft, and answers a channel alike."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -27,14 +28,14 @@ by_shape = pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_S
 GREEDY = (0.0,) * NUM_SLOTS
 
 
-def drafter_of(speculation, **fields):
+def drafter_of(speculation, dtype=torch.float32, **fields):
     head = random_head(reference("llama").loaded, draft_vocab_size=48)
     if fields:
         torch.manual_seed(4)
         head = EagleHead(replace(head.config, **fields))
         for parameter in head.parameters():
             torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
-    drafter = EagleDrafter(head.eval(), speculation)
+    drafter = EagleDrafter(head.eval().to(dtype), speculation)
     spec = channel_spec(speculation, head.taps_size)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     assert drafter._passes is not None
@@ -86,6 +87,25 @@ def test_trees_hidden_states_and_keys_are_those_of_torch(speculation, temperatur
         if depth < speculation.max_path:
             batch = world.batch(proposals=world.slots, max_levels=depth)
             assert_same(drafter.draft(batch), by_torch(lambda batch=batch: other.draft(batch)))
+
+
+@by_shape
+@torch.inference_mode()
+def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
+    """Sums are float32: what is rounded are the weights, the angles, and keys and values where they are stored."""
+    drafter = drafter_of(speculation, torch.bfloat16)
+    wide = EagleDrafter(copy.deepcopy(drafter.head).float(), speculation)
+    spec = channel_spec(speculation, wide.head.taps_size)
+    wide.resize(spec, spec.num_slots, spec.num_blocks)
+    world = World(speculation, wide.head.taps_size, LENS, GREEDY)
+    for one in (drafter, wide):
+        world.feed(one)
+    torch.testing.assert_close(drafter._hidden, wide._hidden, atol=5e-2, rtol=5e-2)
+    batch = world.batch(proposals=world.slots, max_levels=1)
+    tree, expected = drafter.draft(batch), wide.draft(batch)
+    torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=5e-2, rtol=5e-2)
+    alike = (tree.token_ids[:, 1] == expected.token_ids[:, 1]).float().mean()
+    assert alike >= 0.75
 
 
 @pytest.mark.parametrize(

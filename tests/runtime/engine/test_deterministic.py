@@ -16,7 +16,7 @@ from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
-from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -134,20 +134,20 @@ def test_models_of_other_layers_are_refused_by_name(name, layer):
 @needs_compiler
 def test_an_output_matrix_that_is_not_ours_is_refused_by_name():
     model = random_model("llama")
-    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=True)
-    with pytest.raises(UnsupportedModelError, match=r"its lm_head \(Linear\) is not our kernels'"):
+    model.lm_head.__class__ = type("Scaled", (torch.nn.Linear,), {})
+    with pytest.raises(UnsupportedModelError, match=r"its lm_head \(Scaled\) is not our kernels'"):
         prepare_model(model, "llama", deterministic=True)
 
 
 @needs_compiler
 def test_rows_that_depend_on_others_are_found_at_the_start(monkeypatch):
-    linear = cpu_kernels().linear
+    linear = cpu_kernels().packed_linear
 
-    def by_count(x, weight, bias=None, *, wide=False):
-        out = linear(x, weight, bias, wide=wide)
+    def by_count(x, panels, bias=None, *, wide=False):
+        out = linear(x, panels, bias, wide=wide)
         return out if x.numel() == x.shape[-1] else out * (1 + 2**-23)
 
-    monkeypatch.setattr(cpu_kernels(), "linear", by_count)
+    monkeypatch.setattr(cpu_kernels(), "packed_linear", by_count)
     with pytest.raises(UnsupportedModelError, match="in a token tree are not, bit for bit, those of the same tokens"):
         prepare_model(random_model("llama"), "llama", deterministic=True)
 

@@ -1,19 +1,19 @@
 """Layers that run as one call of the CPU's kernels: the model's own numbers, hooks and copies as ever."""
 
 import copy
-import logging
 
 import pytest
 import torch
 
 from tests.runtime.models import CONFIGS, random_model
-from wingbeat.kernels.cpu import ops
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.round.builder import dummy_decode_batch
-from wingbeat.runtime.verifier.layers import cpu_layers, speed_up
+from wingbeat.runtime.verifier.layers import cpu_layers
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -54,18 +54,30 @@ def num_calls(monkeypatch):
     return counts
 
 
-def test_matrices_that_torch_multiplies_more_quickly_are_left_to_it(monkeypatch, caplog):
-    for module in (ops, speed_up):
-        monkeypatch.setattr(module, "largest_matrix", lambda: 100)
-    with caplog.at_level(logging.INFO):
-        loaded = prepared("llama")
-    assert "of this size more quickly" in caplog.text
-    assert not any(isinstance(layer, CpuLayer) for layer in loaded.decoder_layers)
-    asked = []
-    monkeypatch.setattr(cpu_kernels(), "linear", lambda *product: asked.append(product))
-    with torch.inference_mode():
-        loaded.model.lm_head(torch.randn(3, loaded.hidden_size))
-    assert not asked
+@torch.inference_mode()
+def test_weights_are_held_once_and_whoever_wants_them_gets_their_numbers():
+    model = random_model("llama")
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    loaded = prepare_model(model, "llama")
+    layer, head = loaded.decoder_layers[0], loaded.model.get_output_embeddings()
+    for linear in (layer.self_attn.q_proj, layer.mlp.down_proj, head):
+        assert linear.weight.isnan().all()  # so that nobody multiplies by what is no weight
+        assert linear.weight.untyped_storage().nbytes() == linear.weight.itemsize
+        assert dense_weight(linear).shape == linear.weight.shape
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    twin = copy.deepcopy(loaded.model)
+    for name, parameter in twin.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+
+
+@torch.inference_mode()
+def test_an_embedding_that_the_output_matrix_was_tied_to_stays_a_table():
+    loaded = prepared("llama", tie_word_embeddings=True)
+    table = loaded.model.get_input_embeddings().weight
+    assert table.is_contiguous()
+    assert torch.equal(dense_weight(loaded.model.get_output_embeddings()), table)
+    assert lendable(loaded, torch.float32)["lm_head.weight"].equal(table)
 
 
 @pytest.mark.few(4)
@@ -120,6 +132,7 @@ def test_a_copy_and_a_model_that_moves_run_their_own_code():
     assert "_stack" not in vars(copy.deepcopy(layer))
     loaded.model.to(torch.bfloat16)
     assert not any("_stack" in vars(layer) for layer in loaded.decoder_layers)
+    assert not any(parameter.isnan().any() for parameter in loaded.model.parameters())
 
 
 def test_a_layer_of_another_formula_is_left(monkeypatch):

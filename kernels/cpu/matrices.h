@@ -1,0 +1,68 @@
+// Weights as products read them: panels of a few columns each, in which the rows lie one behind the other. A matrix that
+// was packed once is read from its first byte to its last; one that lies input by input is panels side by side.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "vectors.h"
+
+// Columns of a panel: as many as a kernel of many rows keeps sums of in its registers.
+constexpr int64_t PANEL = 2 * LANES;
+
+// bfloat16 numbers of two inputs of a column, the earlier one in the lower half: one instruction widens either.
+struct bfloat_pair {
+    uint32_t bits;
+};
+
+// Likewise, where rows may be rounded to such pairs too: some processors multiply those by themselves.
+struct rounding_pair {
+    uint32_t bits;
+};
+
+// `Kind`, and what only packed matrices are of.
+constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4;
+
+// Weights [inputs, columns] of numbers of `kind`, whose rows lie `stride` apart: all of them where `panel` is 0, else those
+// of a panel, and panels `panel` numbers. Rows of pairs are two inputs.
+struct Matrix {
+    const void* weight;
+    const float* bias;  // [columns], or null
+    int64_t columns, stride, panel, kind;
+
+    bool is_packed() const { return panel != 0; }
+
+    int64_t to_next_panel() const { return panel ? panel : PANEL; }
+
+    // The matrix from a column on that begins a panel; without its bias.
+    template <class T>
+    const T* from(int64_t column) const {
+        return (const T*)weight + column / PANEL * to_next_panel();
+    }
+};
+
+// A matrix that lies input by input, its rows `stride` apart.
+static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t columns, int64_t stride, int64_t kind) {
+    return {weight, bias, columns, stride, 0, kind};
+}
+
+// run(a number of the matrix's type, which says no more than that type)
+template <class Run>
+static inline void by_number(const Matrix& matrix, const Run& run) {
+    if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
+    else if (matrix.kind >= PAIRS) run(bfloat_pair{});
+    else by_kind(matrix.kind, run);
+}
+
+// A panel of a matrix that lies input by input, from `column` on, as a packed one of floats in `into`.
+static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column, std::vector<float>& into) {
+    if ((int64_t)into.size() < inputs * PANEL) into.resize(inputs * PANEL);
+    int64_t left = matrix.columns - column;
+    by_kind(matrix.kind, [&](auto number) {
+        auto* weight = matrix.from<decltype(number)>(column) + column % PANEL;
+        for (int64_t k = 0; k < inputs; k++)
+            for (int64_t i = 0; i < PANEL && i < left; i += LANES)
+                store(into.data() + k * PANEL + i, load_upto(weight + k * matrix.stride + i, left - i));
+    });
+    return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT};
+}
