@@ -1,5 +1,6 @@
 """What a round takes: measured tables, interpolated, and scaled by what rounds really take. Seconds throughout."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -10,8 +11,8 @@ SecondsT = TypeVar("SecondsT", float, np.ndarray)
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
 _LEAST, _MOST = 0.1, 10.0
-_STALE_AFTER, _STALE_WEIGHT = 32, 0.25
-"""Plain rounds after which a draft says more than all before: the way may be another one by now."""
+_STALE_AFTER, _STALE_WEIGHT = 24, 0.5
+"""Rounds without a draft, or without a pass of such a size, after which one says as much as all before."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Scale:
         self.value = 1.0
         self.num_seen = 0
 
-    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0, least_weight: float = _SMOOTHING) -> None:
         """Note what was really taken.
 
         Args:
@@ -57,42 +58,78 @@ class Scale:
             beside_s: likewise, of what shared the time.
         """
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, _SMOOTHING) * of_s / (of_s + beside_s)
+        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
         now = seconds / (of_s + beside_s)
         if self.num_seen > 1:  # one round of many times the usual length is an interruption, not a cost
-            now = min(max(now, 0.5 * self.value), 2.0 * self.value)
+            now = min(now, 2.0 * self.value)
         self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
 
 
-class DraftWaits:
-    """Real waits for trees: a multiple of the table's, and the way to the drafter, which no level makes longer.
+class ScaleByRows:
+    """Real seconds over a table's, by the rows of a pass: one running mean for each power of two.
 
-    What a wait was mispredicted by goes to both, the more to the scale the longer the trees took beside their mean
-    (normalised least mean squares): so waits for trees of several depths tell the two apart.
+    A table measured while other work ran is wrong by another factor for each shape, and what a round takes beside its
+    pass weighs more the fewer rows it has. Between powers the factor is interpolated; beyond those seen it is the
+    nearest one's.
     """
 
     def __init__(self) -> None:
-        self.scale, self.way_s = 1.0, 0.0
+        self._by_power: dict[int, Scale] = {}
+        self._seen_at: dict[int, int] = {}
+        self._num_rounds = 0
+
+    def tick(self) -> None:
+        """A round has passed, of any shape."""
+        self._num_rounds += 1
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """float64 like `rows`, which are at least 1."""
+        if not self._by_power:
+            return np.ones(rows.shape)
+        powers = sorted(self._by_power)
+        return np.interp(np.log2(rows), powers, [self._by_power[power].value for power in powers])
+
+    def observe(self, seconds: float, of_s: float, beside_s: float, rows: int) -> None:
+        """Note what a pass of so many rows really took; arguments as those of `Scale.observe`."""
+        power = round(math.log2(rows))
+        scale = self._by_power.setdefault(power, Scale())
+        stale = self._num_rounds - self._seen_at.get(power, self._num_rounds) > _STALE_AFTER
+        scale.observe(seconds, of_s, beside_s, _STALE_WEIGHT if stale else _SMOOTHING)
+        self._seen_at[power] = self._num_rounds
+
+
+class ScaleAndOffset:
+    """Real seconds as a multiple of a table's, and what comes beside it whatever the table says.
+
+        seconds = scale * of_s + offset_s
+
+    The way to a drafter takes as long for any tree. What seconds were mispredicted by goes to both, the more to the
+    scale the longer the table's were beside their mean (normalised least mean squares): so trees of several depths tell
+    the two apart.
+    """
+
+    def __init__(self) -> None:
+        self.scale, self.offset_s = 1.0, 0.0
         self.num_seen = 0
         self._mean_s = 0.0
         """By the table."""
 
-    def predict(self, trees_s: SecondsT) -> SecondsT:
-        """Of trees that take so long by the table."""
-        return self.scale * trees_s + self.way_s
+    def predict(self, of_s: SecondsT) -> SecondsT:
+        """Of what takes so long by the table."""
+        return self.scale * of_s + self.offset_s
 
-    def observe(self, seconds: float, trees_s: float, beside_s: float, least_weight: float) -> None:
-        """Note what was really waited; arguments as those of `Scale.observe`."""
+    def observe(self, seconds: float, of_s: float, beside_s: float, least_weight: float = _SMOOTHING) -> None:
+        """Note what was really taken; arguments as those of `Scale.observe`."""
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, least_weight) * trees_s / (trees_s + beside_s)
-        expected = self.predict(trees_s + beside_s)
+        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
+        expected = self.predict(of_s + beside_s)
         least, most = (_LEAST, _MOST) if self.num_seen == 1 else (0.5, 2.0)
         seconds = min(max(seconds, least * expected), most * expected)
-        all_s, error = trees_s + beside_s, weight * (seconds - expected)
+        all_s, error = of_s + beside_s, weight * (seconds - expected)
         self._mean_s += max(1.0 / self.num_seen, least_weight) * (all_s - self._mean_s)
         to_scale = error * all_s / (all_s**2 + self._mean_s**2)
         scale = min(max(self.scale + to_scale, _LEAST), _MOST)
-        self.way_s = max(self.way_s + error - (scale - self.scale) * all_s, 0.0)
+        self.offset_s = max(self.offset_s + error - (scale - self.scale) * all_s, 0.0)
         self.scale = scale
 
 
@@ -105,7 +142,7 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain, self._verify, self._draft = Scale(), Scale(), DraftWaits()
+        self._plain, self._verify, self._draft = Scale(), ScaleByRows(), ScaleAndOffset()
         self._num_plain = 0
         """Rounds since a draft was last seen."""
         self._by_batch: dict[int, _BatchCosts] = {}
@@ -121,9 +158,10 @@ class RoundCosts:
 
         What stands at 0 is a plain round.
         """
-        plain = self._plain if self._plain.num_seen else self._verify
-        scale = np.where(np.asarray(num_extra) > 0, self._verify.value, plain.value)
-        return scale * self._pass_s(num_reqs, num_extra, mean_context)
+        pass_s = self._pass_s(num_reqs, num_extra, mean_context)
+        trees = self._verify.of(num_reqs + np.asarray(num_extra))
+        plain = self._plain.value if self._plain.num_seen else trees
+        return pass_s * np.where(np.asarray(num_extra) > 0, trees, plain)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
@@ -138,10 +176,14 @@ class RoundCosts:
             num_extra: drafted nodes; 0 in a plain round.
             num_chunk_tokens: rows of prompts.
         """
-        scale = self._verify if num_extra else self._plain
         self._num_plain += not num_extra
+        self._verify.tick()
         pass_s = float(self._pass_s(num_reqs, np.array(num_extra), mean_context))
-        scale.observe(seconds, pass_s, self._verify_row_s * num_chunk_tokens)
+        beside_s = self._verify_row_s * num_chunk_tokens
+        if num_extra:
+            self._verify.observe(seconds, pass_s, beside_s, num_reqs + num_extra)
+        else:
+            self._plain.observe(seconds, pass_s, beside_s)
 
     def observe_draft(self, seconds: float, num_reqs: int, levels: int, num_chunk_tokens: int = 0) -> None:
         """Correct the prediction by a wait that really was.

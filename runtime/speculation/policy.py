@@ -19,8 +19,9 @@ _SMOOTHING = 0.06
 """Least weight of one round's trees in the running profile."""
 _HOLD = 16
 """Rounds that a plan holds at one load."""
-_PROBE_EVERY, _LAST_PROBE = 64, 512
-"""Rounds from one that tries what is not chosen to the next; doubled each time while plain decoding is faster."""
+_FIRST_PROBE, _LAST_PROBE = 8, 64
+"""Rounds until one tries what is not chosen, and then to the next, doubled each time up to the last: tables measured in
+a bad minute are set right within some dozen rounds, and a probe in 64 is within the noise."""
 _PRIOR_ACCEPTANCE = 0.65
 
 
@@ -101,7 +102,7 @@ class SpeculationPolicy:
         self._onward = _PRIOR_ACCEPTANCE
         """Probability mass of a level over that of the level before."""
         self._num_observed = 0
-        self._until_probe, self._probe_every, self._probed_plain = _HOLD, _PROBE_EVERY, False
+        self._until_probe, self._probe_every, self._probed_plain = _FIRST_PROBE, _FIRST_PROBE, False
         self._load: tuple[int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
@@ -132,7 +133,7 @@ class SpeculationPolicy:
         self._until_probe -= 1
         if not self._until_probe:
             speculates = bool(self._now.levels)
-            self._probe_every = _PROBE_EVERY if speculates else min(2 * self._probe_every, _LAST_PROBE)
+            self._probe_every = min(2 * self._probe_every, _LAST_PROBE)
             self._until_probe, self._load = self._probe_every, None
             # What a captured round takes is not seen.
             self._probed_plain = speculates and self.widths is None and not self._probed_plain

@@ -3,7 +3,7 @@
 import pytest
 
 from wingbeat.runtime.engine.calibration import DrafterTimes, VerifierTimes
-from wingbeat.runtime.speculation.costs import DraftWaits, Scale
+from wingbeat.runtime.speculation.costs import Scale, ScaleAndOffset
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def known_costs(monkeypatch):
     drafter = DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
     monkeypatch.setattr("wingbeat.runtime.engine.adaptive.verifier_times", lambda *args: verifier)
     monkeypatch.setattr("wingbeat.runtime.engine.adaptive.drafter_times", lambda *args: drafter)
-    for seen in (Scale, DraftWaits):
+    for seen in (Scale, ScaleAndOffset):
         monkeypatch.setattr(seen, "observe", lambda *args: None)

@@ -4,8 +4,6 @@ The base model's weights stay as they are. Products of one input that a fused la
 too; a linear layer that runs by itself reads its own part of them.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +17,6 @@ from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
-from wingbeat.runtime.round.rows import Feature, Placed
-from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
@@ -167,27 +163,3 @@ class AdaptedLinear(nn.Module):
 def adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
     """A class of linear layers with adapters on top."""
     return type(kind.__name__, (AdaptedLinear, kind), {})
-
-
-class Adapters(Feature):
-    """LoRA: which adapter each row has."""
-
-    kind = AdapterRows
-
-    def __init__(self, adapters: ModelAdapters, slots: SlotState) -> None:
-        self.adapters, self.slots = adapters, slots
-
-    def column(self, placed: Placed) -> AdapterRows | None:
-        """See `Feature.column`."""
-        if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
-            return None
-        return AdapterRows.of(self.slots.adapter_ids[placed.slots], self.adapters.max_loras, placed.on_host)
-
-    @contextmanager
-    def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`: linear layers that run by themselves find their rows."""
-        self.adapters.rows = column
-        try:
-            yield
-        finally:
-            self.adapters.rows = None

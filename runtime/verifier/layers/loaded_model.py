@@ -1,25 +1,28 @@
 """A verifier that passed every check, and the error for one that did not."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.round.rows import Feature
+from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer, states_of
 from wingbeat.runtime.state.pool import LayerState
-from wingbeat.runtime.verifier.layers.adapted import Adapters, ModelAdapters
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 from wingbeat.runtime.vision.rows import Images, Vision
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
+    from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,7 @@ class LoadedModel:
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
-    adapters: ModelAdapters | None = None
+    adapters: "ModelAdapters | None" = None
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
@@ -120,6 +123,30 @@ class LoadedModel:
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers that attend; 0 stands for none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
+
+
+class Adapters(Feature):
+    """LoRA: which adapter each row has."""
+
+    kind = AdapterRows
+
+    def __init__(self, adapters: "ModelAdapters", slots: SlotState) -> None:
+        self.adapters, self.slots = adapters, slots
+
+    def column(self, placed: Placed) -> AdapterRows | None:
+        """See `Feature.column`."""
+        if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
+            return None
+        return AdapterRows.of(self.slots.adapter_ids[placed.slots], self.adapters.max_loras, placed.on_host)
+
+    @contextmanager
+    def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
+        """See `Feature.entered`: linear layers that run by themselves find their rows."""
+        self.adapters.rows = column
+        try:
+            yield
+        finally:
+            self.adapters.rows = None
 
 
 def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -> tuple[Feature, ...]:
