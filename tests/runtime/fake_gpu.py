@@ -250,37 +250,6 @@ class FakeGpu(TorchDispatchMode):
         return tensor
 
 
-class FakeGraphDevice:
-    """Captures by running under `FakeGpu.capture`; a graph is the count of its launches."""
-
-    def __init__(self, gpu: FakeGpu) -> None:
-        self.gpu = gpu
-        self.graphs: list[Counter[str]] = []
-        self._result: Any = None
-
-    def new_pool(self) -> int:
-        return 0
-
-    def warm_up(self, function):
-        with self.gpu.capture() as launches:
-            self._result = function()
-        self.graphs.append(launches)
-        return self._result
-
-    def capture(self, function, pool):
-        # Nothing is computed: the run before was as good as this one.
-        return self.graphs[-1], self._result
-
-    def replay(self, graph: Counter[str]) -> None:
-        self.gpu.launches["graph"] += 1
-
-    def synchronize(self) -> None:
-        pass
-
-    def memory_bytes(self) -> int:
-        return 0
-
-
 @contextmanager
 def fake_gpu() -> Iterator[FakeGpu]:
     """The mode with everything of torch and Triton that it stands for."""

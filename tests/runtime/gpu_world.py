@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig
 
-from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, place
+from tests.runtime.fake_gpu import CUDA, FakeGpu, place
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import TREE, engine_config, new_drafter, verifier
 from wingbeat.cluster.channels.channel import InProcessChannel, VerifierSide
 from wingbeat.runtime.drafters import draft_stages

@@ -9,7 +9,8 @@ from collections import Counter
 import torch
 
 from tests.runtime.draft_world import taps_size
-from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import CHAIN, GREEDY, TREE, engine_config, new_drafter, serve, verifier
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds

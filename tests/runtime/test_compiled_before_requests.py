@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import CUDA, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import ALTERED, GREEDY, SAMPLED, TREE, engine_config, new_drafter, verifier
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.sampling.reference import choose_tokens

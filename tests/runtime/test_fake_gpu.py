@@ -9,17 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import (
-    CARD,
-    CUDA,
-    FREE_BYTES,
-    FakeGpu,
-    FakeGraphDevice,
-    HostWaitError,
-    MixedDevicesError,
-    fake_gpu,
-    why_not,
-)
+from tests.runtime.fake_gpu import CARD, CUDA, FREE_BYTES, FakeGpu, HostWaitError, MixedDevicesError, fake_gpu, why_not
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.gpu_world import (
     ALTERED,
     CHAIN,

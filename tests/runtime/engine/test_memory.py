@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.fake_gpu import FakeGpu, fake_gpu, why_not
+from tests.runtime.fake_gpu_graphs import FakeGraphDevice
 from tests.runtime.fake_gpu_tensor import METER, GpuTensor
 from tests.runtime.gpu_world import TREE, VOCAB_SIZE, engine_config, new_drafter, verifier
 from wingbeat.runtime.config import EngineConfig
