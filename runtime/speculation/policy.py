@@ -19,9 +19,11 @@ _SMOOTHING = 0.06
 """Least weight of one round's trees in the running profile."""
 _HOLD = 16
 """Rounds that a plan holds at one load."""
-_FIRST_PROBE, _LAST_PROBE = 8, 64
-"""Rounds until one tries what is not chosen, and then to the next, doubled each time up to the last: tables measured in
-a bad minute are set right within some dozen rounds, and a probe in 64 is within the noise."""
+_FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 512
+"""Rounds until one tries what is not chosen, and then to the next, doubled each time: tables measured in a bad minute are
+set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
+_PROBE_LOSS = 0.02
+"""Share of the time that trying drafts may cost while plain decoding is faster."""
 _PRIOR_ACCEPTANCE = 0.65
 
 
@@ -109,6 +111,8 @@ class SpeculationPolicy:
         self._token_s = 0.0
         """What a token is worth: seconds of it at the best choice's rate."""
         self._speedup = 1.0
+        self._probe_loss = 0.0
+        """Plain rounds that would have passed while a whole draft gains nothing, by the latest decision."""
         self._decisions: dict[str, int] = {}
 
     def plan(self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False) -> DraftPlan:
@@ -133,7 +137,8 @@ class SpeculationPolicy:
         self._until_probe -= 1
         if not self._until_probe:
             speculates = bool(self._now.levels)
-            self._probe_every = min(2 * self._probe_every, _LAST_PROBE)
+            most = _LAST_PROBE if speculates else min(max(self._probe_loss / _PROBE_LOSS, _LAST_PROBE), _RAREST_PROBE)
+            self._probe_every = min(2 * self._probe_every, int(most))
             self._until_probe, self._load = self._probe_every, None
             # What a captured round takes is not seen.
             self._probed_plain = speculates and self.widths is None and not self._probed_plain
@@ -151,6 +156,10 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates.argmax()), rates.shape[1])
         best, plain = float(rates[levels, column]), float(rates[0, 0])
         self._token_s, self._speedup = 1.0 / best, best / plain
+        rounds = (
+            num_reqs + num_drafting * self._gain[-1, -1]
+        ) / num_reqs  # plain ones, for the tokens of a whole draft
+        self._probe_loss = rounds * (plain / float(rates[-1, -1]) - 1.0)
         if not levels:
             return DraftPlan(0, Reason.PLAIN)
         if self.widths is not None:
@@ -179,9 +188,12 @@ class SpeculationPolicy:
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
         """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1])))
-        node_s = np.diff(self.costs.verify_s(num_reqs, np.array([1, 2]) * num_drafting, mean_context)) / num_drafting
+        nodes = np.array([1, 2, max(self.num_nodes - 1, 2)])
+        verify_s = self.costs.verify_s(num_reqs, nodes * num_drafting, mean_context)
+        # Passes take longer by steps: a step at the first nodes says little of those behind it.
+        node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
         worth_s = self._token_s * self._onward  # of a parent's probability
-        return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s[0]), 0.0) / worth_s)
+        return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
     def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
         """Which drafted nodes are worth verifying: the best of all sequences together, as many as pay.

