@@ -14,6 +14,7 @@ from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import SAFEAILAB_1, SPECFORGE, SPECULATORS, Layout, file_tensors
+from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.tensor_files import SAFETENSORS
 
 _SHAPE_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -43,9 +44,13 @@ def save_eagle_head(
         ValueError: the layout cannot hold this head; the message names what it lacks.
     """
     chosen = _layout_for(head, layout)
-    folder = Path(path)
+    write_checkpoint(Path(path), _tensors(head, chosen, with_embedding), _raw_config(head, chosen, verifier))
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], raw: dict[str, Any]) -> None:
+    """Write model.safetensors and config.json, each at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors, raw = _tensors(head, chosen, with_embedding), _raw_config(head, chosen, verifier)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writers: dict[str, Callable[[Path], object]] = {
         SAFETENSORS: lambda file: save_file(tensors, file, metadata={"format": "pt"}),
         "config.json": lambda file: file.write_text(json.dumps(raw, indent=2) + "\n"),
@@ -82,7 +87,7 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
     if layout is SAFEAILAB_1:
         left_out.add("lm_head.weight")
     tensors = {
-        name: part.detach().to("cpu", torch.bfloat16).contiguous()
+        name: part.to("cpu", torch.bfloat16)
         for canonical, tensor in head.state_dict().items()
         if canonical not in left_out
         for name, part in file_tensors(layout, config, canonical, tensor).items()
@@ -91,20 +96,32 @@ def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[st
     # speculators has no token map where every token is drafted.
     needs_map = layout is SPECFORGE or not torch.equal(token_ids, torch.arange(config.vocab_size))
     if layout is not SAFEAILAB_1 and needs_map:
-        tensors["d2t"] = token_ids - torch.arange(config.draft_vocab_size)
-        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, token_ids, True)
+        tensors |= token_map(token_ids, config.vocab_size)
     return tensors
+
+
+def token_map(token_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """The tensors of a file that say which target ids int64 [draft_vocab_size] are drafted."""
+    token_ids = token_ids.cpu()
+    return {
+        "d2t": token_ids - torch.arange(len(token_ids)),
+        "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, token_ids, True),
+    }
 
 
 def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | None) -> dict[str, Any]:
     if isinstance(head, Eagle1Head):
-        return _decoder(head.config, "llama") | {"architectures": ["LlamaForCausalLM"], "bias": head.config.fc_bias}
-    written = _speculators(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
+        return decoder_fields(head.config, "llama") | {
+            "architectures": ["LlamaForCausalLM"],
+            "bias": head.config.fc_bias,
+        }
+    written = speculators_fields(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
     # The base is written as it is read: for readers of the file it is the config's.
     return written | state(head.convention._replace(rope_theta=None))
 
 
-def _decoder(config: DecoderHeadConfig, model_type: str) -> dict[str, Any]:
+def decoder_fields(config: DecoderHeadConfig | OnePassConfig, model_type: str) -> dict[str, Any]:
+    """The fields of config.json that describe a head's decoder layers."""
     rope = dict(config.rope_parameters)
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
@@ -123,7 +140,7 @@ def _decoder(config: DecoderHeadConfig, model_type: str) -> dict[str, Any]:
 def _specforge(config: EagleHeadConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **_decoder(config, "llama"),
+        **decoder_fields(config, "llama"),
         "dtype": "bfloat16",
         "target_hidden_size": config.target_hidden_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -136,14 +153,15 @@ def _specforge(config: EagleHeadConfig) -> dict[str, Any]:
     }
 
 
-def _speculators(config: EagleHeadConfig, verifier: str | None) -> dict[str, Any]:
-    kind = "qwen3" if config.qk_norm else "llama"
+def speculators_fields(config: EagleHeadConfig, verifier: str | None, kind: str = "eagle3") -> dict[str, Any]:
+    """config.json of a head of a kind that speculators reads."""
+    body = "qwen3" if config.qk_norm else "llama"
     return {
         "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "speculators_model_type": kind,
         "dtype": "bfloat16",
         "tie_word_embeddings": False,
-        "transformer_layer_config": _decoder(config, kind),
+        "transformer_layer_config": decoder_fields(config, body),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "norm_before_residual": config.norm_before_residual,
@@ -152,7 +170,7 @@ def _speculators(config: EagleHeadConfig, verifier: str | None) -> dict[str, Any
         "norm_output": config.norm_output,
         "eagle_aux_hidden_state_layer_ids": list(config.tap_layers),
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _CHAIN_TOKENS}],
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": verifier, "architectures": []},

@@ -1,5 +1,6 @@
 """Train a draft head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,23 +8,21 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
-from wingbeat.runtime.training import families
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import greedy_acceptance
-from wingbeat.runtime.training.loop import Task, optimize, prepare, write_metrics
-from wingbeat.runtime.training.losses import DraftLoss
-from wingbeat.runtime.training.parallel import Ranks, joined
+from wingbeat.runtime.training.families import FAMILIES
+from wingbeat.runtime.training.family import Family, TrainedHead
+from wingbeat.runtime.training.loop import Inputs, Task, optimize, prepare, write_metrics
+from wingbeat.runtime.training.parallel import Part, Ranks, joined
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
 from wingbeat.runtime.training.sources import LiveSource, RecordedSource, Source
 from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
 
-_CHAIN = 5
 _PROMPT_TOKENS = _NEW_TOKENS = 128
 
 
@@ -50,7 +49,8 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
 def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFactory | None) -> None:
     folder = checkpoint_folder(config.verifier)
     target = TargetDescription.from_checkpoint(folder)
-    tap_layers = families.tap_layers(config, target)
+    family = FAMILIES[config.family]
+    tap_layers, chain = family.tap_layers(config, target), family.chain(config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     split = split_files(config.corpus, config.suffixes)
     source: Source
@@ -61,23 +61,25 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     else:
         source = RecordedSource(config, config.recordings, folder, tap_layers, ranks.device)
         weights = weights_of_checkpoint(target)
-    head = families.new_head(config, tap_layers, weights, source.token_counts()).to(ranks.device)
-    loss = DraftLoss(head, config.ttt_steps, config.step_decay, families.feature_weight(config))
+    head = family.new_head(config, target, weights, source.token_counts()).to(ranks.device)
 
     def export(path: Path) -> None:
-        families.export(head, config, folder, path)
+        family.export(head, config, folder, path)
 
-    held_out = _held_out(config, target, tokenizer, split.held_out)
+    def inputs(step: int, part: Part) -> Inputs:
+        return family.inputs(config, source.inputs(step, part), step, part)
+
+    held_out = _held_out(config, target, tokenizer, split.held_out, chain)
     engine = None
     if channel_factory is not None and held_out is not None:
         prompts, dtype = held_out.prompts.tolist(), _served_dtype(ranks)
         engine = EngineValidation(
-            folder, prompts, held_out.new_tokens, _CHAIN, channel_factory, dtype, ranks.device, config.family == "mtp"
+            folder, prompts, held_out.new_tokens, chain, channel_factory, dtype, ranks.device, family.inside_verifier
         )
     task = Task(
         head,
-        loss,
-        source.inputs,
+        family.loss(head, config),
+        inputs,
         export=lambda: export(config.output),
         validate=None if engine is None else lambda: engine.measure(export),
         validation_interval_steps=config.validation_interval_steps,
@@ -89,7 +91,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
             history,
             num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
             draft_vocab_coverage=_coverage(source, head),
-            acceptance=None if held_out is None else _simulated(folder, head, held_out, ranks),
+            acceptance=None if held_out is None else _simulated(folder, family, head, held_out, chain, ranks),
         )
         (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
 
@@ -112,33 +114,40 @@ class _HeldOut(NamedTuple):
 
 
 def _held_out(
-    config: TrainDrafterConfig, target: TargetDescription, tokenizer: PreTrainedTokenizerBase, files: list[Path]
+    config: TrainDrafterConfig,
+    target: TargetDescription,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[Path],
+    chain: int,
 ) -> _HeldOut | None:
     """Prompts of held-out text; None where there is too little of it."""
     length = min(_PROMPT_TOKENS, config.sequence_length // 2)
-    positions = getattr(target.config, "max_position_embeddings", None) or length + _NEW_TOKENS + _CHAIN + 1
-    new_tokens = min(_NEW_TOKENS, positions - length - _CHAIN - 1)
+    positions = getattr(target.config, "max_position_embeddings", None) or length + _NEW_TOKENS + chain + 1
+    new_tokens = min(_NEW_TOKENS, positions - length - chain - 1)
     documents = encode_documents(tokenizer, files) if config.validation_prompts else []
     if not documents or sum(map(len, documents)) < config.validation_prompts * length or new_tokens < 1:
         return None
     return _HeldOut(WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length), new_tokens)
 
 
-def _coverage(source: Source, head: DraftHead) -> float:
+def _coverage(source: Source, head: TrainedHead) -> float:
     """Share of the verifier's text that the head can draft."""
     counts = source.own_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 
 
-def _simulated(folder: Path, head: DraftHead, held_out: _HeldOut, ranks: Ranks) -> dict[str, Any]:
+def _simulated(
+    folder: Path, family: Family, head: TrainedHead, held_out: _HeldOut, chain: int, ranks: Ranks
+) -> dict[str, Any]:
     """Greedy chain acceptance without an engine, in the verifier's arithmetic as it is served."""
     verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, _served_dtype(ranks))
     prompts = held_out.prompts.to(ranks.device)
-    measured = greedy_acceptance(head, verifier, prompts, num_tokens=held_out.new_tokens, num_steps=_CHAIN)
+    matches = partial(family.matches, head)
+    measured = greedy_acceptance(matches, verifier, prompts, num_tokens=held_out.new_tokens, num_steps=chain)
     return {
         "prompts": len(prompts),
         "prompt_tokens": prompts.shape[1],
         "new_tokens": held_out.new_tokens,
-        "chain": _CHAIN,
+        "chain": chain,
         **measured._asdict(),
     }

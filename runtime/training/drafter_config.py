@@ -11,6 +11,26 @@ from pydantic import ConfigDict, Field, model_validator
 from wingbeat.runtime.recordings.corpus import stdlib_root
 from wingbeat.runtime.settings import Settings
 
+Family = Literal["eagle3", "eagle3.1", "eagle1", "mtp", "dflash", "jetspec", "dspark", "dflash2", "p-eagle"]
+UNROLLED = frozenset({"eagle3", "eagle3.1", "eagle1", "mtp"})
+"""Families that draft a token per pass."""
+ONE_PASS = frozenset({"dflash", "jetspec", "dspark", "dflash2", "p-eagle"})
+"""Families that draft all their tokens in one pass."""
+_OWN_SETTINGS: dict[str, frozenset[str]] = {
+    "ttt_steps": UNROLLED,
+    "feature_weight": frozenset({"eagle1"}),
+    "block_size": ONE_PASS,
+    "num_anchors": ONE_PASS,
+    "num_layers": ONE_PASS,
+    "pair_rank": frozenset({"dspark", "dflash2"}),
+    "markov_kind": frozenset({"dspark"}),
+    "confidence_weight": frozenset({"dspark"}),
+    "initial_head": (UNROLLED | ONE_PASS) - {"mtp"},
+    "intermediate_size": (UNROLLED | ONE_PASS) - {"mtp"},
+    "layout": frozenset({"eagle3", "eagle3.1", "eagle1"}),
+}
+"""Settings that some families have, and which; the others refuse them."""
+
 
 class TrainDrafterConfig(Settings):
     """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular.
@@ -26,11 +46,11 @@ class TrainDrafterConfig(Settings):
     )
 
     verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
-    family: Literal["eagle3", "eagle3.1", "eagle1", "mtp"] = Field(
+    family: Family = Field(
         "eagle3",
         description="Kind of head: eagle3.1 norms the taps and feeds the normed state back; eagle1 predicts the "
         "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. These two draft "
-        "the whole vocabulary.",
+        "the whole vocabulary. dflash, jetspec, dspark, dflash2 and p-eagle draft a block of tokens in one pass.",
     )
     recordings: Path | None = Field(
         None,
@@ -58,8 +78,34 @@ class TrainDrafterConfig(Settings):
         description="Last part of the run, over which the learning rate falls linearly to zero.",
     )
     seed: int = Field(0, ge=0, description="Seed of the initial weights, of the data order and of sampling.")
-    ttt_steps: int = Field(6, ge=1, le=16, description="Length of the chains the head is unrolled over.")
-    step_decay: float = Field(0.9, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
+    ttt_steps: int = Field(6, ge=1, le=16, description="EAGLE and mtp: length of the chains the head is unrolled over.")
+    step_decay: float = Field(
+        0.9, gt=0, le=1, description="Weight of a drafted token's loss relative to that of the token before."
+    )
+    block_size: int = Field(
+        8,
+        ge=2,
+        le=256,
+        description="One-pass heads: slots of a block. dspark and p-eagle draft as many tokens, the others one less.",
+    )
+    num_anchors: int = Field(
+        32, gt=0, description="One-pass heads: blocks per sequence, which begin at tokens drawn at random."
+    )
+    num_layers: int = Field(
+        2, gt=0, le=64, description="One-pass heads: decoder layers; published ones have 4 (p-eagle) or 5."
+    )
+    pair_rank: int = Field(
+        64,
+        ge=0,
+        description="dspark and dflash2: rank of what a drafted token adds to the scores of the next one; published "
+        "heads have 256. 0 leaves it out of dspark.",
+    )
+    markov_kind: Literal["vanilla", "gated", "rnn"] = Field(
+        "vanilla", description="dspark: whether what the token before adds depends on the slot, or on all before."
+    )
+    confidence_weight: float = Field(
+        1.0, ge=0, description="dspark: weight of the loss of the confidence head; 0 trains none."
+    )
     feature_weight: float = Field(
         10.0,
         ge=0,
@@ -126,20 +172,24 @@ class TrainDrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check_drafter(self) -> "TrainDrafterConfig":
-        if self.sequence_length <= self.ttt_steps + 1:
-            raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of ttt_steps={self.ttt_steps}")
+        for name, families in _OWN_SETTINGS.items():
+            value = getattr(self, name)
+            if self.family not in families and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={str(value)!r}: family={self.family!r} has none")
+        drafted, name = (self.ttt_steps, "ttt_steps") if self.family in UNROLLED else (self.block_size, "block_size")
+        if self.sequence_length <= drafted + 1:
+            raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of {name}={drafted}")
+        if self.family == "dflash2" and not self.pair_rank:
+            raise ValueError("pair_rank=0: family='dflash2' without it is family='dflash'")
+        if self.family == "dspark" and not self.pair_rank and self.markov_kind != "vanilla":
+            raise ValueError(f"markov_kind={self.markov_kind!r} needs a pair_rank above 0")
         if self.recordings is not None and not self.recordings.is_dir():
             raise ValueError(f"recordings={str(self.recordings)!r} is not a folder")
+        if self.family == "mtp" and self.output.resolve() == Path(self.verifier).resolve():
+            raise ValueError(f"output={str(self.output)!r} is the verifier's folder: give another one")
         if self.family in ("eagle1", "mtp") and self.tap_layers is not None:
             raise ValueError(f"tap_layers={self.tap_layers}: {self.family} has one tap, the final norm's output")
-        if self.family == "mtp":
-            for name in ("initial_head", "intermediate_size", "layout"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={str(getattr(self, name))!r}: family='mtp' has none")
-            if self.output.resolve() == Path(self.verifier).resolve():
-                raise ValueError(f"output={str(self.output)!r} is the verifier's folder: give another one")
-        wrong_layout = self.layout is not None and (self.layout == "safeailab") != (self.family == "eagle1")
-        if wrong_layout and self.family != "mtp":
+        if self.layout is not None and (self.layout == "safeailab") != (self.family == "eagle1"):
             raise ValueError(f"layout={self.layout!r} does not hold heads of family={self.family!r}")
         if self.tap_layers is not None and list(self.tap_layers) != sorted(set(self.tap_layers)):
             raise ValueError(f"tap_layers={self.tap_layers} are not ascending")

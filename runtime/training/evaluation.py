@@ -1,13 +1,11 @@
 """How many tokens a round yields: greedy chain drafting, simulated offline on the verifier's own greedy text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.heads.contract import DraftHead
-from wingbeat.runtime.heads.unroll import matches
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 
@@ -29,7 +27,12 @@ class HeadAcceptance(NamedTuple):
 
 @torch.no_grad()
 def greedy_acceptance(
-    head: DraftHead, verifier: FrozenVerifier, prompts: Tensor, *, num_tokens: int, num_steps: int
+    matches: Callable[[Tensor, Tensor, int], Tensor],
+    verifier: FrozenVerifier,
+    prompts: Tensor,
+    *,
+    num_tokens: int,
+    num_steps: int,
 ) -> HeadAcceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
@@ -37,14 +40,15 @@ def greedy_acceptance(
     equal the verifier's tokens, and there the head has read those same tokens.
 
     Args:
+        matches: from text int64 [batch, length], its taps and a length of chains to whether a head's drafts are right,
+            see `Family.matches`.
         prompts: int64 [num_prompts, prompt_length].
     """
     start = prompts.shape[1]
     greedy = torch.zeros(len(prompts))
     # Chains of the last tokens need text to be compared with.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
-    taps = verifier.observe(text).taps.to(head.dtype)
-    hits = matches(head, text, taps, num_steps).cpu()
+    hits = matches(text, verifier.observe(text).taps, num_steps).cpu()
     drafted, accepted, rounds = torch.zeros(num_steps), torch.zeros(num_steps), 0
     for row in hits:
         # The round that drafts after the committed token c uses the chain of index c - 1, whose features are known.

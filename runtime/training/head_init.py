@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
@@ -34,21 +34,30 @@ def initial_eagle3_head(
     """
     torch.manual_seed(seed)
     size = min(draft_vocab_size, weights.vocab_size)
-    shapes = _shapes(weights, tap_layers, intermediate_size)
+    shapes = head_shapes(weights, tap_layers, intermediate_size)
     head = EagleHead(EagleHeadConfig(**shapes, draft_vocab_size=size, fc_norm=fc_norm, norm_output=norm_output))
-    frequent = token_counts.argsort(descending=True, stable=True)[:size]
+    start_eagle3(head, weights, token_counts)
+    return head.train()
+
+
+def start_eagle3(head: EagleHead, weights: VerifierWeights, token_counts: Tensor) -> None:
+    """Fill a head of EAGLE-3's layer as `initial_eagle3_head` says."""
     hidden = head.hidden_size
     with torch.no_grad():
-        head.draft_token_ids.copy_(frequent.sort().values)
+        head.draft_token_ids.copy_(frequent_tokens(token_counts, head.config.draft_vocab_size))
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
         # Attention reads cat[embedding, features]: the verifier's projections belong to the second half.
-        _copy_last_layer(head, weights, head.qkv_proj.weight[:, hidden:])
-        _copy(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
-        _copy(head.norm.weight, weights, ["final_norm.weight"])
+        _copy_decoder(head, weights, head.qkv_proj.weight[:, hidden:])
+        copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
+        copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
     head.embed_tokens.weight.requires_grad_(False)
-    return head.train()
+
+
+def frequent_tokens(token_counts: Tensor, size: int) -> Tensor:
+    """The most frequent tokens, ascending -> int64 [size]."""
+    return token_counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | None, seed: int) -> Eagle1Head:
@@ -57,19 +66,20 @@ def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | No
     The layer's input starts as the feature alone; the layer as in `initial_eagle3_head`.
     """
     torch.manual_seed(seed)
-    shapes = _shapes(weights, (weights.config.num_hidden_layers,), intermediate_size)
+    shapes = head_shapes(weights, (weights.config.num_hidden_layers,), intermediate_size)
     head = Eagle1Head(Eagle1HeadConfig(**shapes, draft_vocab_size=weights.vocab_size))
     with torch.no_grad():
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head)
         head.fc.weight.zero_()[:, head.hidden_size :].fill_diagonal_(1.0)
-        _copy_last_layer(head, weights, head.qkv_proj.weight)
+        _copy_decoder(head, weights, head.qkv_proj.weight)
     head.embed_tokens.weight.requires_grad_(False)
     head.lm_head.weight.requires_grad_(False)
     return head.train()
 
 
-def _shapes(weights: VerifierWeights, tap_layers: tuple[int, ...], intermediate_size: int | None) -> dict[str, Any]:
+def head_shapes(weights: VerifierWeights, tap_layers: tuple[int, ...], intermediate_size: int | None) -> dict[str, Any]:
+    """Fields of the config of a head in the verifier's shape."""
     target = weights.config
     heads = target.num_attention_heads
     rope = getattr(target, "rope_parameters", None) or {}
@@ -88,15 +98,20 @@ def _shapes(weights: VerifierWeights, tap_layers: tuple[int, ...], intermediate_
     }
 
 
-def _copy_last_layer(head: DecoderHead, weights: VerifierWeights, qkv: Tensor) -> None:
-    _copy(qkv, weights, [f"self_attn.{name}_proj.weight" for name in "qkv"])
-    _copy(head.o_proj.weight, weights, ["self_attn.o_proj.weight"])
-    _copy(head.gate_up_proj.weight, weights, ["mlp.gate_proj.weight", "mlp.up_proj.weight"])
-    _copy(head.down_proj.weight, weights, ["mlp.down_proj.weight"])
-    _copy(head.post_attention_layernorm.weight, weights, ["post_attention_layernorm.weight"])
+def _copy_decoder(head: DecoderHead, weights: VerifierWeights, qkv: Tensor) -> None:
+    copy_tensors(qkv, weights, [f"self_attn.{name}_proj.weight" for name in "qkv"])
+    copy_layer(head, weights)
 
 
-def _copy(part: Tensor, weights: VerifierWeights, names: list[str]) -> None:
+def copy_layer(layer: nn.Module, weights: VerifierWeights) -> None:
+    """Fill what follows attention in a decoder layer from the verifier's last one, as far as it fits."""
+    copy_tensors(layer.o_proj.weight, weights, ["self_attn.o_proj.weight"])
+    copy_tensors(layer.gate_up_proj.weight, weights, ["mlp.gate_proj.weight", "mlp.up_proj.weight"])
+    copy_tensors(layer.down_proj.weight, weights, ["mlp.down_proj.weight"])
+    copy_tensors(layer.post_attention_layernorm.weight, weights, ["post_attention_layernorm.weight"])
+
+
+def copy_tensors(part: Tensor, weights: VerifierWeights, names: list[str]) -> None:
     """Fill `part` with the verifier's tensors below each other, where it has them all and they fit."""
     layer = weights.last_layer
     if all(name in layer and layer[name].is_floating_point() for name in names):

@@ -26,12 +26,76 @@ class TopTarget(NamedTuple):
     """float32 [batch, length, top_k], of the whole softmax: what they leave of 1 is unknown."""
 
 
+class Wanted(NamedTuple):
+    """The part of the verifier's distributions that can be drafted, in draft ids."""
+
+    probabilities: Tensor
+    """[batch, length, K]"""
+    mass: Tensor
+    """[batch, length]: their sum."""
+    draft_ids: Tensor | None
+    """int64 [batch, length, K]: whose they are; None where K counts all draft ids."""
+
+    def rows(self, rows: slice) -> "Wanted":
+        """Of some positions of every sequence."""
+        return Wanted(*(None if part is None else part[:, rows] for part in self))
+
+    def at(self, rows: Tensor) -> "Wanted":
+        """Of positions int64 [batch, N] of each sequence."""
+        batch = torch.arange(len(rows), device=rows.device)[:, None]
+        return Wanted(*(None if part is None else part[batch, rows] for part in self))
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Of a head's logits [batch, length, draft_vocab_size] -> [batch, length]."""
+        mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids)
+        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
+        return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
+
+    def among(self, candidates: Tensor) -> "Wanted":
+        """Of some draft ids int64 [batch, length, C] alone; what others have is left out."""
+        if self.draft_ids is None:
+            probabilities = self.probabilities.gather(-1, candidates)
+        else:
+            same = candidates[..., None] == self.draft_ids[..., None, :]
+            probabilities = (same * self.probabilities[..., None, :]).sum(-1)
+        return Wanted(probabilities, probabilities.sum(-1), None)
+
+
+class DraftedIds(nn.Module):
+    """From a verifier's distributions to what a head can draft of them.
+
+    The verifier's probabilities are not renormalised, neither over the draft vocabulary nor over the tokens a recording
+    keeps: a position whose likely tokens cannot be drafted, or are not known, counts for less.
+
+    Args:
+        draft_token_ids: int64 [draft_vocab_size], the target id of each draft id.
+    """
+
+    token_ids: Tensor
+    index: Tensor
+    """int64 [vocab_size]: the draft id of each token, -1 where it has none."""
+
+    def __init__(self, draft_token_ids: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        index = torch.full((vocab_size,), -1, device=draft_token_ids.device)
+        index[draft_token_ids] = torch.arange(len(draft_token_ids), device=draft_token_ids.device)
+        self.register_buffer("token_ids", draft_token_ids, persistent=False)
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, target: DenseTarget | TopTarget) -> Wanted:
+        """The part that can be drafted."""
+        if isinstance(target, DenseTarget):
+            probabilities = target.logits.float().softmax(-1)[..., self.token_ids]
+            return Wanted(probabilities, probabilities.sum(-1), None)
+        index = self.index[target.token_ids]
+        probabilities = target.probabilities * (index >= 0)
+        return Wanted(probabilities, probabilities.sum(-1), index.clamp_min(0))
+
+
 class DraftLoss(nn.Module):
     """Mean loss of all chains of a batch: `forward` is one unrolled pass.
 
-    Cross-entropy to the verifier's distribution, later steps weighted down. The verifier's probabilities are not
-    renormalised, neither over the draft vocabulary nor over the tokens a recording keeps: a position whose likely
-    tokens cannot be drafted, or are not known, counts for less.
+    Cross-entropy to the verifier's distribution, later steps weighted down.
 
     Args:
         num_steps: length of the chains.
@@ -40,19 +104,13 @@ class DraftLoss(nn.Module):
             the taps then (EAGLE-1, arXiv 2401.15077, section 4.1: 10 for 1 of cross-entropy); 0 leaves it out.
     """
 
-    draft_index: Tensor
-
     def __init__(self, head: DraftHead, num_steps: int, step_decay: float, feature_weight: float = 0.0) -> None:
         super().__init__()
         self.head = head
         self.num_steps = num_steps
         self.step_decay = step_decay
         self.feature_weight = feature_weight
-        vocab_size = head.get_submodule("embed_tokens").weight.shape[0]
-        draft_ids = head.draft_token_ids
-        index = torch.full((vocab_size,), -1, device=draft_ids.device)
-        index[draft_ids] = torch.arange(len(draft_ids), device=draft_ids.device)
-        self.register_buffer("draft_index", index, persistent=False)
+        self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
 
     def forward(
         self, token_ids: Tensor, taps: Tensor, target: DenseTarget | TopTarget, loss_mask: Tensor | None = None
@@ -63,12 +121,12 @@ class DraftLoss(nn.Module):
             loss_mask: bool [batch, length], False where predicting that token is not to be learnt. Such predictions
                 count as loss 0, so that the mean of a batch's parts is the mean of the batch.
         """
-        wanted = self._wanted(target)
+        wanted = self.wanted(target)
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps):
             rows = slice(step.offset - 1, step.offset - 1 + step.logits.shape[1])
             # The verifier's row i predicts token i + 1, hence the shift by one less than the offset.
-            loss = wanted.cross_entropy(step.logits.float(), rows)
+            loss = wanted.rows(rows).cross_entropy(step.logits.float())
             if self.feature_weight:
                 distance = functional.smooth_l1_loss(step.hidden.float(), taps[:, rows].float(), reduction="none")
                 loss = loss + self.feature_weight * distance.mean(-1)
@@ -76,28 +134,3 @@ class DraftLoss(nn.Module):
                 loss = loss * loss_mask[:, step.offset : step.offset + loss.shape[1]]
             total = total + self.step_decay ** (step.offset - 2) * loss.mean()
         return total / sum(self.step_decay**step for step in range(self.num_steps))
-
-    def _wanted(self, target: DenseTarget | TopTarget) -> "_Wanted":
-        if isinstance(target, DenseTarget):
-            probabilities = target.logits.float().softmax(-1)[..., self.head.draft_token_ids]
-            return _Wanted(probabilities, probabilities.sum(-1), None)
-        index = self.draft_index[target.token_ids]
-        probabilities = target.probabilities * (index >= 0)
-        return _Wanted(probabilities, probabilities.sum(-1), index.clamp_min(0))
-
-
-class _Wanted(NamedTuple):
-    """The part of the verifier's distributions that can be drafted."""
-
-    probabilities: Tensor
-    """[batch, length, K]"""
-    mass: Tensor
-    """[batch, length]: their sum."""
-    draft_ids: Tensor | None
-    """int64 [batch, length, K]: whose they are; None where K counts all draft ids."""
-
-    def cross_entropy(self, logits: Tensor, rows: slice) -> Tensor:
-        """Of a head's logits [batch, N, draft_vocab_size] for the verifier's rows -> [batch, N]."""
-        mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids[:, rows])
-        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
-        return self.mass[:, rows] * logits.logsumexp(-1) - (self.probabilities[:, rows] * mine).sum(-1)

@@ -5,6 +5,8 @@ from torch import nn
 
 _WEIGHT_DECAY = 0.05
 """Of the matrices that Muon trains."""
+_NO_LAYERS = ("embed", "lm_head", "markov_w", "confidence", "codebook", "key_norms")
+"""Parts of the names of tables by token, of what makes probabilities, and of norms side by side."""
 
 
 def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
@@ -14,7 +16,7 @@ def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim
     Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv 2502.16982).
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    is_matrix = {name: p.ndim == 2 and "embed" not in name and "lm_head" not in name for name, p in trained.items()}
+    is_matrix = {name: p.ndim == 2 and not any(part in name for part in _NO_LAYERS) for name, p in trained.items()}
     matrices = [p for name, p in trained.items() if is_matrix[name]]
     others = [p for name, p in trained.items() if not is_matrix[name]]
     optimizers: list[torch.optim.Optimizer] = []

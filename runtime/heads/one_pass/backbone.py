@@ -49,7 +49,7 @@ class BlockLayer(nn.Module):
         self.head_dim, self.num_key_value_heads, self.eps = config.head_dim, config.num_key_value_heads, eps
         self.input_layernorm = StreamNorm(hidden, eps)
         self.q_proj = nn.Linear(hidden, heads_size, bias=config.attention_bias)
-        self.q_norm = HeadNorm(config.head_dim, eps) if config.qk_norm else None
+        self.q_norm = StreamNorm(config.head_dim, eps) if config.qk_norm else None
         self.o_proj = nn.Linear(heads_size, hidden, bias=config.output_bias)
         self.post_attention_layernorm = StreamNorm(hidden, eps)
         self.gate_up_proj = nn.Linear(hidden, 2 * size, bias=False)
@@ -75,7 +75,7 @@ class BlockLayer(nn.Module):
         key, value = both.unflatten(-1, (2, self.num_key_value_heads, self.head_dim)).unbind(-3)
         if self.q_norm is not None:
             query = self.q_norm(query)
-            key = functional.rms_norm(key, (self.head_dim,), projection.norm, self.eps)
+            key = functional.rms_norm(key, (self.head_dim,), projection.norm.to(key.dtype), self.eps)
         return self.o_proj(attend(rotate(query, *rotary), rotate(key, *rotary), value).flatten(-2))
 
     def _fused(self, qkv: Tensor, key_norm: Tensor | None, rotary: Rotary, attend: Attend) -> Tensor:
@@ -141,6 +141,11 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of keys, values and products."""
         return self.hidden_norm.weight.dtype
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose input it reads."""
+        return self.config.tap_layers
 
     @property
     def device(self) -> torch.device:

@@ -27,7 +27,10 @@ class OnePassHead(Backbone):
 
     def walk(self, hidden: Tensor) -> Walk:
         """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`."""
-        logits = self.logits(hidden)
+        return self.walk_over(self.logits(hidden), hidden)
+
+    def walk_over(self, logits: Tensor, hidden: Tensor) -> Walk:
+        """`walk`, given the slots' logits [num_reqs, num_drafted, draft_vocab_size] too."""
         if self.selector is not None:
             return LatticeWalk(self.selector, self, logits, hidden)
         return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

@@ -6,7 +6,7 @@ is read.
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":
             continue
-        names = tuple(_file_tensors(canonical, head.config))
+        names = names_in_file(canonical, head.config)
         for name in names:
             if name not in tensors:
                 raise CheckpointError(f"missing tensor {name}")
@@ -162,7 +162,7 @@ def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor
     return state
 
 
-def _file_tensors(canonical: str, config: OnePassConfig) -> Iterable[str]:
+def names_in_file(canonical: str, config: OnePassConfig) -> list[str]:
     """The names in a file of what a tensor of a head is made of, in order."""
     layers = range(config.num_layers)
     if canonical.startswith("kv_proj."):

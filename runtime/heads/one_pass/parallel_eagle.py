@@ -159,12 +159,17 @@ def fit_parallel_head(
     borrowed = borrow(tensors, lent)
 
     def names_of(canonical: str, tensor: Tensor) -> dict[str, Tensor]:
-        if not canonical.startswith("behind."):
-            return file_tensors(layout, config, canonical, tensor)
-        _, index, rest = canonical.split(".", 2)
-        return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)
+        return parallel_tensors(layout, config, canonical, tensor)
 
     return head, canonical_state(tensors, head, names_of), token_ids, borrowed
+
+
+def parallel_tensors(layout: Layout, config: EagleHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor of a head -> the tensors of the file that it is made of, by the names of the layout, in order."""
+    if not canonical.startswith("behind."):
+        return file_tensors(layout, config, canonical, tensor)
+    _, index, rest = canonical.split(".", 2)
+    return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)
 
 
 def load_parallel_head(

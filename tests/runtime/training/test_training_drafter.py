@@ -1,5 +1,7 @@
 """Training a drafter: the unrolled head is the drafting head, data is reproducible, and the result is a checkpoint."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -149,7 +151,7 @@ def test_simulated_acceptance_is_that_of_real_drafting(verifier, head):
         loss(text, seen.taps, DenseTarget(seen.logits * 4)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    measured = greedy_acceptance(head, verifier, prompts, num_tokens=16, num_steps=3)
+    measured = greedy_acceptance(partial(matches, head), verifier, prompts, num_tokens=16, num_steps=3)
 
     accepted, rounds = 0, 0
     for row in range(4):
