@@ -38,14 +38,14 @@ class BlockLoss(nn.Module):
         """
         hidden = block_states(self.head, token_ids, taps, anchors)
         logits = self.head.logits(hidden).float()
-        walk, wanted = self.head.walk_over(logits, hidden), self.wanted(target)
+        walk, wanted, slots = self.head.walk_over(logits, hidden), self.wanted(target), logits.unbind(1)
         none = torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
         total = torch.zeros((), device=hidden.device)
         for depth in range(self.head.config.num_drafted):
             rows = anchors + depth
             # The text's own tokens come before: a walk counts only as far as it has drafted them.
             following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
-            loss = self.of_slot(following, logits[:, depth], wanted.at(rows), token_ids.gather(1, rows + 1))
+            loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
             if loss_mask is not None:
                 loss = loss * loss_mask.gather(1, rows + 1)
             total = total + self.step_decay**depth * loss.mean()

@@ -61,7 +61,7 @@ def block_mask(anchors: Tensor, num_slots: int, length: int, mask: LayerMask) ->
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Queries [batch, N, Hq, D] over keys and values [batch, M, Hkv, D] by a mask [batch, 1, N, M] -> as the queries."""
+    """Queries [batch, N, Hq, D] over keys and values [batch, M, Hkv, D], where a mask [batch, 1, N, M] lets them."""
     heads = (part.to(value.dtype).transpose(1, 2) for part in (query, key, value))
     return functional.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 

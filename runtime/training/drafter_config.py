@@ -22,6 +22,7 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "block_size": ONE_PASS,
     "num_anchors": ONE_PASS,
     "num_layers": ONE_PASS,
+    "num_key_value_heads": ONE_PASS,
     "pair_rank": frozenset({"dspark", "dflash2"}),
     "markov_kind": frozenset({"dspark"}),
     "confidence_weight": frozenset({"dspark"}),
@@ -93,6 +94,12 @@ class TrainDrafterConfig(Settings):
     )
     num_layers: int = Field(
         2, gt=0, le=64, description="One-pass heads: decoder layers; published ones have 4 (p-eagle) or 5."
+    )
+    num_key_value_heads: int | None = Field(
+        None,
+        gt=0,
+        description="One-pass heads: heads of keys and values, through which all that is known of the text comes; by "
+        "default as many as there are query heads.",
     )
     pair_rank: int = Field(
         64,

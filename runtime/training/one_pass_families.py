@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,12 @@ _ANCHORS_AT_ONCE = 16
 
 class BlockFamily(Family):
     """A head that drafts a block: blocks begin at tokens of the text drawn at random."""
+
+    def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
+        """Fields of the head's config that follow the verifier's and what a user may change of them."""
+        shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
+        shapes["num_key_value_heads"] = config.num_key_value_heads or shapes["num_attention_heads"]
+        return shapes | {"draft_vocab_size": min(config.draft_vocab_size, weights.vocab_size)}
 
     @abstractmethod
     def num_drafted(self, config: TrainDrafterConfig) -> int:
@@ -126,8 +133,7 @@ class DFlashFamily(BlockFamily):
     ) -> OnePassConfig:
         causal = self.kind is OnePassFamily.JETSPEC
         return OnePassConfig(
-            **head_shapes(weights, self.tap_layers(config, target), config.intermediate_size),
-            draft_vocab_size=min(config.draft_vocab_size, weights.vocab_size),
+            **self.shapes(config, target, weights),
             family=self.kind,
             slots=self.slots,
             block_size=config.block_size,
@@ -136,7 +142,7 @@ class DFlashFamily(BlockFamily):
             **self._own_shape(config, weights),
         )
 
-    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict:
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
         """Fields of `OnePassConfig` that the family has beside DFlash's."""
         return {}
 
@@ -153,7 +159,7 @@ class DSparkFamily(DFlashFamily):
         """See `Family.loss`."""
         return MarkovLoss(head, config.step_decay, config.confidence_weight)
 
-    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict:
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
         reads_token = config.pair_rank > 0
         kind = MarkovKind(config.markov_kind)
         return {"markov": MarkovConfig(config.pair_rank, kind, config.confidence_weight > 0, reads_token)}
@@ -169,7 +175,7 @@ class DFlash2Family(DFlashFamily):
         """See `Family.loss`."""
         return LatticeLoss(head, config.step_decay)
 
-    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict:
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
         draft_vocab_size = min(config.draft_vocab_size, weights.vocab_size)
         return {"lattice": lattice_shape(weights.config.hidden_size, draft_vocab_size, config.pair_rank)}
 
@@ -185,13 +191,12 @@ class ParallelEagleFamily(BlockFamily):
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
-        shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
-        size = min(config.draft_vocab_size, weights.vocab_size)
+        shape = EagleHeadConfig(**self.shapes(config, target, weights))
         if config.initial_head is not None:
-            return self._continued(config, target, EagleHeadConfig(**shapes, draft_vocab_size=size))
+            return self._continued(config, target, shape)
         return initial_parallel_head(
             weights,
-            EagleHeadConfig(**shapes, draft_vocab_size=size),
+            shape,
             token_counts,
             num_layers=config.num_layers,
             mask_token_id=mask_token(token_counts),

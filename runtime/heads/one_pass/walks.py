@@ -35,11 +35,11 @@ class MarginalWalk(Walk):
     """
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+        self.logits = logits.split(1, dim=1)
 
     def step(self, depth: int, token_ids: Tensor, parents: Tensor) -> Continuations:
         """See `Walk.step`."""
-        return Continuations(self.logits[:, depth : depth + 1])
+        return Continuations(self.logits[depth])
 
 
 class MarkovHead(nn.Module):
@@ -86,13 +86,13 @@ class MarkovWalk(Walk):
     """
 
     def __init__(self, head: MarkovHead, logits: Tensor, hidden: Tensor) -> None:
-        self.head, self.logits, self.hidden = head, logits, hidden
+        self.head, self.logits, self.hidden = head, logits.split(1, dim=1), hidden.split(1, dim=1)
         self.state: Tensor | None = None
 
     def step(self, depth: int, token_ids: Tensor, parents: Tensor) -> Continuations:
         """See `Walk.step`."""
-        head, logits = self.head, self.logits[:, depth : depth + 1]
-        hidden = self.hidden[:, depth : depth + 1].expand(-1, token_ids.shape[1], -1)
+        head, logits = self.head, self.logits[depth]
+        hidden = self.hidden[depth].expand(-1, token_ids.shape[1], -1)
         read = [hidden]
         if head.markov_w1 is not None:
             embedded = head.markov_w1(token_ids)
