@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.demo_pair.training.train_base import train_tokenizer
-from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+from wingbeat.runtime.training.drafter_config import ONE_PASS, TrainDrafterConfig
 
 VOCAB, HIDDEN, TAPS, NUM_LAYERS = 320, 32, (0, 1, 2), 3
 
@@ -60,6 +60,8 @@ def short_run(root: Path, output: Path, **changes: Any) -> TrainDrafterConfig:
         "warmup_steps": 1,
         "validation_prompts": 0,
     }
+    if changes.get("family") in ONE_PASS and "ttt_steps" not in changes:
+        del settings["ttt_steps"]
     return TrainDrafterConfig(**settings | changes)
 
 

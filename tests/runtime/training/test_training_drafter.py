@@ -261,27 +261,6 @@ def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypatch):
-    uninterrupted = config.model_copy(update={"output": tmp_path / "whole"})
-    train_drafter(uninterrupted)
-    config = config.model_copy(update={"checkpoint_interval_s": 1e-9})
-    real_forward, calls = DraftLoss.forward, []
-
-    def dying_forward(*args):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real_forward(*args)
-
-    monkeypatch.setattr(DraftLoss, "forward", dying_forward)
-    with pytest.raises(KeyboardInterrupt):
-        train_drafter(config)
-    monkeypatch.setattr(DraftLoss, "forward", real_forward)
-    train_drafter(config)
-    assert losses(config) == losses(uninterrupted)
-
-
-@pytest.mark.slow
 def test_accumulated_parts_are_the_whole_batch(config, tmp_path):
     weights = []
     for parts in (1, 4):

@@ -22,12 +22,15 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
+from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 from wingbeat.runtime.recordings.format import RecordingError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.training.drafter import train_drafter
+from wingbeat.runtime.training.drafter_config import ONE_PASS
+from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.head_init import initial_eagle3_head
 from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
 from wingbeat.runtime.training.parallel import Part
@@ -37,6 +40,7 @@ from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
 pytestmark = pytest.mark.few(1)
 
 ALL_TAPS = (*TAPS, NUM_LAYERS)
+DFLASH = {"family": "dflash"}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,7 @@ def test_without_logits_the_next_tokens_are_learnt(config, world, tmp_path):
     assert target.probabilities.eq(1).all()
 
 
-@pytest.mark.parametrize("family", ["eagle3", "eagle3.1", "eagle1", "mtp"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(config, family):
     config = config.model_copy(update={"family": family, "validation_prompts": 4})
     train_drafter(config, InProcessChannel)
@@ -118,12 +122,15 @@ def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(conf
     if family == "mtp":
         assert num_mtp_modules(TargetDescription.from_checkpoint(config.output)) == 1
         return
+    files = {path.name for path in config.output.iterdir()}
+    assert files == {"config.json", "model.safetensors", "metrics.json"}
+    if family in ONE_PASS:
+        assert read_one_pass_checkpoint(config.output).family.lower() == family
+        return
     head = load(config)
     assert isinstance(head, Eagle1Head) == (family == "eagle1")
     assert head.convention.norm_output == (family == "eagle3.1")
     assert head.tap_layers == ((NUM_LAYERS,) if family == "eagle1" else TAPS)
-    files = {path.name for path in config.output.iterdir()}
-    assert files == {"config.json", "model.safetensors", "metrics.json"}
 
 
 @pytest.mark.slow
@@ -165,6 +172,17 @@ def test_a_tap_that_was_not_recorded_is_refused(config, tmp_path, world):
         ({"family": "eagle2"}, "eagle3.1"),
         ({"family": "eagle1", "layout": "specforge"}, "layout='specforge' does not hold heads of family='eagle1'"),
         ({"tap_layers": (2, 1)}, "not ascending"),
+        ({"feature_weight": 1.0}, "feature_weight='1.0': family='eagle3' has none"),
+        ({"block_size": 4}, "block_size='4': family='eagle3' has none"),
+        ({"num_layers": 3}, "num_layers='3': family='eagle3' has none"),
+        (DFLASH | {"pair_rank": 8}, "pair_rank='8': family='dflash' has none"),
+        (DFLASH | {"markov_kind": "rnn"}, "markov_kind='rnn': family='dflash' has none"),
+        (DFLASH | {"ttt_steps": 3}, "ttt_steps='3': family='dflash' has none"),
+        (DFLASH | {"layout": "specforge"}, "layout='specforge': family='dflash' has none"),
+        (DFLASH | {"block_size": 15}, "sequence_length=16 leaves no chain of block_size=15"),
+        (DFLASH | {"family": "dflash2", "pair_rank": 0}, "pair_rank=0: family='dflash2' without it is family='dflash'"),
+        (DFLASH | {"family": "dspark", "pair_rank": 0, "markov_kind": "rnn"}, "'rnn' needs a pair_rank above 0"),
+        (DFLASH | {"family": "dflash3"}, "dflash3"),
     ],
 )
 def test_settings_are_refused_by_field(world, tmp_path, fields, message):
