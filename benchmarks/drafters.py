@@ -1,17 +1,29 @@
 """Every kind of drafter on one verifier: how much it gets right, and what that costs.
 
-    .venv/bin/python benchmarks/drafters.py [--model DIR --drafter DIR] [--draft-model DIR]
+    .venv/bin/python benchmarks/drafters.py [--model DIR --drafter DIR] [--other NAME=DIR] [--draft-model DIR]
 
-In process, one thread, greedy, chains of 5, one request at a time. Two workloads: pieces of held-out files, and the
-same requests a second time, as retries and agents send them. Every repeat opens its engines anew, for a drafter that
-learns from outputs must not have seen them; the kinds take turns, and figures are medians over the repeats.
+In process, one thread, chains of 5 (`--steps`), one request at a time. Three workloads: pieces of held-out files, the
+same requests a second time, as retries and agents send them, and the pieces sampled at temperature 1. Every repeat
+opens its engines anew, for a drafter that learns from outputs must not have seen them; the kinds take turns, and
+figures are medians over the repeats.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from local_engine import Pair, add_model_options, chosen_pair, generate, greedy, open_llm, quiet
+from local_engine import (
+    Pair,
+    add_model_options,
+    add_other_drafters,
+    chosen_drafters,
+    chosen_pair,
+    generate,
+    greedy,
+    open_llm,
+    quiet,
+    sampled,
+)
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
 from workload import Prompt, describe, held_out_prompts
 
@@ -21,9 +33,10 @@ from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
-STEPS = 5
 PLAIN = "none"
-HELD_OUT, AGAIN = "held-out text", "the same requests again"
+HELD_OUT, SAMPLED, AGAIN = "held-out text", "held-out text, sampled", "the same requests again"
+WORKLOADS = ({HELD_OUT: 0.0, AGAIN: 0.0}, {SAMPLED: 1.0})
+"""Temperatures by workload; those of one group run on the same engines."""
 
 
 class Run(NamedTuple):
@@ -40,31 +53,31 @@ class Run(NamedTuple):
         return (self.speculation.acceptance_length - 1) / self.draft_ms if self.draft_ms else 0.0
 
 
-def run_once(llm: LLM, prompts: list[Prompt], max_tokens: int) -> Run:
+def run_once(llm: LLM, prompts: list[Prompt], max_tokens: int, temperature: float) -> Run:
     """Every prompt by itself."""
     waited_s = llm.engine.stats().phases.draft_wait_s
-    done = generate(llm, [prompt.token_ids for prompt in prompts], greedy(max_tokens), batch_size=1)
+    done = generate(llm, [prompt.token_ids for prompt in prompts], sampled(max_tokens, temperature), batch_size=1)
     waited_s = llm.engine.stats().phases.draft_wait_s - waited_s
     num_drafts = done.metrics.num_drafts
     return Run(done.tokens_per_s, 1e3 * waited_s / num_drafts if num_drafts else 0.0, done.metrics)
 
 
 def measure(
-    model: Path, drafters: dict[str, str | Path], prompts: list[Prompt], repeats: int, max_tokens: int
+    model: Path, drafters: dict[str, str | Path], prompts: list[Prompt], steps: int, repeats: int, max_tokens: int
 ) -> dict[str, dict[str, list[Run]]]:
     """Runs by workload and kind."""
-    chain = SpeculationConfig(STEPS, 1, STEPS + 1)
-    results: dict[str, dict[str, list[Run]]] = {HELD_OUT: {}, AGAIN: {}}
-    for _ in range(repeats):
+    chain = SpeculationConfig(steps, 1, steps + 1)
+    results: dict[str, dict[str, list[Run]]] = {workload: {} for group in WORKLOADS for workload in group}
+    for group in WORKLOADS * repeats:
         engines = {
             name: open_llm(Pair(model, drafter), max_num_seqs=1, speculation=chain)
             for name, drafter in drafters.items()
         }
-        for workload in (HELD_OUT, AGAIN):
+        for llm in engines.values():  # the first rounds of a process are slow
+            generate(llm, [prompts[-1].token_ids], greedy(8, speculation=False))
+        for workload, temperature in group.items():
             for name, llm in engines.items():
-                if workload == HELD_OUT:  # the first rounds of a process are slow
-                    generate(llm, [prompts[-1].token_ids], greedy(8, speculation=False))
-                results[workload].setdefault(name, []).append(run_once(llm, prompts, max_tokens))
+                results[workload].setdefault(name, []).append(run_once(llm, prompts, max_tokens, temperature))
     return results
 
 
@@ -97,7 +110,7 @@ def run(args: argparse.Namespace) -> Report:
     """Measure all kinds."""
     pair = chosen_pair(args)
     num_prompts, max_tokens, repeats = (2, 24, 1) if args.quick else (args.prompts, args.max_tokens, args.repeats)
-    drafters: dict[str, str | Path] = {PLAIN: PLAIN, "eagle": pair.drafter}
+    drafters: dict[str, str | Path] = {PLAIN: PLAIN, **chosen_drafters(args, pair)}
     draft_model = args.draft_model or (DEMO_FOLDER / "draft_model" if args.model is None else None)
     if draft_model is not None:
         drafters["draft_model"] = draft_model
@@ -106,8 +119,8 @@ def run(args: argparse.Namespace) -> Report:
     facts = {**machine_facts(), **model_facts(*pair)}
     if draft_model is not None:
         facts["draft model"] = model_facts(draft_model, PLAIN)["model"]
-    facts["workload"] = f"{describe(prompts)}; greedy, {max_tokens} tokens each, chains of {STEPS}, {repeats} repeats"
-    results = measure(pair.model, drafters, prompts, repeats, max_tokens)
+    facts["workload"] = f"{describe(prompts)}; {max_tokens} tokens each, chains of {args.steps}, {repeats} repeats"
+    results = measure(pair.model, drafters, prompts, args.steps, repeats, max_tokens)
     figures: dict[str, Any] = {
         workload: {
             name: {
@@ -128,6 +141,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--draft-model", type=Path, help="folder of a small causal LM; the demo's with the demo pair")
+    add_other_drafters(parser)
+    parser.add_argument("--steps", type=int, default=5, help="length of the chains")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)

@@ -10,12 +10,14 @@ import transformers
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.demo import DEMO_FOLDER, demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
+DEMO_HEADS = ("dspark", "dflash2")
+"""Folders of the demo's heads that draft in one pass."""
 MAX_MODEL_LEN = 512
 """Room for the longest prompt and its answer."""
 
@@ -70,6 +72,34 @@ def chosen_pair(args: argparse.Namespace) -> Pair:
     return Pair(args.model, args.drafter)
 
 
+def add_other_drafters(parser: argparse.ArgumentParser) -> None:
+    """`--other`."""
+    parser.add_argument(
+        "--other",
+        action="append",
+        default=[],
+        metavar="NAME=DRAFTER",
+        help="one more drafter, under a name; repeatable",
+    )
+
+
+def chosen_drafters(args: argparse.Namespace, pair: Pair) -> dict[str, str | Path]:
+    """The pair's head, the demo's other heads where the pair is the demo's, and what `--other` names, by name.
+
+    Ends the program with one line where `--other` is no name and drafter.
+    """
+    drafters: dict[str, str | Path] = {"eagle3" if args.drafter is None else "drafter": pair.drafter}
+    if args.model is None:
+        folders = {name: DEMO_FOLDER / name for name in DEMO_HEADS}
+        drafters |= {name: folder for name, folder in folders.items() if (folder / "config.json").is_file()}
+    for given in args.other:
+        name, _, source = given.partition("=")
+        if not (name and source):
+            raise SystemExit(f"--other {given}: a name, an equals sign and a drafter are needed")
+        drafters[name] = source
+    return drafters
+
+
 def open_llm(
     pair: Pair,
     *,
@@ -97,6 +127,11 @@ def open_llm(
 def greedy(max_tokens: int, speculation: bool = True) -> SamplingParams:
     """Exactly `max_tokens` most likely tokens."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation)
+
+
+def sampled(max_tokens: int, temperature: float) -> SamplingParams:
+    """Exactly `max_tokens` tokens of one seed; 0 takes the most likely ones."""
+    return SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0, ignore_eos=True)
 
 
 def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams, batch_size: int | None = None) -> Generation:

@@ -9,6 +9,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
+DEMO_HEADS = tuple(name for name in ("dspark", "dflash2") if (DEMO / name).is_dir())
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,16 +30,22 @@ def quick_run(script: str, output: Path, *options: str) -> dict:
     return report["figures"]
 
 
-def test_acceptance_reports_both_shapes_and_the_same_tokens(tmp_path):
-    figures = quick_run("acceptance.py", tmp_path / "acceptance.json")
-    assert figures["num_prompts_with_same_tokens"] == figures["num_prompts"]
-    chain, tree = figures["shapes"]["chain of 5"], figures["shapes"]["default tree"]
-    assert (chain["draft_steps"], chain["draft_top_k"]) == (5, 1)
-    assert chain["num_draft_tokens"] == 5 * chain["num_drafts"]
-    for shape in (chain, tree):
-        assert shape["acceptance_length"] == pytest.approx(
-            1 + shape["num_accepted_tokens"] / shape["num_drafts"], abs=1e-4
-        )
+def test_acceptance_reports_every_head_and_shape_and_the_same_tokens(tmp_path):
+    figures = quick_run("acceptance.py", tmp_path / "acceptance.json", "--other", "n-gram=ngram")
+    assert set(figures["temperatures"]) == {"0", "1"}
+    for of_it in figures["temperatures"].values():
+        assert of_it["num_prompts_with_same_tokens"] == figures["num_prompts"]
+        assert set(of_it["heads"]) == {"eagle3", *DEMO_HEADS, "n-gram"}
+        for name, shapes in of_it["heads"].items():
+            assert set(shapes) == {"chain of 5", "chain of 7", "default tree"}
+            for shape in shapes.values():
+                assert shape["acceptance_length"] == pytest.approx(
+                    1 + shape["num_accepted_tokens"] / max(1, shape["num_drafts"]), abs=1e-4
+                )
+            chain = shapes["chain of 5"]
+            assert (chain["draft_steps"], chain["draft_top_k"]) == (5, 1)
+            if name != "n-gram":
+                assert chain["num_draft_tokens"] == 5 * chain["num_drafts"]
 
 
 def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
@@ -112,13 +119,13 @@ def test_an_engine_in_a_process_of_its_own_runs_the_rounds_of_one_in_process(tmp
     assert all(block["num_rounds"] > 0 and block["thread_shares"] for block in blocks)
 
 
-def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
+def test_drafters_are_compared_on_new_sampled_and_repeated_requests(tmp_path):
     figures = quick_run("drafters.py", tmp_path / "drafters.json")
-    assert set(figures) == {"held-out text", "the same requests again"}
+    assert set(figures) == {"held-out text", "held-out text, sampled", "the same requests again"}
     for runs in figures.values():
-        assert set(runs) == {"none", "eagle", "draft_model", "ngram", "suffix"}
+        assert set(runs) == {"none", "eagle3", *DEMO_HEADS, "draft_model", "ngram", "suffix"}
         assert runs["none"]["speculative_decoding"]["num_drafts"] == 0
-        for name in ("eagle", "draft_model"):
+        for name in ("eagle3", *DEMO_HEADS, "draft_model"):
             assert runs[name]["speculative_decoding"]["num_accepted_tokens"] > 0
             assert min(runs[name]["accepted_per_draft_ms"]) > 0
 
