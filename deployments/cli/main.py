@@ -251,7 +251,7 @@ def _train_app() -> typer.Typer:
     app = _new_app("Train a draft head for a verifier.")
 
     def drafter(config: TrainDrafterConfig) -> None:
-        """Train an EAGLE head for a verifier."""
+        """Train a draft head for a verifier."""
         _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
 
     app.command("drafter")(model_command(TrainDrafterConfig, drafter))
