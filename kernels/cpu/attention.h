@@ -12,8 +12,8 @@
 #include "threads.h"
 #include "vectors.h"
 
-// Two vectors of each fit into the registers.
-constexpr int MOST_QUERIES = REGISTERS == 32 ? 12 : 6;
+// Two vectors of each fit into the registers; so many such groups of rows share what is made of their keys.
+constexpr int MOST_QUERIES = REGISTERS == 32 ? 12 : 6, MOST_GROUPS = 4, MOST_OF_TILE = MOST_QUERIES * MOST_GROUPS;
 constexpr int64_t KEYS_AT_ONCE = 2 * LANES, KEYS_PER_PASS = 256;
 constexpr float HIDDEN = -1e30f;
 
@@ -183,7 +183,7 @@ static const float* whole_value(const T* value, int64_t dim, float* copy) {
 // its nodes lie, a row's sums have the order that they have without a tree.
 struct OwnKeys {
     std::vector<int64_t> keys;
-    int64_t ends[MOST_QUERIES + 1];  // by row, where its keys begin; and where the last one's end
+    int64_t ends[MOST_OF_TILE + 1];  // by row, where its keys begin; and where the last one's end
 
     void take(const Rows& rows, int64_t shared, int64_t most) {
         keys.clear();
@@ -200,7 +200,7 @@ struct OwnKeys {
 // Where the numbers of a tile are while it passes over its keys: by query, or of one pass.
 struct Scratch {
     float *columns, *queries, *own_queries, *results, *scores, *copies;
-    float most[MOST_QUERIES], total[MOST_QUERIES];
+    float most[MOST_OF_TILE], total[MOST_OF_TILE];
 
     Scratch(int64_t num_queries, int64_t dim, int64_t wide, bool copied) {
         static thread_local std::vector<float> numbers;
@@ -236,20 +236,22 @@ static void soften(float* scores, int64_t count, float& most, float& total, floa
     total += sum(added);
 }
 
-// One pass over the keys of `rows` for their queries of `num_heads` heads from `head` on.
+// One pass over the keys of `rows`, in groups of `rows_at_once`, for their queries of `num_heads` heads from `head` on.
 template <class T>
-static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, int64_t num_heads, const float* query,
-                           int64_t query_stride, const T* key_cache, const T* value_cache, int64_t block_size,
+static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at_once, int64_t head, int64_t num_heads,
+                           const float* query, int64_t query_stride, const T* key_cache, const T* value_cache, int64_t block_size,
                            float* out, int64_t out_stride) {
     const int64_t num_queries = rows.count * num_heads, dim = heads.key_dim;
     const int64_t value_dim = heads.value_dim, wide = whole_vectors(value_dim);
     const int64_t kv_head = head / (heads.num_heads / heads.num_kv_heads);
     Scratch at(num_queries, dim, wide, sizeof(T) < sizeof(float) || value_dim % LANES);
+    const int64_t group_queries = rows_at_once * num_heads;
     for (int q = 0; q < num_queries; q++) {
         const float* from = query + rows.row(q / num_heads) * query_stride + (head + q % num_heads) * dim;
         float* own = at.own_queries + q / num_heads * num_heads * dim + q % num_heads;
-        for (int64_t d = 0; d < dim; d++)
-            at.queries[d * num_queries + q] = own[d * num_heads] = from[d] * heads.scale;
+        int64_t first = q / group_queries * group_queries, width = std::min(group_queries, num_queries - first);
+        float* group = at.queries + first * dim + q - first;
+        for (int64_t d = 0; d < dim; d++) group[d * width] = own[d * num_heads] = from[d] * heads.scale;
         at.most[q] = heads.sinks ? heads.sinks[head + q % num_heads] : HIDDEN;
         at.total[q] = heads.sinks ? 1.0f : 0.0f;
     }
@@ -282,7 +284,9 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
         for (int64_t i = 0; i < some; i++) keys[i] = key_cache + place(key_of(i)) * dim;
         keys_to_columns(keys, some, dim, at.columns);
         float* scores = at.scores + row * num_heads * KEYS_PER_PASS + index;
-        BY_QUERIES[num_rows * num_heads].score(from, at.columns, dim, scores, KEYS_PER_PASS);
+        for (int64_t q = 0; q < num_rows * num_heads; q += group_queries)
+            BY_QUERIES[std::min(group_queries, num_rows * num_heads - q)].score(
+                from + q * dim, at.columns, dim, scores + q * KEYS_PER_PASS, KEYS_PER_PASS);
         if (heads.softcap > 0)
             for (int64_t q = 0; q < num_rows * num_heads; q++)
                 for (int64_t i = 0; i < KEYS_AT_ONCE; i += LANES) {
@@ -310,7 +314,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
             score_keys([&](int64_t i) { return start + index + i; }, some, index, 0, rows.count, at.queries);
             for (int64_t i = 0; i < some; i++) take_value(index + i, start + index + i);
         }
-        int64_t counts[MOST_QUERIES];
+        int64_t counts[MOST_OF_TILE];
         for (int64_t i = 0; i < rows.count; i++) {
             int64_t own = most_own ? std::clamp<int64_t>(own_keys.count(i) - skipped, 0, end - start - num_shared) : 0;
             const int64_t* its = own_keys.keys.data() + (own ? own_keys.ends[i] + skipped : 0);
@@ -322,7 +326,8 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
         for (int q = 0; q < num_queries; q++)
             soften(at.scores + q * KEYS_PER_PASS, counts[q / num_heads], at.most[q], at.total[q],
                    at.results + q * wide, wide);
-        weigh_values(0, num_shared, 0, num_queries);
+        for (int64_t q = 0; q < num_queries; q += group_queries)
+            weigh_values(0, num_shared, q, std::min(group_queries, num_queries - q));
         for (int64_t i = 0; i < rows.count; i++) {
             const int64_t* its = own_keys.keys.data() + (counts[i] > num_shared ? own_keys.ends[i] + skipped : 0);
             for (int64_t k = num_shared; k < counts[i]; k++) take_value(k, its[k - num_shared]);
@@ -349,13 +354,23 @@ static void attend(const Heads& heads, const Segment* segments, int64_t num_segm
     int64_t rows_at_once = std::max<int64_t>(MOST_QUERIES / heads_at_once, 1);
     static thread_local std::vector<Rows> tiles;
     tiles.clear();
+    // Groups of one request share a tile as long as every thread has one.
+    auto count_of = [](const Segment& segment, int64_t request) {
+        const int64_t* starts = segment.row_starts;
+        return starts ? starts[request + 1] - starts[request] : segment.num_query;
+    };
+    int64_t num_groups = 0;
+    for (int64_t s = 0; s < num_segments; s++)
+        for (int64_t request = 0; request < segments[s].num_reqs; request++)
+            num_groups += (count_of(segments[s], request) + rows_at_once - 1) / rows_at_once;
+    int64_t per_thread = num_groups * heads.num_kv_heads * parts / threads.count();
+    int64_t rows_of_tile = rows_at_once * std::clamp<int64_t>(per_thread, 1, MOST_GROUPS);
     for (int64_t s = 0; s < num_segments; s++) {
         const Segment& segment = segments[s];
         for (int64_t request = 0; request < segment.num_reqs; request++) {
-            const int64_t* starts = segment.row_starts;
-            int64_t count = starts ? starts[request + 1] - starts[request] : segment.num_query;
-            for (int64_t first = 0; first < count; first += rows_at_once)
-                tiles.push_back({&segment, request, first, std::min(rows_at_once, count - first)});
+            int64_t count = count_of(segment, request);
+            for (int64_t first = 0; first < count; first += rows_of_tile)
+                tiles.push_back({&segment, request, first, std::min(rows_of_tile, count - first)});
         }
     }
     int64_t per_rows = heads.num_kv_heads * parts, num_tiles = (int64_t)tiles.size() * per_rows;
@@ -367,7 +382,7 @@ static void attend(const Heads& heads, const Segment* segments, int64_t num_segm
             int64_t part = tile % per_rows, first = part % parts * heads_at_once;
             int64_t num_heads = std::min(heads_at_once, group - first);
             if (num_heads <= 0) continue;
-            attend_queries(heads, rows, part / parts * group + first, num_heads, query, query_stride, key_cache,
+            attend_queries(heads, rows, rows_at_once, part / parts * group + first, num_heads, query, query_stride, key_cache,
                            value_cache, block_size, out, out_stride);
         }
     });

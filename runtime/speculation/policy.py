@@ -20,8 +20,8 @@ _SMOOTHING = 0.06
 _HOLD = 16
 """Rounds that a plan holds at one load."""
 _FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 512
-"""Rounds until one tries what is not chosen, and then to the next, doubled each time: tables measured in a bad minute are
-set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
+"""Rounds until one tries what is not chosen, and then to the next, doubled each time: tables measured in a bad minute
+are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
 _PROBE_LOSS = 0.02
 """Share of the time that trying drafts may cost while plain decoding is faster."""
 _PRIOR_ACCEPTANCE = 0.65
