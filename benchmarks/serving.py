@@ -246,8 +246,10 @@ def run(args: argparse.Namespace) -> Report:
         return Report("Serving", facts | more, tables, {"series": [one.figures() for one in done]})
     times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
     hop_s = middle(times_us) / 1e6
-    facts["server"] = "Ray Serve, verifier and drafter with 1 thread each, float32, no prefix cache"
-    with wingbeat_apps(app_configs(pair, args)) as apps, LoadClient() as client:
+    configs = app_configs(pair, args)
+    threads = configs["speculative"].threads or "as many as pay"
+    facts["server"] = f"Ray Serve, threads of verifier and of drafter: {threads}; float32, no prefix cache"
+    with wingbeat_apps(configs) as apps, LoadClient() as client:
         done, tables, more = run_loads(client, modes_of(apps, args.proxy), args, prompts, hop_s)
         figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}
     if args.overhead:
