@@ -1,5 +1,6 @@
 """Trees on the host by the C++ of `accept.h`: what nodes see, and the paths that a target chooses."""
 
+from collections.abc import Iterable
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
 from typing import NamedTuple
 
@@ -96,12 +97,12 @@ class TreeAcceptance:
         )
         read = (token_ids, parents, num_valid, rows, targets, taps, slots)
         held = [None if part is None else part.contiguous() for part in read]
-        *addresses, slots_address = map(_address, held)
+        *addresses, slots_address = _addresses(held)
         tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
         trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address)
         written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
         state = (self._committed_lens, self._last_token_ids)
-        moved = self._accept(byref(trees), byref(Paths(longest, width, *map(_address, (*written, *state)))))
+        moved = self._accept(byref(trees), byref(Paths(longest, width, *_addresses((*written, *state)))))
         return found._replace(moved=bool(moved))
 
 
@@ -115,5 +116,5 @@ def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
     return words
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
