@@ -45,7 +45,7 @@ LIMITS = {
     ("plain", 1, "verifier"): (146, 22),
     ("plain", 16, "verifier"): (626, 21),
     ("plain", 64, "verifier"): (2162, 21),
-    ("adaptive tree", 1, "verifier"): (265, 83),
+    ("adaptive tree", 1, "verifier"): (268, 83),
     ("adaptive tree", 16, "verifier"): (843, 81),
     ("adaptive tree", 64, "verifier"): (2715, 81),
     ("adaptive tree", 1, "drafter"): (86, 164),
