@@ -16,7 +16,7 @@ from tests.runtime.models import SHAPE
 from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.protocol.transfer import Download, upload
-from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
+from wingbeat.runtime.verifier.layers.linears import widen_logits
 
 MODES: dict[str, Callable[[], Any]] = {"grad": nullcontext, "no-grad": torch.no_grad, "inference": torch.inference_mode}
 

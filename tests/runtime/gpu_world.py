@@ -42,7 +42,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.fused import OPS, fuse
-from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
+from wingbeat.runtime.verifier.layers.linears import widen_logits
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256

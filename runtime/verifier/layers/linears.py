@@ -1,5 +1,10 @@
-"""Linear layers of CPUs, whose weights lie as kernels read them: input by input, or packed into panels."""
+"""Linear layers as they run: on CPUs with weights as kernels read them, on GPUs with logits in float32.
 
+Weights on CPUs lie input by input, or packed into panels. An output matrix in half precision on a GPU leaves float32:
+rounding makes no two tokens equally likely.
+"""
+
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +17,10 @@ from wingbeat.kernels.cpu.ops import CpuKernels, matrix_of
 from wingbeat.kernels.cpu.panels import KINDS, Panels
 from wingbeat.kernels.cpu.structs import Matrix
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+
+logger = logging.getLogger(__name__)
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
@@ -164,3 +173,34 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"{type(linear).__name__} is no linear layer")
     return [matrix_of(linear.weight, linear.bias)]
+
+
+class WideLinear(nn.Linear):
+    """A frozen linear layer on a GPU whose products leave as float32, in which they are summed anyway."""
+
+    wide = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> float32 [..., out]"""
+        # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
+        out = torch.mm(input.reshape(-1, input.shape[-1]), self.weight.t(), out_dtype=torch.float32)
+        return (out if self.bias is None else out.add_(self.bias)).view(*input.shape[:-1], self.out_features)
+
+
+@torch.inference_mode()
+def widen_logits(model: nn.Module) -> bool:
+    """Let a model's output matrix leave float32 where it is a plain one in half precision on a GPU; whether it does.
+
+    Adapters are on decoder layers alone, and weights stay what they are, tied or not.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or not head.weight.is_cuda or head.weight.dtype not in HALVES:
+        return False
+    head.__class__ = WideLinear
+    try:
+        head(head.weight.new_zeros(2, head.in_features))
+    except RuntimeError as error:  # NotImplementedError is one
+        head.__class__ = nn.Linear
+        logger.info("logits stay in %s: %s", head.weight.dtype, str(error).splitlines()[0])
+        return False
+    return True

@@ -21,6 +21,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
 from wingbeat.runtime.verifier.layers.fused import fuse
+from wingbeat.runtime.verifier.layers.linears import widen_logits
 from wingbeat.runtime.verifier.layers.loaded_model import (
     LoadedModel,
     decoder_layers,
@@ -29,7 +30,6 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 )
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
-from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 from tests.runtime.fake_gpu import CUDA, fake_gpu, why_not
 from tests.runtime.gpu_world import verifier
-from wingbeat.runtime.verifier.layers import wide_logits
-from wingbeat.runtime.verifier.layers.wide_logits import HALVES, WideLinear, widen_logits
+from wingbeat.runtime.verifier.layers import linears
+from wingbeat.runtime.verifier.layers.linears import HALVES, WideLinear, widen_logits
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_product_that_torch_refuses_is_left_as_it_is_and_said(gpu, monkeypatch
     def refuse(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
         raise RuntimeError("out_dtype is not supported here\nat some line")
 
-    monkeypatch.setattr(wide_logits.torch, "mm", refuse)
+    monkeypatch.setattr(linears.torch, "mm", refuse)
     model = Model(head(nn.Linear, torch.float16, CUDA))
     with caplog.at_level(logging.INFO, "wingbeat"):
         assert not widen_logits(model)
