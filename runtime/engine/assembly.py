@@ -69,21 +69,8 @@ def assemble(
         adapters=loaded.resident_adapters,
         whole_images=loaded.sees_whole_images,
     )
-    runner = ModelRunner(
-        model=model,
-        cache=cache,
-        slots=slots,
-        config=config,
-        last_position=loaded.max_position_embeddings - 1,
-        graph_device=graph_device,
-        on_host=on_host if backend.on_host is None else backend.on_host,
-        features=features_of(loaded, slots, states),
-        faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
-        kernels=cpu_kernels() if loaded.device.type == "cpu" else None,
-    )
-    in_place = runner.on_host and reads_in_place(kv_dtype(config, loaded.dtype), loaded.device)
-    if config.deterministic and not (loaded.deterministic and in_place):
-        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
+    on_host = on_host if backend.on_host is None else backend.on_host
+    runner = _model_runner(loaded, config, model, cache, slots, states, graph_device, on_host)
     fixed = FixedSpeculation(config.speculation.max_path - 1)
     policy = MeasuredSpeculation(loaded, runner, config) if config.speculation.adaptive else fixed
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
@@ -111,3 +98,32 @@ def assemble(
         contexts=contexts,
         drafting=drafting,
     )
+
+
+def _model_runner(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    model: VerifierModel,
+    cache: KVCache,
+    slots: SlotState,
+    states: StateKeeper | None,
+    graph_device: GraphDevice | None,
+    on_host: bool | None,
+) -> ModelRunner:
+    """What runs rounds of the model; refuses `deterministic` where they are not."""
+    runner = ModelRunner(
+        model=model,
+        cache=cache,
+        slots=slots,
+        config=config,
+        last_position=loaded.max_position_embeddings - 1,
+        graph_device=graph_device,
+        on_host=on_host,
+        features=features_of(loaded, slots, states),
+        faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
+        kernels=cpu_kernels() if loaded.device.type == "cpu" else None,
+    )
+    in_place = runner.on_host and reads_in_place(kv_dtype(config, loaded.dtype), loaded.device)
+    if config.deterministic and not (loaded.deterministic and in_place):
+        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
+    return runner

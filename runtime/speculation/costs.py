@@ -118,7 +118,7 @@ class ScaleAndOffset:
         """Of what takes so long by the table."""
         return self.scale * of_s + self.offset_s
 
-    def observe(self, seconds: float, of_s: float, beside_s: float, least_weight: float = _SMOOTHING) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float, least_weight: float) -> None:
         """Note what was really taken; arguments as those of `Scale.observe`."""
         self.num_seen += 1
         weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
