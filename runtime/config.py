@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,13 +75,13 @@ class SpeculationConfig:
                 f"verify_tree_size is {self.verify_tree_size}: use at least 2 (the root and one drafted node)"
             )
 
-    @property
+    @cached_property
     def num_nodes(self) -> int:
         """Nodes a tree really holds, the root included: a full table can be smaller than `verify_tree_size`."""
         k, steps = self.draft_top_k, self.draft_steps
         return min(self.verify_tree_size, 1 + k + (steps - 1) * k * k)
 
-    @property
+    @cached_property
     def max_path(self) -> int:
         """Most tokens one round can emit: every level accepted, and the bonus token."""
         return min(self.draft_steps, self.num_nodes - 1) + 1

@@ -188,7 +188,8 @@ class Scheduler:
 
         Rows of sequences that have left, or left and come back, since the launch are the caller's to leave out.
         """
-        self.suspects.round_went_well()
+        if self.suspects.num_unexplained:
+            self.suspects.round_went_well()
         outputs = []
         for seq, token_ids in decodes:
             seq.num_computed += len(token_ids)
@@ -221,7 +222,7 @@ class Scheduler:
             self._drop(seq)
             return output._replace(metrics=seq.metrics, num_cached_tokens=seq.num_cached_tokens)
         if self.suspects and self.suspects.is_past(seq):
-            self.suspects.clear(seq)
+            self.suspects.discard(seq)
             if self.suspects:
                 self._preempt(seq)
         return output
@@ -312,7 +313,7 @@ class Scheduler:
             if seq in queue:
                 queue.remove(seq)
         self._free(seq)
-        self.suspects.clear(seq)
+        self.suspects.discard(seq)
         # What it remembers of a text may be much, and others may keep the sequence for a while.
         seq.masker = None
 

@@ -10,27 +10,23 @@ FORGOTTEN_AFTER = 1000
 """Rounds in a row that go well until one of those is forgotten."""
 
 
-class Suspects:
-    """Sequences of a round that raised, while it is not known which of them it was, and those on trial."""
+class Suspects(dict[Sequence, float]):
+    """Sequences of a round that raised, while it is not known which of them it was, and those on trial.
+
+    By suspect, the tokens beyond which it is past that round.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_unexplained = 0
         """Rounds that raised and are not forgotten, though everything that ran in them was carried out alone."""
-        self._passed_at: dict[Sequence, float] = {}
-        """By suspect, the tokens beyond which it is past that round."""
         self._unexplained = False
         """Whether a round has raised, and none of the suspects has yet."""
         self._num_good_rounds = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._passed_at)
-
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq in self._passed_at
-
     def add(self, seq: Sequence, passed_at: float = math.inf) -> None:
         """Run a sequence alone until it has more tokens than `passed_at`."""
-        self._passed_at[seq] = passed_at
+        self[seq] = passed_at
 
     def round_raised(self, drafted: bool) -> None:
         """Another round raised.
@@ -48,7 +44,7 @@ class Suspects:
 
     def round_went_well(self) -> None:
         """Enough of these make up for one that raised; rounds of one suspect do not count."""
-        if not self.num_unexplained or self._passed_at:
+        if self:
             return
         self._num_good_rounds += 1
         if self._num_good_rounds == FORGOTTEN_AFTER:
@@ -57,14 +53,14 @@ class Suspects:
 
     def failed(self, seq: Sequence) -> None:
         """A sequence raised alone: where it is a suspect, that explains the round."""
-        self._unexplained &= seq not in self._passed_at
+        self._unexplained &= seq not in self
 
     def is_past(self, seq: Sequence) -> bool:
         """Whether a suspect has gone through the round that raised."""
-        return len(seq.token_ids) > self._passed_at.get(seq, math.inf)
+        return len(seq.token_ids) > self.get(seq, math.inf)
 
-    def clear(self, seq: Sequence) -> None:
+    def discard(self, seq: Sequence) -> None:
         """A sequence is no suspect any more, if it was one."""
-        if self._passed_at.pop(seq, None) is not None and not self._passed_at:
+        if self.pop(seq, None) is not None and not self:
             self.num_unexplained += self._unexplained
             self._unexplained = False
