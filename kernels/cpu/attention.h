@@ -261,7 +261,8 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     static thread_local OwnKeys own_keys;
     int64_t most_own = 0;
     if (rows.segment->mask) {
-        shared = std::min(rows.num_shared(), num_keys) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+        shared = std::min(rows.num_shared(), num_keys);
+        if (shared < num_keys) shared = shared / KEYS_AT_ONCE * KEYS_AT_ONCE;
         own_keys.take(rows, shared, num_keys);
         for (int64_t i = 0; i < rows.count; i++) most_own = std::max(most_own, own_keys.count(i));
     }

@@ -1,7 +1,8 @@
-"""The structures of `draft.h` and `trees.h`, field for field."""
+"""The structures of drafts (`growth.h`, `draft.h`, `walks.h`, `block.h`, `rounds.h`, `trees.h`), field for field."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
+from typing import Any, NamedTuple
 
 from wingbeat.kernels.cpu.structs import Layer, Matrix
 
@@ -12,15 +13,18 @@ class Norm(Structure):
     _fields_ = [("weight", c_void_p), ("eps", c_float)]
 
 
+class Embedding(Structure):
+    """Rows of tokens."""
+
+    _fields_ = [("weight", c_void_p), ("row", c_int64), ("column", c_int64), ("count", c_int64), ("kind", c_int64)]
+
+
 class Head(Structure):
     """An EAGLE head."""
 
     _fields_ = [
         ("layer", Layer),
-        ("embedding", c_void_p),
-        ("embedding_row", c_int64),
-        ("embedding_column", c_int64),
-        ("num_embeddings", c_int64),
+        ("embedding", Embedding),
         ("embedding_norm", Norm),
         ("feature_norm", Norm),
         ("output_norm", Norm),
@@ -34,6 +38,58 @@ class Head(Structure):
         ("draft_token_ids", c_void_p),
         ("norms_feedback", c_int64),
         ("norms_residual", c_int64),
+    ]
+
+
+class Markov(Structure):
+    """What corrects a slot's scores by the token before it; of rank 0 nothing does."""
+
+    _fields_ = [
+        ("tokens", Embedding),
+        ("rank", c_int64),
+        ("scores", Matrix),
+        ("gate", Matrix),
+        ("joint", Matrix),
+        ("confidence", Matrix),
+        ("confidence_reads_token", c_int64),
+    ]
+
+
+class Lattice(Structure):
+    """Candidates of each slot, and how pairs of them are scored; without candidates there is none."""
+
+    _fields_ = [
+        ("predecessors", Embedding),
+        ("successors", Embedding),
+        ("projection", Matrix),
+        ("rank", c_int64),
+        ("num_candidates", c_int64),
+    ]
+
+
+class BlockHead(Structure):
+    """A head of DFlash's body."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("causal", c_void_p),
+        ("num_layers", c_int64),
+        ("embedding", Embedding),
+        ("embedding_scale", c_float),
+        ("mask", c_void_p),
+        ("taps_width", c_int64),
+        ("fused", Matrix),
+        ("context_norm", Norm),
+        ("context", POINTER(Matrix)),
+        ("output_norm", Norm),
+        ("logits", Matrix),
+        ("logit_scale", c_float),
+        ("logit_softcap", c_float),
+        ("draft_token_ids", c_void_p),
+        ("num_slots", c_int64),
+        ("first_slot", c_int64),
+        ("markov", Markov),
+        ("lattice", Lattice),
     ]
 
 
@@ -162,6 +218,7 @@ class Channel(Structure):
         ("history_width", c_int64),
         ("allowed_words", c_int64),
         ("top_k", c_int64),
+        ("least_levels", c_int64),
         ("max_levels", c_int64),
         ("bin_edges", c_void_p),
         ("num_bins", c_int64),
@@ -169,11 +226,22 @@ class Channel(Structure):
     ]
 
 
-def declare_drafts(library: ctypes.CDLL) -> None:
-    """Tell ctypes the types of the library's functions that draft."""
-    library.wingbeat_take_in.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Decided)]
-    library.wingbeat_take_in.restype = None
-    library.wingbeat_grow.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Roots)]
-    library.wingbeat_grow.restype = c_int64
-    library.wingbeat_answer.argtypes = [POINTER(Head), POINTER(Sequences), POINTER(Channel)]
-    library.wingbeat_answer.restype = c_int64
+class DraftFunctions(NamedTuple):
+    """The library's functions that draft by one kind of head."""
+
+    take_in: Any
+    grow: Any
+    answer: Any
+
+
+def declare_drafts(library: ctypes.CDLL) -> dict[type[Structure], DraftFunctions]:
+    """Tell ctypes the types of the library's functions that draft, by kind of head."""
+    found = {}
+    for kind, name in ((Head, "wingbeat_"), (BlockHead, "wingbeat_block_")):
+        functions = DraftFunctions(*(getattr(library, name + verb) for verb in DraftFunctions._fields))
+        for function, batch in zip(functions, (Decided, Roots, Channel), strict=True):
+            function.argtypes = [POINTER(kind), POINTER(Sequences), POINTER(batch)]
+            function.restype = c_int64
+        functions.take_in.restype = None
+        found[kind] = functions
+    return found

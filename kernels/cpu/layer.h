@@ -4,6 +4,7 @@
 
 #include "adapters.h"
 #include "attention.h"
+#include "convolutions.h"
 #include "products.h"
 
 // Weights lie input by input, [inputs, outputs].
@@ -21,6 +22,7 @@ struct Layer {
     void* captured;                 // likewise, each row's keys and values side by side, or null
     int64_t kind;
     Adapters adapted_qkv, adapted_output, adapted_gate_up, adapted_down;  // read where a batch has `runs`
+    Convolution attention_conv, mlp_conv;  // around either sublayer, where a layer has them
 };
 
 struct Batch {
@@ -34,6 +36,7 @@ struct Batch {
     int64_t num_runs;
     const int64_t* wanted;        // rows, ascending, whose output is asked for, or null: all; segments count these alone
     int64_t num_wanted;
+    int64_t num_slots;            // rows of a block; read where layers have convolutions, and then all rows are wanted
 };
 
 // out[row] = x[row] / rms(x[row]) * weight
@@ -63,40 +66,44 @@ static void rotate(float* head, const float* cos, const float* sin, int64_t dim)
     }
 }
 
-// Rows in a few parts: a small batch is done before another thread has heard of it.
-template <class Run>
-static void by_row(int64_t num_rows, int64_t width, const Run& run) {
-    int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));
-    threads.share(num_tiles, [&](int64_t tile) {
-        for (int64_t row = num_rows * tile / num_tiles; row < num_rows * (tile + 1) / num_tiles; row++) run(row);
-    });
-}
-
 template <class To, class From>
 static void copy_row(const From* from, int64_t width, To* to) {
     for (int64_t i = 0; i < width; i += LANES) store_upto(to + i, load_upto(from + i, width - i), width - i);
 }
 
+// One head of a query or key, by the weight of its norm, or null.
+static void norm_and_rotate(const Layer& layer, const float* norm, float* head, const float* cos, const float* sin) {
+    int64_t dim = layer.heads.key_dim;
+    if (norm) norm_row(head, norm, layer.query_eps, dim, head);
+    rotate(head, cos, sin, dim);
+}
+
+// Keys of all heads, and their values behind them.
+static void store_row(const Layer& layer, int64_t slot, const float* key) {
+    int64_t width = layer.heads.num_kv_heads * layer.heads.key_dim;
+    int64_t value_width = layer.heads.num_kv_heads * layer.heads.value_dim;
+    by_kind(layer.kind, [&](auto number) {
+        using Stored = decltype(number);
+        copy_row(key, width, (Stored*)layer.key_cache + slot * width);
+        copy_row(key + width, value_width, (Stored*)layer.value_cache + slot * value_width);
+    });
+}
+
 static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv, int64_t stride) {
     const Heads& heads = layer.heads;
-    int64_t dim = heads.key_dim, value_width = heads.num_kv_heads * heads.value_dim;
+    int64_t dim = heads.key_dim;
     by_row(batch.num_rows, stride, [&](int64_t row) {
         float* own = qkv + row * stride;
         for (int64_t head = 0; head < heads.num_heads + heads.num_kv_heads; head++) {
             const float* norm = head < heads.num_heads ? layer.query_norm : layer.key_norm;
-            if (norm) norm_row(own + head * dim, norm, layer.query_eps, dim, own + head * dim);
-            rotate(own + head * dim, batch.cos + row * dim, batch.sin + row * dim, dim);
+            norm_and_rotate(layer, norm, own + head * dim, batch.cos + row * dim, batch.sin + row * dim);
         }
-        float* key = own + heads.num_heads * dim;
-        int64_t width = heads.num_kv_heads * dim, slot = batch.slot_mapping[row];
-        by_kind(layer.kind, [&](auto number) {
-            using Stored = decltype(number);
-            copy_row(key, width, (Stored*)layer.key_cache + slot * width);
-            copy_row(key + width, value_width, (Stored*)layer.value_cache + slot * value_width);
-            // Beside the caches, where rows of a replay store nothing of their own.
-            int64_t both = width + value_width;
-            if (layer.captured) copy_row(key, both, (Stored*)layer.captured + row * both);
-        });
+        const float* key = own + heads.num_heads * dim;
+        store_row(layer, batch.slot_mapping[row], key);
+        // Beside the caches, where rows of a replay store nothing of their own.
+        int64_t both = heads.num_kv_heads * (dim + heads.value_dim);
+        if (layer.captured)
+            by_kind(layer.kind, [&](auto number) { copy_row(key, both, (decltype(number)*)layer.captured + row * both); });
     });
 }
 
@@ -122,15 +129,28 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     int64_t qkv_width = heads.num_heads * heads.key_dim + heads.num_kv_heads * (heads.key_dim + heads.value_dim);
     static thread_local std::vector<float> scratch;
     bool adapted = batch.num_runs > 0;
-    size_t needed = num_rows * (2 * hidden + qkv_width + attended_width + (adapted ? 3 : 1) * layer.intermediate);
+    int64_t kernels_width = std::max(layer.attention_conv.dynamic.columns, layer.mlp_conv.dynamic.columns);
+    int64_t active_width = (adapted ? 3 : 1) * layer.intermediate;
+    size_t needed = num_rows * (3 * hidden + qkv_width + attended_width + active_width + kernels_width);
     if (scratch.size() < needed) scratch.resize(needed);
-    float *normed = scratch.data(), *middle = normed + num_rows * hidden, *qkv = middle + num_rows * hidden;
-    float *attended = qkv + num_rows * qkv_width, *active = attended + num_rows * attended_width;
+    float *normed = scratch.data(), *middle = normed + num_rows * hidden, *mixed = middle + num_rows * hidden;
+    float *qkv = mixed + num_rows * hidden, *attended = qkv + num_rows * qkv_width;
+    float *active = attended + num_rows * attended_width, *kernels = active + num_rows * active_width;
+    // What a sublayer reads, and what becomes of what it made, where convolutions lie around it.
+    auto enter = [&](const Convolution& conv, const float* rows) {
+        if (!conv) return rows;
+        products(rows, hidden, num_rows, hidden, &conv.dynamic, 1, nullptr, nullptr, 0, kernels, conv.dynamic.columns);
+        convolve(conv, num_rows, batch.num_slots, hidden, kernels, 0, rows, nullptr, mixed);
+        return (const float*)mixed;
+    };
+    auto leave = [&](const Convolution& conv, const float* rows, const float* residual, float* to) {
+        convolve(conv, num_rows, batch.num_slots, hidden, kernels, 1, rows, residual, to);
+    };
     if (!inputs) {
         by_row(num_rows, hidden, [&](int64_t row) {
             norm_row(x + row * hidden, layer.input_norm, layer.input_eps, hidden, normed + row * hidden);
         });
-        inputs = normed;
+        inputs = enter(layer.attention_conv, normed);
     }
     products(inputs, layer.inputs, num_rows, layer.inputs, layer.query_key_value, 3, nullptr, nullptr, 0, qkv,
              qkv_width);
@@ -150,7 +170,10 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
         attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const Stored*)layer.key_cache,
                (const Stored*)layer.value_cache, batch.block_size, attended, attended_width);
     });
-    products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, x, hidden, middle, hidden);
+    const Convolution &around = layer.attention_conv, &within = layer.mlp_conv;
+    products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, around ? nullptr : x, hidden,
+             around ? mixed : middle, hidden);
+    if (around) leave(around, mixed, x, middle);
     if (adapted)
         adapt(layer.adapted_output, batch.runs, batch.num_runs, attended, attended_width, middle, hidden);
     by_row(num_rows, hidden, [&](int64_t row) {
@@ -159,9 +182,11 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     if (adapted)
         adapted_gate_up(layer, batch, normed, active + num_rows * layer.intermediate, active);
     else
-        products(normed, hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active, layer.intermediate);
-    products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr, middle, hidden, out,
-             hidden);
+        products(enter(within, normed), hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active,
+                 layer.intermediate);
+    products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr,
+             within ? nullptr : middle, hidden, within ? mixed : out, hidden);
+    if (within) leave(within, mixed, middle, out);
     if (adapted)
         adapt(layer.adapted_down, batch.runs, batch.num_runs, active, layer.intermediate, out, hidden);
 }

@@ -2,6 +2,7 @@
 #include "accept.h"
 #include "adapters.h"
 #include "attention.h"
+#include "block.h"
 #include "draft.h"
 #include "layer.h"
 #include "products.h"
@@ -67,6 +68,21 @@ int64_t wingbeat_grow(const Head* head, const Sequences* sequences, const Roots*
 }
 
 int64_t wingbeat_answer(const Head* head, const Sequences* sequences, const Channel* channel) {
+    Threads::Turn turn(threads);
+    return answer(*head, *sequences, *channel, own_room());
+}
+
+void wingbeat_block_take_in(const BlockHead* head, const Sequences* sequences, const Decided* decided) {
+    Threads::Turn turn(threads);
+    take_in(*head, *sequences, *decided, own_room());
+}
+
+int64_t wingbeat_block_grow(const BlockHead* head, const Sequences* sequences, const Roots* roots) {
+    Threads::Turn turn(threads);
+    return grow(*head, *sequences, *roots, own_room());
+}
+
+int64_t wingbeat_block_answer(const BlockHead* head, const Sequences* sequences, const Channel* channel) {
     Threads::Turn turn(threads);
     return answer(*head, *sequences, *channel, own_room());
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu import accept
-from wingbeat.kernels.cpu.draft_structs import Channel, Decided, Head, Roots, Sequences, declare_drafts
+from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.library import open_library
 from wingbeat.kernels.cpu.panels import KINDS, Panels
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
@@ -46,7 +46,7 @@ class CpuKernels:
 
     def __init__(self, folder: Path) -> None:
         self._library = declare(open_library(folder))
-        declare_drafts(self._library)
+        self._drafts = declare_drafts(self._library)
         self.num_threads = 1
         self.panel: int = self._library.wingbeat_panel()
         """Columns of a panel."""
@@ -181,17 +181,17 @@ class CpuKernels:
         """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
         return accept.ancestor_words(self._library, parents)
 
-    def take_in(self, head: Head, sequences: Sequences, decided: Decided) -> None:
-        """Keys and values of decided pairs by an EAGLE head, and the hidden state of each sequence's last one."""
-        self._library.wingbeat_take_in(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(decided))
+    def take_in(self, head: Head | BlockHead, sequences: Sequences, decided: Decided) -> None:
+        """What a head keeps of decided pairs: keys and values, and an EAGLE head each sequence's last hidden state."""
+        self._drafts[type(head)].take_in(*map(ctypes.byref, (head, sequences, decided)))
 
-    def grow(self, head: Head, sequences: Sequences, roots: Roots) -> int:
+    def grow(self, head: Head | BlockHead, sequences: Sequences, roots: Roots) -> int:
         """A tree from each root; returns how many levels were grown."""
-        return self._library.wingbeat_grow(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(roots))
+        return self._drafts[type(head)].grow(*map(ctypes.byref, (head, sequences, roots)))
 
-    def answer(self, head: Head, sequences: Sequences, channel: Channel) -> bool:
+    def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
         """Both, for a round of a channel, without block tables; False, and nothing done, where it does not fit."""
-        return self._library.wingbeat_answer(ctypes.byref(head), ctypes.byref(sequences), ctypes.byref(channel)) != 0
+        return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 
 def segment(

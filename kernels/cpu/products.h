@@ -210,19 +210,25 @@ static int64_t tile_width(int64_t columns, int64_t multiplications) {
     return best;
 }
 
+// Rows in a few parts: a small batch is done before another thread has heard of it.
+template <class Run>
+static void by_row(int64_t num_rows, int64_t width, const Run& run) {
+    int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));
+    threads.share(num_tiles, [&](int64_t tile) {
+        for (int64_t row = num_rows * tile / num_tiles; row < num_rows * (tile + 1) / num_tiles; row++) run(row);
+    });
+}
+
 // Rows of floats as pairs, the last one beside a 0 where their number is odd: [num_rows, (inputs + 1) / 2].
 static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
     static thread_local std::vector<bfloat> scratch;
     int64_t width = inputs + inputs % 2, most = num_rows * width;
     if ((int64_t)scratch.size() < most) scratch.resize(most);
     bfloat* pairs = scratch.data();
-    int64_t num_tiles = std::clamp<int64_t>(most / 32768, 1, std::min<int64_t>(num_rows, 64));
-    threads.share(num_tiles, [&](int64_t tile) {
-        for (int64_t row = num_rows * tile / num_tiles; row < num_rows * (tile + 1) / num_tiles; row++) {
-            pairs[row * width + width - 1].bits = 0;
-            for (int64_t i = 0; i < inputs; i += LANES)
-                store_upto(pairs + row * width + i, load_upto(x + row * x_stride + i, inputs - i), inputs - i);
-        }
+    by_row(num_rows, width, [&](int64_t row) {
+        pairs[row * width + width - 1].bits = 0;
+        for (int64_t i = 0; i < inputs; i += LANES)
+            store_upto(pairs + row * width + i, load_upto(x + row * x_stride + i, inputs - i), inputs - i);
     });
     return (const float*)pairs;
 }

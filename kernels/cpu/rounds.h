@@ -1,7 +1,8 @@
-// A round of a verifier's channel, from its outcome to the reply: what `draft.h` does, without a word of Python between.
+// A round of a verifier's channel, from its outcome to the reply: what a head's `take_in` and `grow` do, without a word of
+// Python between.
 #pragma once
 
-#include "draft.h"
+#include "growth.h"
 
 // Buffers of one parity; names are those of `runtime.protocol.messages`.
 struct Outcome {
@@ -27,7 +28,7 @@ struct Channel {
     Reply reply;
     const int64_t* token_ids;  // [num_slots, history_width]
     int64_t num_slots, max_path, taps_size, max_blocks, history_width, allowed_words;
-    int64_t top_k, max_levels;
+    int64_t top_k, least_levels, max_levels;
     const double* bin_edges;
     int64_t num_bins, max_chunk_tokens;
 };
@@ -69,7 +70,8 @@ static bool fits(const Sequences& all, const Channel& channel) {
 }
 
 // False where the outcome does not fit the channel: nothing is read or written then.
-static bool answer(const Head& head, Sequences all, const Channel& channel, Room& at) {
+template <class AnyHead>
+static bool answer(const AnyHead& head, Sequences all, const Channel& channel, Room& at) {
     const Outcome& outcome = channel.outcome;
     const int64_t* header = outcome.header;
     if (!fits(all, channel)) return false;
@@ -89,7 +91,8 @@ static bool answer(const Head& head, Sequences all, const Channel& channel, Room
     const Reply& reply = channel.reply;
     memcpy(reply.epochs, outcome.epochs, channel.num_slots * sizeof(int64_t));
     memcpy(reply.committed_lens, outcome.committed_lens, channel.num_slots * sizeof(int64_t));
-    int64_t levels = header[MAX_LEVELS] ? std::min(header[MAX_LEVELS], channel.max_levels) : channel.max_levels;
+    int64_t levels = header[MAX_LEVELS] ? header[MAX_LEVELS] : channel.max_levels;
+    levels = std::clamp(levels, channel.least_levels, channel.max_levels);
     GrowthRule rule{0, num_proposals, 0.0, 0.0, outcome.acceptance_table, 1};
     if (header[HAS_RULE]) rule.min_reach = outcome.growth_limits[0], rule.price = outcome.growth_limits[1];
     Roots roots{num_proposals, outcome.proposal_slots, outcome.committed_lens, channel.token_ids, outcome.temperatures,

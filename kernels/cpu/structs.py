@@ -79,6 +79,12 @@ class AdapterRun(Structure):
     _fields_ = [("id", c_int64), ("begin", c_int64), ("end", c_int64)]
 
 
+class Convolution(Structure):
+    """Convolutions before and behind a sublayer; without taps there are none."""
+
+    _fields_ = [("base", c_void_p), ("dynamic", Matrix), ("num_taps", c_int64), ("group", c_int64)]
+
+
 class Layer(Structure):
     """A decoder layer."""
 
@@ -107,6 +113,8 @@ class Layer(Structure):
         ("adapted_output", Adapters),
         ("adapted_gate_up", Adapters),
         ("adapted_down", Adapters),
+        ("attention_conv", Convolution),
+        ("mlp_conv", Convolution),
     ]
 
 
@@ -126,6 +134,7 @@ class Batch(Structure):
         ("num_runs", c_int64),
         ("wanted", c_void_p),
         ("num_wanted", c_int64),
+        ("num_slots", c_int64),
     ]
 
 

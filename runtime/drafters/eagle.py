@@ -14,8 +14,8 @@ from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOpti
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
-from wingbeat.runtime.drafters.kernel_passes import KernelPasses
-from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
+from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.heads.fp8 import use_fp8
@@ -23,15 +23,12 @@ from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
-from wingbeat.runtime.protocol.ends import DrafterEnd
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
-from wingbeat.runtime.verifier.loading.cpu_threads import tried
 
 
-class EagleDrafter(StagedDrafter):
+class EagleDrafter(KernelDrafter):
     """A draft head and its KV.
 
     Args:
@@ -60,57 +57,17 @@ class EagleDrafter(StagedDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
-        self._hidden = torch.zeros(0)
-        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
-        self._passes: KernelPasses | None = None
-        self._num_threads: int | None = None
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
         self.head = self.head.with_convention(convention)
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
-    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """See `Drafter.resize`."""
-        super().resize(spec, num_slots, num_blocks)
-        self._passes = None
-        kernels, fits = cpu_kernels(), self.growth.top_k <= len(self.head.draft_token_ids)
-        if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
-            return
-        kernel_head = KernelHead.of(self.head)
-        if kernel_head is not None:
-            self._hidden = self._hidden.float()
-            parts = (self.head, kernel_head, self.pool, self.speculation, self._hidden)
-            self._passes = KernelPasses(kernels, *parts, self._num_threads)
-
-    def try_threads(self, most: int) -> None:
-        """See `Drafter.try_threads`."""
-        if self._passes is not None and cpu_kernels() is not None:
-            passes = self._passes
-            self._num_threads = passes.num_threads = tried("drafter", passes.nobodys, most)
-
-    def commit(self, batch: DraftBatch) -> None:
-        """See `Drafter.commit`."""
-        if self._passes is None or cpu_kernels() is None:
-            super().commit(batch)
-        else:
-            self._passes.commit(batch)
-
-    def propose(self, batch: DraftBatch) -> TokenTree:
-        """See `Drafter.propose`."""
-        if self._passes is None or cpu_kernels() is None:
-            return super().propose(batch)
-        return self._passes.propose(batch, self.growth.depth(batch))
-
-    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
-        """See `Drafter.answer`."""
-        return self._passes is not None and cpu_kernels() is not None and self._passes.answer(end, outcome)
-
-    def _check_taps(self, spec: ChannelSpec) -> None:
-        if spec.taps_size != self.head.taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+    def _kernel_head(self) -> KernelHead | None:
+        return KernelHead.of(self.head)
 
     def _resize_state(self, num_rows: int) -> None:
+        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self._hidden = grown(self._hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:

@@ -1,17 +1,18 @@
-"""An EAGLE drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
+"""A drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
 
-What they compute is `EagleDrafter`'s, whose torch operations a pass of a small head would take several times as long
-for. A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
+What they compute is the drafter's, whose torch operations a pass of a small head would take several times as long for. A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
 caches, so that Python's own operations take several times what they take in a loop.
 """
 
 import ctypes
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.draft_structs import (
+    BlockHead,
     Channel,
     Decided,
     GrowthRule,
@@ -28,8 +29,6 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Rules
-from wingbeat.runtime.heads.contract import DraftHead
-from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
@@ -38,30 +37,52 @@ from wingbeat.runtime.verifier.loading.round_trial import ROWS
 _LEAST_ANGLES = 2048
 
 
+class AnyKernelHead(Protocol):
+    """Addresses of a head's weights, by which kernels draft."""
+
+    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
+        """A head that reads and writes these keys and values, layer by layer."""
+        ...
+
+
+class AnyHead(Protocol):
+    """What passes ask of a head beside its weights."""
+
+    taps_size: int
+
+    def rotary(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary factors [T, 1, D] of positions int64 [T]."""
+        ...
+
+
 class KernelPasses:
     """Of one head and one pool.
 
     Args:
         kernel_head: the head's weights.
-        pool: of one layer; its addresses are taken when this is made.
-        hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair.
+        pool: its addresses are taken when this is made.
+        least_levels: grown at least, whatever a channel asks for.
+        hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair, where it
+            is kept.
         num_threads: that share a pass; None takes torch's number.
     """
 
     def __init__(
         self,
         kernels: CpuKernels,
-        head: DraftHead,
-        kernel_head: KernelHead,
+        head: AnyHead,
+        kernel_head: AnyKernelHead,
         pool: DraftPool,
         speculation: SpeculationConfig,
+        least_levels: int,
         hidden: Tensor,
         num_threads: int | None = None,
     ) -> None:
         self.kernels, self._pool, self._hidden = kernels, pool, hidden
         self._head, self._kernel_head = head, kernel_head
         self.num_threads = num_threads
-        self._struct: Head = kernel_head.over(pool.caches[0])
+        self._struct = kernel_head.over(pool.caches)
+        self._least_levels = least_levels
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
@@ -99,6 +120,7 @@ class KernelPasses:
             end.token_ids.shape[1],
             outcome.allowed_tokens.shape[1],
             self._top_k,
+            self._least_levels,
             self._max_path - 1,
             self._edges.data_ptr(),
             len(self._edges) + 1,
@@ -212,7 +234,7 @@ class KernelPasses:
 
     def _sequences(self, tables: Tensor | None, longest: int) -> Sequences:
         self.kernels.use_threads(self.num_threads or torch.get_num_threads())
-        longest += self._max_path + 1
+        longest += max(self._max_path, self._pool.num_drafted) + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
             self._angles = tuple(part.squeeze(1).float().contiguous() for part in self._head.rotary(torch.arange(most)))

@@ -18,24 +18,26 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, Dr
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
 from wingbeat.runtime.drafters.paged_layers import PagedLayer
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
-from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.kernel_block import KernelBlock
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
-from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
-class OnePassDrafter(StagedDrafter):
+class OnePassDrafter(KernelDrafter):
     """A head over a block, and the context's keys and values.
 
     Args:
@@ -72,9 +74,8 @@ class OnePassDrafter(StagedDrafter):
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
 
-    def _check_taps(self, spec: ChannelSpec) -> None:
-        if spec.taps_size != self.head.taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+    def _kernel_head(self) -> KernelBlock | None:
+        return KernelBlock.of(self.head)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.draft_structs import Head, Norm
+from wingbeat.kernels.cpu.draft_structs import Embedding, Head, Norm
+from wingbeat.kernels.cpu.panels import KINDS
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead
@@ -29,13 +30,9 @@ class KernelHead(NamedTuple):
         if layer is None or not all([pack_linear(linear, kernels) for linear in (head.fc, head.lm_head)]):
             return None
         [fc], [logits] = map(matrices_of, (head.fc, head.lm_head))
-        embedding = head.embed_tokens.weight
         made = Head(
             layer=layer,
-            embedding=embedding.data_ptr(),
-            embedding_row=embedding.stride(0),
-            embedding_column=embedding.stride(1),
-            num_embeddings=len(embedding),
+            embedding=embedding_of(head.embed_tokens.weight),
             num_taps=head.config.num_taps,
             tap_width=head.config.target_hidden_size,
             logits=logits,
@@ -63,8 +60,13 @@ class KernelHead(NamedTuple):
             made.tap_norms = ctypes.cast(norms, ctypes.POINTER(Norm))
         return cls(made, held)
 
-    def over(self, cache: tuple[Tensor, Tensor]) -> Head:
+    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
         """A head that reads and writes these keys and values."""
-        made = Head.from_buffer_copy(self.head)
+        [cache], made = caches, Head.from_buffer_copy(self.head)
         made.layer.key_cache, made.layer.value_cache = (part.data_ptr() for part in cache)
         return made
+
+
+def embedding_of(weight: Tensor) -> Embedding:
+    """Rows [num_tokens, size] of a dtype of `KINDS`; whoever holds it holds the tensor."""
+    return Embedding(weight.data_ptr(), *weight.stride(), len(weight), KINDS[weight.dtype])

@@ -18,6 +18,7 @@ from wingbeat.runtime.heads.contract import Attend, Rotary
 from wingbeat.runtime.heads.layer import HeadNorm, rotary_frequencies, rotate
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 
 class KeyValue(NamedTuple):
@@ -170,7 +171,7 @@ class Backbone(nn.Module):
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Taps [n, taps_size] of the target, low layer first -> context vectors [n, H]."""
-        weight = self.fc.weight
+        weight = dense_weight(self.fc)
         if weight.is_cuda and weight.dtype != torch.float32:
             fused = torch.mm(taps.to(weight.dtype), weight.t(), out_dtype=torch.float32)
         else:
@@ -226,4 +227,4 @@ class Backbone(nn.Module):
         rows = slice(index * self.kv_size, (index + 1) * self.kv_size)
         bias = None if self.kv_proj.bias is None else self.kv_proj.bias[rows]
         norm = None if self.key_norms is None else self.key_norms[index]
-        return KeyProjection(self.kv_proj.weight[rows], bias, norm)
+        return KeyProjection(dense_weight(self.kv_proj)[rows], bias, norm)

@@ -1,0 +1,206 @@
+// From the slots of a block to what may follow each drafted token, as `runtime/heads/one_pass/walks.py` has it: by the slot
+// alone, with a correction by the token before it, or among a few candidates that are scored beside that token.
+#pragma once
+
+#include "growth.h"
+
+// DSpark's correction of a slot's scores, and how sure the head is of the best of them.
+struct Markov {
+    Embedding tokens;  // of `rank` numbers
+    int64_t rank;      // 0: scores are left as they are
+    Matrix scores;     // [rank, vocabulary]
+    Matrix gate;       // [hidden + rank, rank], or without weight
+    Matrix joint;      // [2 * rank + hidden, 3 * rank], likewise: a state is handed on from token to token
+    Matrix confidence;  // [hidden, 1], or [hidden + rank, 1] where it reads the token; likewise
+    int64_t confidence_reads_token;
+};
+
+// DFlash2's candidates of a slot.
+struct Lattice {
+    Embedding predecessors, successors;  // of `rank` numbers
+    Matrix projection;                   // [hidden, rank]
+    int64_t rank, num_candidates;        // 0: there are none
+};
+
+struct Walk {
+    const Markov* markov;    // or null
+    const Lattice* lattice;  // or null
+    const int64_t* draft_token_ids;
+    int64_t hidden, vocab;
+};
+
+// Slots that predict something, [num_reqs, num_levels, ..].
+struct Slots {
+    const float* hidden;
+    float* logits;
+};
+
+static float dot(const float* a, const float* b, int64_t count) {
+    vec sums = {};
+    for (int64_t i = 0; i < count; i += LANES)
+        sums = fused(load_upto(a + i, count - i), load_upto(b + i, count - i), sums);
+    return sum(sums);
+}
+
+static vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// The best is as likely as the head says; the others share what is left in their proportion, and none passes the best.
+static void be_sure(const Best& best, float confidence) {
+    float sure = std::clamp(confidence, 1e-6f, 1 - 1e-6f), first = std::exp(best.kept[0].score);
+    for (int64_t i = 0; i < best.count; i++) {
+        float other = std::exp(best.kept[i].score) * (1 - sure) / std::max(1 - first, 1e-6f);
+        best.kept[i].score = std::log(i ? std::min(other, sure) : sure);
+    }
+}
+
+// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by.
+static void choose_candidates(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
+    const Lattice& lattice = *walk.lattice;
+    int64_t count = lattice.num_candidates, num_slots = roots.num_reqs * roots.num_levels, rank = lattice.rank;
+    int64_t* tokens = room(at.candidates, num_slots * count);
+    // Of each slot: its projection, then its candidates' own scores, then what they are as successors.
+    int64_t width = rank + count + count * rank;
+    float *all = room(at.factors, num_slots * width), *projected = room(at.inputs, num_slots * rank);
+    room(at.best, num_slots * count);
+    products(slots.hidden, walk.hidden, num_slots, walk.hidden, &lattice.projection, 1, nullptr, nullptr, 0, projected, rank);
+    threads.share(num_slots, [&](int64_t slot) {
+        Best best{at.best.data() + slot * count, count, 0};
+        likeliest(slots.logits + slot * walk.vocab, walk.vocab, best);
+        float *own = all + slot * width, *scores = own + rank, *successors = scores + count;
+        memcpy(own, projected + slot * rank, rank * sizeof(float));
+        for (int64_t i = 0; i < count; i++) {
+            int64_t token = tokens[slot * count + i] = walk.draft_token_ids[best.kept[i].index];
+            scores[i] = best.kept[i].score;
+            lattice.successors.read(token, rank, successors + i * rank);
+        }
+    });
+}
+
+// What may follow the frontiers, of which each slot's candidates are all there is.
+static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, int64_t width, Room& at) {
+    const Lattice& lattice = *walk.lattice;
+    int64_t count = lattice.num_candidates, rank = lattice.rank, of_slot = rank + count + count * rank;
+    int64_t num_reqs = roots.num_reqs, num_nodes = num_reqs * width;
+    room(at.best, num_nodes * roots.top_k);
+    float *noise = room(at.noise, num_reqs * count), *given = room(at.inputs, num_nodes * rank);
+    float* scores = room(at.normed, num_nodes * count);
+    threads.share(num_reqs, [&](int64_t tree) {
+        int64_t slot = tree * roots.num_levels + level;
+        const float *projected = at.factors.data() + slot * of_slot, *unary = projected + rank;
+        Ranking ranking = Ranking::of(roots, tree, level, at.candidates.data() + slot * count, count, noise + tree * count);
+        Table& table = at.trees[tree];
+        for (int64_t node = 0; node < width; node++) {
+            int64_t row = tree * width + node;
+            float *before = given + row * rank, *own = scores + row * count;
+            lattice.predecessors.read(table.token_ids[table.frontier[node].index], rank, before);
+            for (int64_t i = 0; i < rank; i += LANES)
+                store_upto(before + i, load_upto(before + i, rank - i) * load_upto(projected + i, rank - i), rank - i);
+            for (int64_t i = 0; i < count; i++) own[i] = unary[i] + dot(before, unary + count + i * rank, rank);
+            Best best{at.best.data() + row * roots.top_k, roots.top_k, 0};
+            ranking.best_of(own, best);
+            ranking.enter(best, node, table);
+        }
+    });
+}
+
+// What may follow the frontiers, whatever their tokens are.
+static void follow_slots(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
+    int64_t vocab = walk.vocab;
+    room(at.best, roots.num_reqs * roots.top_k);
+    float* noise = room(at.noise, roots.num_reqs * vocab);
+    threads.share(roots.num_reqs, [&](int64_t tree) {
+        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab);
+        Best best{at.best.data() + tree * roots.top_k, roots.top_k, 0};
+        ranking.best_of(slots.logits + (tree * roots.num_levels + level) * vocab, best);
+        for (int64_t node = 0; node < width; node++) ranking.enter(best, node, at.trees[tree]);
+    });
+}
+
+// Rows that DSpark's products read: the state of the tokens before, the token, the slot, the token again.
+static float* markov_rows(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
+    const Markov& markov = *walk.markov;
+    int64_t rank = markov.rank, hidden = walk.hidden, width_before = level > 1 ? roots.top_k : 1;
+    float* rows = room(at.inputs, roots.num_reqs * width * (3 * rank + hidden));
+    for (int64_t tree = 0; tree < roots.num_reqs; tree++) {
+        const Table& table = at.trees[tree];
+        for (int64_t node = 0; node < width; node++) {
+            float *state = rows + (tree * width + node) * (3 * rank + hidden), *token = state + rank, *slot = token + rank;
+            std::fill(state, token, 0.0f);
+            if (level && markov.joint.weight)
+                memcpy(state, at.states.data() + (tree * width_before + table.parent[node]) * rank, rank * sizeof(float));
+            if (rank) markov.tokens.read(table.token_ids[table.frontier[node].index], rank, token);
+            memcpy(slot, slots.hidden + (tree * roots.num_levels + level) * hidden, hidden * sizeof(float));
+            memcpy(slot + hidden, token, rank * sizeof(float));
+        }
+    }
+    return rows;
+}
+
+// What the correction's last matrix multiplies, [num_rows, rank]; the states move on.
+static const float* markov_factors(const Walk& walk, const float* rows, int64_t num_rows, Room& at) {
+    const Markov& markov = *walk.markov;
+    int64_t rank = markov.rank, hidden = walk.hidden, wide = 3 * rank + hidden;
+    float *factors = room(at.factors, num_rows * 4 * rank), *made = factors + num_rows * rank;
+    float* states = room(at.states, num_rows * rank);
+    const float *inputs = rows + 2 * rank, *joint = rows;
+    if (markov.gate.weight)
+        products(inputs, wide, num_rows, hidden + rank, &markov.gate, 1, nullptr, nullptr, 0, made, rank);
+    if (markov.joint.weight)
+        products(joint, wide, num_rows, 2 * rank + hidden, &markov.joint, 1, nullptr, nullptr, 0, made, 3 * rank);
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t i = 0; i < rank; i += LANES) {
+            int64_t left = rank - i;
+            vec factor = load_upto(rows + row * wide + rank + i, left);
+            if (markov.gate.weight) factor *= sigmoid(load_upto(made + row * rank + i, left));
+            if (markov.joint.weight) {
+                const float* own = made + row * 3 * rank + i;
+                vec gate = sigmoid(load_upto(own, left)), candidate = hyperbolic_tangent(load_upto(own + rank, left));
+                store_upto(states + row * rank + i, gate * load_upto(rows + row * wide + i, left) + (1.0f - gate) * candidate, left);
+                factor = hyperbolic_tangent(load_upto(own + 2 * rank, left));
+            }
+            store_upto(factors + row * rank + i, factor, left);
+        }
+    return factors;
+}
+
+// What may follow the frontiers, by the slots and the nodes' tokens.
+static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roots, int64_t level, int64_t width, Room& at) {
+    const Markov& markov = *walk.markov;
+    int64_t rank = markov.rank, vocab = walk.vocab, num_rows = roots.num_reqs * width, wide = 3 * rank + walk.hidden;
+    const float* rows = markov_rows(walk, slots, roots, level, width, at);
+    float *scores = room(at.before, num_rows * (vocab + 1)), *sure = scores + num_rows * vocab;
+    if (rank)
+        products(markov_factors(walk, rows, num_rows, at), rank, num_rows, rank, &markov.scores, 1, nullptr, nullptr, 0,
+                 scores, vocab);
+    else
+        std::fill(scores, sure, 0.0f);
+    if (markov.confidence.weight)
+        products(rows + 2 * rank, wide, num_rows, walk.hidden + (markov.confidence_reads_token ? rank : 0),
+                 &markov.confidence, 1, nullptr, nullptr, 0, sure, 1);
+    room(at.best, num_rows * roots.top_k);
+    float* noise = room(at.noise, roots.num_reqs * vocab);
+    threads.share(roots.num_reqs, [&](int64_t tree) {
+        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab);
+        const float* unary = slots.logits + (tree * roots.num_levels + level) * vocab;
+        for (int64_t node = 0; node < width; node++) {
+            int64_t row = tree * width + node;
+            float* own = scores + row * vocab;
+            for (int64_t i = 0; i < vocab; i += LANES)
+                store_upto(own + i, load_upto(own + i, vocab - i) + load_upto(unary + i, vocab - i), vocab - i);
+            Best best{at.best.data() + row * roots.top_k, roots.top_k, 0};
+            ranking.best_of(own, best);
+            if (markov.confidence.weight) be_sure(best, sigmoid(all(sure[row]))[0]);
+            ranking.enter(best, node, at.trees[tree]);
+        }
+    });
+}
+
+// A tree from each root, by the slots of its block. Returns the levels that were grown.
+static int64_t grow_by(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
+    if (walk.lattice) choose_candidates(walk, slots, roots, at);
+    return grow_levels(roots, at, [&](int64_t level, int64_t width) {
+        if (walk.lattice) follow_lattice(walk, roots, level, width, at);
+        else if (walk.markov) follow_markov(walk, slots, roots, level, width, at);
+        else follow_slots(walk, slots, roots, level, width, at);
+    });
+}
