@@ -47,10 +47,16 @@ static void take_in(const BlockHead& head, const Sequences& all, const Decided& 
     });
 }
 
+// Slots that a draft depends on: where each sees those before it alone, nobody sees the last ones.
+static int64_t slots_run(const BlockHead& head, const Roots& roots) {
+    bool all_causal = std::all_of(head.causal, head.causal + head.num_layers, [](int64_t causal) { return causal; });
+    return all_causal ? head.first_slot + roots.num_levels : head.num_slots;
+}
+
 // Every slot's state behind the last layer, [num_reqs * num_slots, hidden].
-static const float* run_block(const BlockHead& head, const Sequences& all, const Roots& roots, Room& at) {
+static const float* run_block(const BlockHead& head, const Sequences& all, const Roots& roots, int64_t num_slots, Room& at) {
     const Layer& first = head.layers[0];
-    int64_t size = first.hidden, dim = first.heads.key_dim, num_reqs = roots.num_reqs, num_slots = head.num_slots;
+    int64_t size = first.hidden, dim = first.heads.key_dim, num_reqs = roots.num_reqs;
     int64_t num_rows = num_reqs * num_slots, num_words = (num_slots + 63) / 64, longest = at.table_width;
     float *stream = room(at.hidden, num_rows * size), *next = room(at.before, num_rows * size);
     float *cos = room(at.cos, num_rows * dim), *sin = room(at.sin, num_rows * dim);
@@ -85,12 +91,12 @@ static const float* run_block(const BlockHead& head, const Sequences& all, const
 }
 
 // Of each slot that predicts one of the levels: its normed state, and its scores of the draft vocabulary.
-static Slots predict(const BlockHead& head, const Roots& roots, const float* stream, Room& at) {
+static Slots predict(const BlockHead& head, const Roots& roots, int64_t num_slots, const float* stream, Room& at) {
     int64_t size = head.layers[0].hidden, vocab = head.logits.columns, num_levels = roots.num_levels;
     int64_t num_rows = roots.num_reqs * num_levels;
     float *normed = room(at.features, num_rows * size), *logits = room(at.logits, num_rows * vocab);
     by_row(num_rows, size, [&](int64_t row) {
-        int64_t from = row / num_levels * head.num_slots + head.first_slot + row % num_levels;
+        int64_t from = row / num_levels * num_slots + head.first_slot + row % num_levels;
         norm_or_copy(head.output_norm, stream + from * size, size, normed + row * size);
     });
     products(normed, size, num_rows, size, &head.logits, 1, nullptr, nullptr, 0, logits, vocab);
@@ -109,7 +115,8 @@ static Slots predict(const BlockHead& head, const Roots& roots, const float* str
 // Returns the levels that were grown.
 static int64_t grow(const BlockHead& head, const Sequences& all, const Roots& roots, Room& at) {
     reserve(all, roots, at);
-    Slots slots = predict(head, roots, run_block(head, all, roots, at), at);
+    int64_t num_slots = slots_run(head, roots);
+    Slots slots = predict(head, roots, num_slots, run_block(head, all, roots, num_slots, at), at);
     const Markov* markov = head.markov.rank || head.markov.confidence.weight ? &head.markov : nullptr;
     const Lattice* lattice = head.lattice.num_candidates ? &head.lattice : nullptr;
     Walk walk{markov, lattice, head.draft_token_ids, head.layers[0].hidden, head.logits.columns};

@@ -1,8 +1,8 @@
 // A pass of an EAGLE head for some sequences: decided pairs are taken in, then a tree grows from each root. The parts
-// of the layer are `layer.h`'s; trees are `growth.h`'s.
+// of the layer are `layer.h`'s; trees are `growth.h`'s. A P-EAGLE head drafts its tree in one pass over masked slots.
 #pragma once
 
-#include "growth.h"
+#include "walks.h"
 
 struct Head {
     Layer layer;  // its caches are the pool's
@@ -16,12 +16,17 @@ struct Head {
     Matrix logits;
     const int64_t* draft_token_ids;
     int64_t norms_feedback, norms_residual;
+    const Layer* behind;  // P-EAGLE: [num_behind], what reads the first one's stream
+    int64_t num_behind;
+    const float* mask_features;  // P-EAGLE: [hidden] of a masked slot, whose token is mask_token; else null
+    int64_t mask_token;
 };
 
-// out [wanted rows, hidden] of pairs: tokens and features [num_rows, hidden]. Features may be changed.
-static void run_head(const Head& head, const Batch& batch, const int64_t* token_ids, float* features, float* out,
-                     Room& at) {
-    int64_t hidden = head.layer.hidden, num_rows = batch.num_rows;
+// out [rows that `last` wants, hidden] of pairs: tokens and features [num_rows, hidden]. Features may be changed. Layers
+// before the last one run all rows, as `whole` has them.
+static void run_head(const Head& head, const Batch& whole, const Batch& last, const int64_t* token_ids, float* features,
+                     float* out, Room& at) {
+    int64_t hidden = head.layer.hidden, num_rows = last.num_rows;
     float* inputs = room(at.inputs, num_rows * 3 * hidden);
     by_row(num_rows, 2 * hidden, [&](int64_t row) {
         float *own = inputs + row * 2 * hidden, *feature = features + row * hidden;
@@ -36,7 +41,13 @@ static void run_head(const Head& head, const Batch& batch, const int64_t* token_
         products(inputs, 2 * hidden, num_rows, 2 * hidden, &head.joined, 1, nullptr, nullptr, 0, joined, hidden);
         residual = inputs = joined;
     }
-    run_layer(head.layer, batch, inputs, residual, out);
+    float *stream = room(at.stream, head.num_behind ? 2 * num_rows * hidden : 0), *next = stream + num_rows * hidden;
+    run_layer(head.layer, head.num_behind ? whole : last, inputs, residual, head.num_behind ? stream : out);
+    for (int64_t index = 0; index < head.num_behind; index++) {
+        bool ends = index + 1 == head.num_behind;
+        run_layer(head.behind[index], ends ? last : whole, nullptr, stream, ends ? out : next);
+        std::swap(stream, next);
+    }
 }
 
 static void take_in(const Head& head, const Sequences& all, const Decided& decided, Room& at) {
@@ -54,9 +65,11 @@ static void take_in(const Head& head, const Sequences& all, const Decided& decid
         products(taps, taps_width, num_rows, taps_width, &head.fused, 1, nullptr, nullptr, 0, features, hidden);
     else
         memcpy(features, taps, num_rows * hidden * sizeof(float));
-    int64_t *wanted = room(at.wanted, num_reqs), *context = room(at.context, num_reqs);
-    for (int64_t i = 0; i < num_reqs; i++)
+    int64_t *wanted = room(at.wanted, num_reqs), *context = room(at.context, num_reqs), most = 0;
+    for (int64_t i = 0; i < num_reqs; i++) {
+        most = std::max(most, decided.num_tokens[i]);
         longest = std::max(longest, (decided.positions[i] + decided.num_tokens[i] - 1) / all.block_size + 1);
+    }
     int64_t* tables = room(at.tables, num_reqs * longest);
     for (int64_t i = 0; i < num_reqs; i++) {
         wanted[i] = at.starts[i + 1] - 1;
@@ -64,10 +77,12 @@ static void take_in(const Head& head, const Sequences& all, const Decided& decid
         for (int64_t block = 0; block < longest; block++) tables[i * longest + block] = all.block(decided.slots[i], block);
     }
     Segment segment{0, num_reqs, 1, 1, tables, longest, longest, context, context, 1, nullptr, 0, 0, nullptr};
-    Batch batch{num_rows, all.block_size, at.cos.data(), at.sin.data(), at.slots.data(), &segment, 1, nullptr, nullptr, 0,
-                wanted, num_reqs};
+    Segment every{0, num_reqs, most, most, tables, longest, longest, decided.positions, nullptr, 0, nullptr, 0, 0,
+                  at.starts.data()};
+    Batch whole{num_rows, all.block_size, at.cos.data(), at.sin.data(), at.slots.data(), &every, 1}, last = whole;
+    last.segments = &segment, last.wanted = wanted, last.num_wanted = num_reqs;
     float* out = room(at.hidden, num_reqs * hidden);
-    run_head(head, batch, at.tokens.data(), features, out, at);
+    run_head(head, whole, last, at.tokens.data(), features, out, at);
     for (int64_t i = 0; i < num_reqs; i++)
         memcpy(all.hidden + decided.slots[i] * hidden, out + i * hidden, hidden * sizeof(float));
 }
@@ -126,17 +141,45 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
                     (const int64_t*)mask, width * num_words, num_words, nullptr};
     if (width == 1) segment.num_new = 1, segment.mask = nullptr, segment.mask_stride = segment.mask_words = 0;
     Batch batch{num_rows, all.block_size, cos, sin, slots, &segment, 1, nullptr, nullptr, 0, nullptr, 0};
-    run_head(head, batch, tokens, features, out, at);
+    run_head(head, batch, batch, tokens, features, out, at);
+}
+
+// A tree from each root by one pass over the slots behind its pairs. Returns the levels that were grown.
+static int64_t grow_masked(const Head& head, const Sequences& all, const Roots& roots, Room& at) {
+    int64_t num_reqs = roots.num_reqs, num_masked = roots.num_levels - 1, num_rows = num_reqs * num_masked;
+    int64_t size = head.layer.hidden, dim = head.layer.heads.key_dim, longest = at.table_width, vocab = head.logits.columns;
+    int64_t *tokens = room(at.tokens, num_rows), *slots = room(at.slots, num_rows), *context = room(at.context, num_reqs);
+    float *cos = room(at.cos, num_rows * dim), *sin = room(at.sin, num_rows * dim);
+    float *features = room(at.features, num_rows * size), *out = room(at.hidden, num_rows * size);
+    for (int64_t row = 0; row < num_rows; row++) {
+        int64_t tree = row / num_masked, index = roots.committed(tree) + row % num_masked;
+        context[tree] = roots.committed(tree), tokens[row] = head.mask_token;
+        slots[row] = at.tables[tree * longest + index / all.block_size] * all.block_size + index % all.block_size;
+        copy_angles(all, dim, index, row, cos, sin);
+        memcpy(features + row * size, head.mask_features, size * sizeof(float));
+    }
+    Segment segment{0, num_reqs, num_masked, num_masked, at.tables.data(), longest, longest, context};
+    Batch batch{num_rows, all.block_size, cos, sin, slots, &segment, 1};
+    if (num_rows) run_head(head, batch, batch, tokens, features, out, at);
+    float* normed = room(at.features, num_reqs * roots.num_levels * size);
+    for (int64_t row = 0; row < num_reqs * roots.num_levels; row++) {
+        int64_t tree = row / roots.num_levels, level = row % roots.num_levels;
+        const float* from = level ? out + (tree * num_masked + level - 1) * size : all.hidden + roots.slots[tree] * size;
+        norm_or_copy(head.output_norm, from, size, normed + row * size);
+    }
+    float* logits = room(at.logits, num_reqs * roots.num_levels * vocab);
+    products(normed, size, num_reqs * roots.num_levels, size, &head.logits, 1, nullptr, nullptr, 0, logits, vocab);
+    return grow_by({nullptr, nullptr, head.draft_token_ids, size, vocab}, {normed, logits}, roots, at);
 }
 
 // Returns the levels that were grown.
 static int64_t grow(const Head& head, const Sequences& all, const Roots& roots, Room& at) {
-    int64_t num_reqs = roots.num_reqs, size = head.layer.hidden;
+    reserve(all, roots, at);
+    if (head.mask_features) return grow_masked(head, all, roots, at);
+    int64_t num_reqs = roots.num_reqs, size = head.layer.hidden, width_before = 1;
     float *hidden = room(at.hidden, num_reqs * roots.top_k * size), *before = room(at.before, num_reqs * roots.top_k * size);
     for (int64_t tree = 0; tree < num_reqs; tree++)
         memcpy(hidden + tree * size, all.hidden + roots.slots[tree] * size, size * sizeof(float));
-    reserve(all, roots, at);
-    int64_t width_before = 1;
     return grow_levels(roots, at, [&](int64_t level, int64_t width) {
         if (level) {
             std::swap(hidden, before);

@@ -20,7 +20,7 @@ class Embedding(Structure):
 
 
 class Head(Structure):
-    """An EAGLE head."""
+    """An EAGLE or P-EAGLE head."""
 
     _fields_ = [
         ("layer", Layer),
@@ -38,6 +38,10 @@ class Head(Structure):
         ("draft_token_ids", c_void_p),
         ("norms_feedback", c_int64),
         ("norms_residual", c_int64),
+        ("behind", POINTER(Layer)),
+        ("num_behind", c_int64),
+        ("mask_features", c_void_p),
+        ("mask_token", c_int64),
     ]
 
 

@@ -73,7 +73,7 @@ struct Roots {
 };
 
 struct Room {
-    std::vector<float> taps, features, inputs, normed, hidden, before, logits, cos, sin, noise;
+    std::vector<float> taps, features, inputs, normed, stream, hidden, before, logits, cos, sin, noise;
     std::vector<float> factors, states;
     std::vector<int64_t> tokens, slots, wanted, context, positions, tables, starts, candidates;
     int64_t table_width;

@@ -29,6 +29,19 @@ struct Best {
         for (; at > 0 && score > kept[at - 1].score; at--) kept[at] = kept[at - 1];
         kept[at] = {score, index};
     }
+
+    // A register of them, from `index` on.
+    void offer(vec scores, int64_t index) {
+        if (count == most && !any(scores > all(kept[count - 1].score))) return;
+        for (int64_t lane = 0; lane < LANES; lane++) offer(scores[lane], index + lane);
+    }
+
+    // A row of them.
+    void offer(const float* scores, int64_t number) {
+        int64_t whole = number / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES) offer(load(scores + i), i);
+        for (int64_t i = whole; i < number; i++) offer(scores[i], i);
+    }
 };
 
 // What a request's target will choose with.
@@ -90,9 +103,7 @@ static Likeliest likeliest(const float* scores, int64_t count, Best& best) {
     for (int64_t i = 0; i < whole; i += LANES) {
         vec some = load(scores + i);
         sums += exponential(some - top);
-        bool full = best.count == best.most;
-        if (full && !(largest(some) > best.kept[best.count - 1].score)) continue;
-        for (int64_t lane = 0; lane < LANES; lane++) best.offer(some[lane], i + lane);
+        best.offer(some, i);
     }
     float total = sum(sums);
     for (int64_t i = whole; i < count; i++) {

@@ -166,6 +166,19 @@ static inline float largest(vec x) {
     return most;
 }
 
+// Whether a comparison holds in any lane.
+static inline bool any(ints lanes) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#elif defined(__AVX__)
+    return _mm256_movemask_ps((__m256)lanes);
+#else
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; lane++) found |= lanes[lane];
+    return found;
+#endif
+}
+
 // e^x to about one unit in the last place; x below -87 gives the smallest normal number.
 static inline vec exponential(vec x) {
     x = x > 88.0f ? all(88.0f) : x;

@@ -65,7 +65,7 @@ static void choose_candidates(const Walk& walk, const Slots& slots, const Roots&
     products(slots.hidden, walk.hidden, num_slots, walk.hidden, &lattice.projection, 1, nullptr, nullptr, 0, projected, rank);
     threads.share(num_slots, [&](int64_t slot) {
         Best best{at.best.data() + slot * count, count, 0};
-        likeliest(slots.logits + slot * walk.vocab, walk.vocab, best);
+        best.offer(slots.logits + slot * walk.vocab, walk.vocab);
         float *own = all + slot * width, *scores = own + rank, *successors = scores + count;
         memcpy(own, projected + slot * rank, rank * sizeof(float));
         for (int64_t i = 0; i < count; i++) {

@@ -1,6 +1,7 @@
 """A drafter's pass on the CPU by our kernels: decided pairs are taken in, then trees are grown.
 
-What they compute is the drafter's, whose torch operations a pass of a small head would take several times as long for. A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
+What they compute is the drafter's, whose torch operations a pass of a small head would take several times as long for.
+A round of the only verifier is one call over the buffers of its channel. Between two rounds the verifier has the
 caches, so that Python's own operations take several times what they take in a loop.
 """
 

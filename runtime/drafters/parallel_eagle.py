@@ -12,19 +12,20 @@ from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
 from wingbeat.runtime.drafters.paged_layers import PagedLayer
-from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.heads.one_pass.walks import MarginalWalk
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
-from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
-class ParallelEagleDrafter(StagedDrafter):
+class ParallelEagleDrafter(KernelDrafter):
     """A P-EAGLE head and its KV.
 
     Args:
@@ -52,14 +53,12 @@ class ParallelEagleDrafter(StagedDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
-        self._hidden = torch.zeros(0)
-        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
 
-    def _check_taps(self, spec: ChannelSpec) -> None:
-        if spec.taps_size != self.head.taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+    def _kernel_head(self) -> KernelHead | None:
+        return KernelHead.of(self.head)
 
     def _resize_state(self, num_rows: int) -> None:
+        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self._hidden = grown(self._hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
@@ -76,7 +75,7 @@ class ParallelEagleDrafter(StagedDrafter):
         taps, token_ids = batch.chunk_taps.to(self.dtype), batch.chunk_next_token_ids
         out = self._run(token_ids, self.head.fuse(taps), torch.cat(positions), torch.cat(mappings), segments)
         slots, last = upload([batch.chunk_slots, last_rows], self.device)
-        self._hidden[slots] = out[last]
+        self._hidden[slots] = out[last].to(self._hidden.dtype)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Every layer over decided pairs: the ones above read what the ones below make of all of them."""
@@ -90,7 +89,8 @@ class ParallelEagleDrafter(StagedDrafter):
         segment = self.pool.causal_segment(0, positions, rows.positions, tables)
         out = self._run(rows.token_ids.flatten(), features, positions.flatten(), mapping, [segment])
         last = (rows.num_tokens - 1).clamp_min(0)
-        self._hidden[rows.slots] = out.unflatten(0, (num_reqs, width))[torch.arange(num_reqs, device=self.device), last]
+        hidden = out.unflatten(0, (num_reqs, width))[torch.arange(num_reqs, device=self.device), last]
+        self._hidden[rows.slots] = hidden.to(self._hidden.dtype)
 
     def _run(
         self, token_ids: Tensor, features: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]
@@ -102,7 +102,7 @@ class ParallelEagleDrafter(StagedDrafter):
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """One pass over the masked slots of every root, then a tree of what they say."""
-        hidden = self._hidden[roots.slots][:, None]
+        hidden = self._hidden[roots.slots][:, None].to(self.dtype)
         if self.num_masked:
             hidden = torch.cat([hidden, self._run_masked(roots, block_tables)], dim=1)
         walk = MarginalWalk(self.head.logits(hidden))

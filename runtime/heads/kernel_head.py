@@ -1,4 +1,4 @@
-"""An EAGLE head as the CPU's kernels read it, whole: from tokens and taps to the logits of the draft vocabulary."""
+"""An EAGLE or P-EAGLE head as the CPU's kernels read it: from tokens and taps to the logits of the draft vocabulary."""
 
 import ctypes
 from typing import NamedTuple
@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.draft_structs import Embedding, Head, Norm
 from wingbeat.kernels.cpu.panels import KINDS
+from wingbeat.kernels.cpu.structs import Layer
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES, kernel_layer
+from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, matrices_of, pack_linear
 
@@ -20,14 +22,18 @@ class KernelHead(NamedTuple):
 
     head: Head
     held: list[object]
+    behind: list[Layer]
+    """Of a P-EAGLE head, the layers behind the first."""
 
     @classmethod
     def of(cls, head: DraftHead) -> "KernelHead | None":
         """None where the kernels do not know such a head, or weights like its own (`kernel_layer`). They are packed."""
-        if type(head) not in (EagleHead, Eagle1Head) or head.dtype not in KERNEL_DTYPES:
+        if type(head) not in (EagleHead, Eagle1Head, ParallelEagleHead) or head.dtype not in KERNEL_DTYPES:
             return None
-        layer, kernels = kernel_layer(head), cpu_kernels()
-        if layer is None or not all([pack_linear(linear, kernels) for linear in (head.fc, head.lm_head)]):
+        behind = head.behind if isinstance(head, ParallelEagleHead) else []
+        layer, *others = kernel_layer(head), *(kernel_layer(head, other) for other in behind)
+        kernels = cpu_kernels()
+        if layer is None or None in others or not all([pack_linear(part, kernels) for part in (head.fc, head.lm_head)]):
             return None
         [fc], [logits] = map(matrices_of, (head.fc, head.lm_head))
         made = Head(
@@ -42,7 +48,7 @@ class KernelHead(NamedTuple):
         held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
         if isinstance(head, Eagle1Head):
             made.joined = fc
-            return cls(made, held)
+            return cls(made, held, [])
         config = head.config
         made.fused = fc
 
@@ -58,12 +64,20 @@ class KernelHead(NamedTuple):
             norms = (Norm * len(head.fc_norm))(*map(wide, head.fc_norm))
             held.append(norms)
             made.tap_norms = ctypes.cast(norms, ctypes.POINTER(Norm))
-        return cls(made, held)
+        if isinstance(head, ParallelEagleHead):
+            features = head.masked_features().detach().float().contiguous()
+            made.mask_features, made.mask_token = features.data_ptr(), head.mask_token_id
+            made.num_behind = len(others)
+            held.append(features)
+        return cls(made, held, others)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
         """A head that reads and writes these keys and values."""
-        [cache], made = caches, Head.from_buffer_copy(self.head)
-        made.layer.key_cache, made.layer.value_cache = (part.data_ptr() for part in cache)
+        made, behind = Head.from_buffer_copy(self.head), (Layer * len(self.behind))(*self.behind)
+        for layer, cache in zip([made.layer, *behind], caches, strict=True):
+            layer.key_cache, layer.value_cache = (part.data_ptr() for part in cache)
+        made.behind = ctypes.cast(behind, ctypes.POINTER(Layer))
+        self.held.append(behind)
         return made
 
 

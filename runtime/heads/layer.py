@@ -268,18 +268,23 @@ class HeadNorm(nn.RMSNorm):
         return super().forward(x) if kernels is None else kernels.rms_norm(x, weight, self.eps)
 
 
-def kernel_layer(head: nn.Module) -> Layer | None:
+def kernel_layer(head: nn.Module, behind: nn.Module | None = None) -> Layer | None:
     """The layer of a `DecoderHead`, which must outlive it; None where its weights are not frozen ones of float32 or
-    bfloat16 on the CPU. They are packed."""
+    bfloat16 on the CPU. They are packed.
+
+    Args:
+        behind: another layer of the head's shapes, which norms what it reads, in the place of the head's own.
+    """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    parts = {head.qkv_proj: None, head.o_proj: None, head.gate_up_proj: (size, size), head.down_proj: None}
+    own = head if behind is None else behind
+    parts = {own.qkv_proj: None, own.o_proj: None, own.gate_up_proj: (size, size), own.down_proj: None}
     if kernels is None or head.dtype not in KERNEL_DTYPES:
         return None
     if not all([pack_linear(linear, kernels, part) for linear, part in parts.items()]):
         return None
     [qkv], [output], [gate, up], [down] = map(matrices_of, parts)
-    norm = head.post_attention_layernorm
+    norm = own.post_attention_layernorm
     layer = layer_of(
         Heads(heads, num_kv_heads, dim, dim, head.scaling, 0.0, 0, None),
         config.hidden_size,
@@ -293,8 +298,10 @@ def kernel_layer(head: nn.Module) -> Layer | None:
         down=down,
         kind=KINDS[head.dtype],
     )
-    layer.inputs = head.qkv_proj.in_features
-    if head.q_norm is not None and head.k_norm is not None:
-        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (head.q_norm, head.k_norm))
-        layer.query_eps = head.q_norm.eps
+    layer.inputs = own.qkv_proj.in_features
+    if own.q_norm is not None and own.k_norm is not None:
+        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (own.q_norm, own.k_norm))
+        layer.query_eps = own.q_norm.eps
+    if behind is not None:
+        layer.input_norm, layer.input_eps = head.wide_norm(own.input_layernorm).data_ptr(), own.input_layernorm.eps
     return layer

@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, VOCAB, World, channel_spec
+from tests.runtime.kernel_drafts import assert_same, by_torch, reply_of
 from tests.runtime.models import random_head, reference
-from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.protocol.messages import RoundHeader
 from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [
     pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler"),
@@ -42,27 +40,7 @@ def drafter_of(speculation, dtype=torch.float32, **fields):
     return drafter
 
 
-@pytest.fixture
-def by_torch():
-    """Runs a function without the kernels."""
-
-    def run(function):
-        before = use_kernels(False)
-        try:
-            return function()
-        finally:
-            use_kernels(before)
-
-    return run
-
-
-def assert_same(tree, expected):
-    for name in ("token_ids", "parents", "depths", "num_valid"):
-        assert getattr(tree, name).tolist() == getattr(expected, name).tolist(), name
-    torch.testing.assert_close(tree.scores, expected.scores, atol=2e-5, rtol=0)
-
-
-def worlds(drafter, temperatures, by_torch):
+def worlds(drafter, temperatures):
     """The sequences, fed to the drafter, and to another one like it by torch's operations."""
     world = World(drafter.speculation, drafter.head.taps_size, LENS, temperatures)
     world.feed(drafter)
@@ -76,9 +54,9 @@ def worlds(drafter, temperatures, by_torch):
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @torch.inference_mode()
-def test_trees_hidden_states_and_keys_are_those_of_torch(speculation, temperatures, by_torch):
+def test_trees_hidden_states_and_keys_are_those_of_torch(speculation, temperatures):
     drafter = drafter_of(speculation)
-    world, other = worlds(drafter, temperatures, by_torch)
+    world, other = worlds(drafter, temperatures)
     torch.testing.assert_close(drafter._hidden, other._hidden, atol=2e-5, rtol=1e-5)
     for mine, expected in zip(drafter.pool.caches[0], other.pool.caches[0], strict=True):
         committed = drafter.pool.num_blocks
@@ -120,18 +98,18 @@ def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
     ids=", ".join,
 )
 @torch.inference_mode()
-def test_a_head_is_read_as_it_is_read_by_torch(fields, by_torch):
+def test_a_head_is_read_as_it_is_read_by_torch(fields):
     drafter = drafter_of(ALL_SHAPES["tree"], **fields)
-    world, other = worlds(drafter, GREEDY, by_torch)
+    world, other = worlds(drafter, GREEDY)
     batch = world.batch(proposals=world.slots)
     assert_same(drafter.draft(batch), by_torch(lambda: other.draft(batch)))
 
 
 @by_shape
 @torch.inference_mode()
-def test_growth_ends_where_the_rules_end_it(speculation, by_torch):
+def test_growth_ends_where_the_rules_end_it(speculation):
     drafter = drafter_of(speculation)
-    world, other = worlds(drafter, MIXED, by_torch)
+    world, other = worlds(drafter, MIXED)
     table = np.linspace(0.05, 0.95, NUM_BINS, dtype=np.float32)
     deepest = set()
     for min_reach in (0.0, 0.05, 0.3, 1.0, 3.0, 9.0):
@@ -152,9 +130,9 @@ def test_growth_ends_where_the_rules_end_it(speculation, by_torch):
 
 @by_shape
 @torch.inference_mode()
-def test_roots_are_followed_by_allowed_tokens_alone(speculation, by_torch):
+def test_roots_are_followed_by_allowed_tokens_alone(speculation):
     drafter = drafter_of(speculation)
-    world, other = worlds(drafter, MIXED, by_torch)
+    world, other = worlds(drafter, MIXED)
     words = -(-VOCAB // 32)
     allowed = torch.randint(-(1 << 31), 1 << 31, (len(world.slots), words)).to(torch.int32)
     allowed[1] = 0  # nothing that the head knows: all of it stays
@@ -168,7 +146,7 @@ def test_roots_are_followed_by_allowed_tokens_alone(speculation, by_torch):
 def test_a_channels_round_is_answered_as_it_is_drafted(speculation, with_rule, monkeypatch):
     drafters = [drafter_of(speculation) for _ in range(2)]
     monkeypatch.setattr(drafters[1], "answer", lambda end, outcome: False)
-    replies = [_reply(drafter, with_rule) for drafter in drafters]
+    replies = [reply_of(drafter, with_rule) for drafter in drafters]
     for name in ("epochs", "committed_lens", "num_valid"):
         assert torch.equal(getattr(replies[0], name), getattr(replies[1], name)), name
     for row, count in enumerate(replies[0].num_valid[:3].tolist()):
@@ -195,35 +173,7 @@ def test_a_round_that_names_what_its_channel_has_not_is_refused(place, value):
         getattr(outcome, name).view(-1)[int(index or 0)] = value
 
     with pytest.raises(ValueError, match="a round names what its channel has not"):
-        _reply(drafter_of(ALL_SHAPES["tree"]), False, spoil)
-
-
-def _reply(drafter, with_rule, spoil=lambda outcome: None):
-    """To a round of a chunk, two decodes, and trees of all three."""
-    channel = InProcessChannel(channel_spec(drafter.speculation, drafter.head.taps_size))
-    worker = DraftWorker(drafter)
-    worker.attach("only", channel.attach(2))
-    end, generator = channel.verifier_end, torch.Generator().manual_seed(1)
-    outcome = end.acquire_outcome(1.0)
-    for field in (outcome.decode_token_ids, outcome.chunk_next_token_ids, end.token_ids):
-        field.copy_(torch.randint(0, VOCAB, field.shape, generator=generator))
-    for field in (outcome.decode_taps, outcome.chunk_taps):
-        field.copy_(torch.randn(field.shape, generator=generator))
-    outcome.block_tables.copy_(1 + torch.arange(outcome.block_tables.numel()).view_as(outcome.block_tables))
-    outcome.chunk_slots[0], outcome.chunk_positions[0], outcome.chunk_lens[0] = 2, 0, 7
-    outcome.decode_slots[:2], outcome.decode_positions[:2] = torch.tensor([0, 1]), 0
-    outcome.decode_num_tokens[:2] = torch.tensor([1, 2])
-    outcome.proposal_slots[:3] = torch.tensor([2, 0, 1])
-    outcome.committed_lens[:3] = torch.tensor([2, 3, 8])
-    outcome.epochs.copy_(torch.arange(NUM_SLOTS))
-    outcome.temperatures.copy_(torch.tensor(MIXED))
-    outcome.growth_limits.copy_(torch.tensor([0.2, 0.02]))
-    outcome.acceptance_table.copy_(torch.linspace(0.1, 0.9, 2 * NUM_BINS).view(2, -1))
-    RoundHeader(0, 2, 1, 3, drafter.speculation.max_path - 1, 8, int(with_rule)).write(outcome.header)
-    spoil(outcome)
-    round_number = end.publish_outcome()
-    assert worker.run_once()
-    return end.wait_reply(round_number, 1.0)
+        reply_of(drafter_of(ALL_SHAPES["tree"]), False, spoil)
 
 
 @torch.inference_mode()
