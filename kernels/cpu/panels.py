@@ -96,6 +96,13 @@ class Panels(NamedTuple):
         return 2 if self.storage.dim() == 4 else 1
 
 
+def rounded(matrix: Matrix) -> Matrix:
+    """The same numbers, for products whose rows may be rounded to bfloat16 where they lie in pairs of it."""
+    if matrix.kind == PAIRS:
+        matrix.kind = ROUNDING_PAIRS
+    return matrix
+
+
 def fits_bfloat16(weight: Tensor) -> bool:
     """Whether bfloat16 holds every number of a weight as it is."""
     if weight.dtype != torch.float32:

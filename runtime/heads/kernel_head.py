@@ -14,7 +14,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES, kernel_layer
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, matrices_of, pack_linear
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
 
 class KernelHead(NamedTuple):
@@ -35,7 +35,7 @@ class KernelHead(NamedTuple):
         kernels = cpu_kernels()
         if layer is None or None in others or not all([pack_linear(part, kernels) for part in (head.fc, head.lm_head)]):
             return None
-        [fc], [logits] = map(matrices_of, (head.fc, head.lm_head))
+        [fc], [logits] = map(draft_matrices, (head.fc, head.lm_head))
         made = Head(
             layer=layer,
             embedding=embedding_of(head.embed_tokens.weight),

@@ -20,7 +20,7 @@ from wingbeat.kernels.cpu.structs import Heads, Layer, Matrix
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-from wingbeat.runtime.verifier.layers.linears import matrices_of, pack_linear
+from wingbeat.runtime.verifier.layers.linears import draft_matrices, pack_linear
 
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
@@ -283,7 +283,7 @@ def kernel_layer(head: nn.Module, behind: nn.Module | None = None) -> Layer | No
         return None
     if not all([pack_linear(linear, kernels, part) for linear, part in parts.items()]):
         return None
-    [qkv], [output], [gate, up], [down] = map(matrices_of, parts)
+    [qkv], [output], [gate, up], [down] = map(draft_matrices, parts)
     norm = own.post_attention_layernorm
     layer = layer_of(
         Heads(heads, num_kv_heads, dim, dim, head.scaling, 0.0, 0, None),

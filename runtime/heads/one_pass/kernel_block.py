@@ -17,7 +17,7 @@ from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.walks import CandidateSelector, MarkovHead
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, matrices_of, pack_linear
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
 
 class KernelBlock(NamedTuple):
@@ -66,11 +66,11 @@ class _Reader:
 
     def block(self) -> KernelBlock:
         head, config = self.head, self.config
-        context = (Matrix * config.num_layers)(*matrices_of(head.kv_proj))
+        context = (Matrix * config.num_layers)(*draft_matrices(head.kv_proj))
         layers = (Layer * config.num_layers)(*(self._layer(*pair) for pair in zip(head.layers, context, strict=True)))
         causal = torch.tensor([mask.causal for mask in config.masks], dtype=torch.int64)
         mask = head.mask_embedding if config.mask_token_id is None else head.embed_tokens.weight[config.mask_token_id]
-        [fused], [logits] = map(matrices_of, (head.fc, head.lm_head))
+        [fused], [logits] = map(draft_matrices, (head.fc, head.lm_head))
         made = BlockHead(
             causal=causal.data_ptr(),
             num_layers=config.num_layers,
@@ -99,7 +99,7 @@ class _Reader:
     def _layer(self, layer: BlockLayer, key_value: Matrix) -> Layer:
         config, index = self.config, list(self.head.layers).index(layer)
         [query], [output], [gate, up], [down] = map(
-            matrices_of, (layer.q_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+            draft_matrices, (layer.q_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
         )
         sinks = None if layer.sinks is None else self._wide(layer.sinks)
         heads, dim = (config.num_attention_heads, config.num_key_value_heads), config.head_dim
@@ -126,7 +126,7 @@ class _Reader:
         return made
 
     def _convolution(self, conv: GroupedConvolution) -> Convolution:
-        [dynamic] = matrices_of(conv.kernel_projection)
+        [dynamic] = draft_matrices(conv.kernel_projection)
         _, num_taps, hidden = conv.base_kernel.shape
         return Convolution(self._wide(conv.base_kernel), dynamic, num_taps, hidden // conv.shape[2])
 
@@ -142,12 +142,12 @@ class _Reader:
         }
         for name, linear in matrices.items():
             if linear is not None:
-                [matrix] = matrices_of(linear)
+                [matrix] = draft_matrices(linear)
                 setattr(made, name, matrix)
         return made
 
     def _lattice(self, selector: CandidateSelector) -> Lattice:
-        [projection] = matrices_of(selector.hidden_projection)
+        [projection] = draft_matrices(selector.hidden_projection)
         books = map(embedding_of, (selector.predecessor_codebook, selector.successor_codebook))
         return Lattice(*books, projection, projection.columns, selector.top_k)
 

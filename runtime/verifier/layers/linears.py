@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, matrix_of
-from wingbeat.kernels.cpu.panels import KINDS, Panels
+from wingbeat.kernels.cpu.panels import KINDS, Panels, rounded
 from wingbeat.kernels.cpu.structs import Matrix
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
@@ -173,6 +173,11 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"{type(linear).__name__} is no linear layer")
     return [matrix_of(linear.weight, linear.bias)]
+
+
+def draft_matrices(linear: nn.Module) -> list[Matrix]:
+    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 as its weights are: no text depends on them."""
+    return [rounded(matrix) for matrix in matrices_of(linear)]
 
 
 class WideLinear(nn.Linear):

@@ -214,6 +214,19 @@ def test_weights_of_two_bytes_are_read(tmp_path):
     torch.testing.assert_close(*scores, atol=0.1, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["dflash", "dspark-rnn", "dflash2"])
+@torch.inference_mode()
+def test_rows_may_be_rounded_as_weights_are(tmp_path, family):
+    """Weights of a checkpoint in bfloat16 are exact in two bytes, which some processors multiply by rounded rows."""
+    raw = raw_config(family, TAPS, 2, block_size=7)
+    tensors = {name: tensor.bfloat16().float() for name, tensor in random_tensors(raw).items()}
+    mine, other, world = pair_of(load(tmp_path, raw, tensors), CHAIN)
+    batch = world.batch(proposals=world.slots)
+    tree, expected = mine.draft(batch), by_torch(lambda: other.draft(batch))
+    torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=5e-2, rtol=0)
+    assert (tree.token_ids[:, 1] == expected.token_ids[:, 1]).float().mean() >= 0.75
+
+
 def test_float16_takes_torchs_operations(tmp_path):
     head = head_of(tmp_path, "dflash2", dtype=torch.float16)
     drafter, spec = OnePassDrafter(head, CHAIN), channel_spec(CHAIN, head.taps_size)
