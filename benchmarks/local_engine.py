@@ -92,6 +92,12 @@ def chosen_drafters(args: argparse.Namespace, pair: Pair) -> dict[str, str | Pat
     if args.model is None:
         folders = {name: DEMO_FOLDER / name for name in DEMO_HEADS}
         drafters |= {name: folder for name, folder in folders.items() if (folder / "config.json").is_file()}
+    return drafters | other_drafters(args)
+
+
+def other_drafters(args: argparse.Namespace) -> dict[str, str]:
+    """What `--other` names, by name. Ends the program with one line where it is no name and drafter."""
+    drafters = {}
     for given in args.other:
         name, _, source = given.partition("=")
         if not (name and source):

@@ -1,11 +1,13 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
     .venv/bin/python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--url URL]
+                                             [--other NAME=DRAFTER]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
 the repeats. `--proxy` sends the same requests through Serve's proxy too, `--plain-app` adds an application without any
-drafter as the baseline, `--overhead` compares a round with the same engine in this process.
+drafter as the baseline, `--other` one with another drafter, whose blocks take turns with the others', `--overhead`
+compares a round with the same engine in this process.
 """
 
 import argparse
@@ -14,7 +16,16 @@ from typing import Any, NamedTuple
 
 import hop
 from http_load import Block, LoadClient
-from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, open_llm, quiet
+from local_engine import (
+    MAX_MODEL_LEN,
+    Pair,
+    add_model_options,
+    add_other_drafters,
+    chosen_pair,
+    open_llm,
+    other_drafters,
+    quiet,
+)
 from overhead import Overhead, measure_overhead, overhead_table
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
 from round_times import RoundTimes, between, round_table
@@ -27,7 +38,7 @@ from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
-PROXIED = "{}, by Serve's proxy"
+OTHER, PROXIED = "speculative-{}", "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
 SILENCE_MS = 1e6
@@ -172,7 +183,7 @@ def same_texts(done: list[Series]) -> str:
 
 
 def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
-    """The application to measure, and the one without a drafter where it is asked for."""
+    """The application to measure, those with other drafters, and the one without where it is asked for."""
     settings = {
         "model": pair.model,
         "served_model_name": "benchmark",
@@ -182,20 +193,25 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
     }
     if args.threads is not None:
         settings["threads"] = args.threads
-    configs = {"speculative": AppConfig(drafter=str(pair.drafter), **settings)}
+    drafters = {SPECULATIVE: str(pair.drafter)} | {
+        OTHER.format(name): other for name, other in other_drafters(args).items()
+    }
+    configs = {name: AppConfig(drafter=drafter, **settings) for name, drafter in drafters.items()}
     if args.plain_app:
-        configs["plain"] = AppConfig(drafter="none", **settings)
+        configs[PLAIN] = AppConfig(drafter="none", **settings)
     return configs
 
 
 def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
-    """Plain and speculative requests to the same application, and plain ones to the one without a drafter."""
-    app = apps["speculative"]
-    modes = [Mode(PLAIN, app.url, False, app), Mode(SPECULATIVE, app.url, True, app)]
+    """Plain and speculative requests to the same application, speculative ones to those with other drafters, and plain
+    ones to the one without."""
+    app = apps[SPECULATIVE]
+    modes = [Mode(PLAIN, app.url, False, app)]
+    modes += [Mode(name, one.url, True, one) for name, one in apps.items() if name != PLAIN]
     if proxied:
         modes += [mode._replace(name=PROXIED.format(mode.name), url=app.proxied_url) for mode in modes]
-    if "plain" in apps:
-        modes.append(Mode(PLAIN_APP, apps["plain"].url, False, apps["plain"]))
+    if PLAIN in apps:
+        modes.append(Mode(PLAIN_APP, apps[PLAIN].url, False, apps[PLAIN]))
     return modes
 
 
@@ -223,7 +239,7 @@ def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> li
     shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
     llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), speculation=shape)
     bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
-    config = app_configs(pair, args)["speculative"]
+    config = app_configs(pair, args)[SPECULATIVE]
     quiet_config = config.model_copy(update={"stream_interval_ms": SILENCE_MS})
     ways = []
     for way, how in (("in two messages", quiet_config), ("streamed round by round", config)):
@@ -247,7 +263,7 @@ def run(args: argparse.Namespace) -> Report:
     times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
     hop_s = middle(times_us) / 1e6
     configs = app_configs(pair, args)
-    threads = configs["speculative"].threads or "as many as pay"
+    threads = configs[SPECULATIVE].threads or "as many as pay"
     facts["server"] = f"Ray Serve, threads of verifier and of drafter: {threads}; float32, no prefix cache"
     with wingbeat_apps(configs) as apps, LoadClient() as client:
         done, tables, more = run_loads(client, modes_of(apps, args.proxy), args, prompts, hop_s)
@@ -263,6 +279,7 @@ def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
+    add_other_drafters(parser)
     parser.add_argument("--url", help="measure this server in place of starting one")
     parser.add_argument("--proxy", action="store_true", help="also go through Serve's proxy")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")

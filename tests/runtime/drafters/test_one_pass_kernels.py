@@ -24,6 +24,7 @@ from wingbeat.runtime.heads.one_pass import kernel_block
 from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
+from wingbeat.runtime.verifier.layers import linears
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
@@ -247,7 +248,7 @@ def test_builds_for_narrower_registers_draft_likewise(tmp_path, march, monkeypat
         """The narrow build, where kernels are not left out."""
         return None if cpu_kernels() is None else kernels
 
-    for module in (kernel_drafter, kernel_head, layer, kernel_block):
+    for module in (kernel_drafter, kernel_head, layer, kernel_block, linears):
         monkeypatch.setattr(module, "cpu_kernels", found)
     for number, family in enumerate(FAMILIES):
         for num_layers, speculation in ((1, TREE), (2, CHAIN), (5, replace(TREE, draft_steps=2))):
