@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, verifier_times
+from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
+from wingbeat.runtime.engine.kept_times import KeptTimes
 from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
@@ -62,12 +63,15 @@ class AdaptiveSpeculation(Speculation):
 
     Args:
         pruner: chooses the nodes on the device; None where the trees lie on the host.
+        kept: corrects the times on disk that the costs were made of, where the host's clock tells.
     """
 
-    def __init__(self, policy: SpeculationPolicy, pruner: DevicePruner | None = None) -> None:
+    def __init__(
+        self, policy: SpeculationPolicy, pruner: DevicePruner | None = None, kept: KeptTimes | None = None
+    ) -> None:
         self.policy = policy
         self.acceptance = Acceptance()
-        self._pruner = pruner
+        self._pruner, self._kept = pruner, kept
         self._plan = DraftPlan(0, Reason.IDLE)
         self._num_context_tokens = 0
         self._pruned: _Round | None = None
@@ -173,6 +177,9 @@ class AdaptiveSpeculation(Speculation):
         num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
         seconds = times.forward_s + times.host_s + times.publish_s
         costs.observe_verify(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens=num_chunk_tokens)
+        if self._kept is not None and not num_chunk_tokens and self._kept.wants():
+            table_s = float(costs.pass_s(this.num_decodes, np.array(num_extra), this.context))
+            self._kept.observe(times.forward_s, table_s, this.num_decodes + num_extra)
 
     def stats(self) -> PolicyStats:
         """Decisions so far."""
@@ -247,7 +254,8 @@ class MeasuredSpeculation(Speculation):
         policy = SpeculationPolicy(
             RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
         )
-        return AdaptiveSpeculation(policy, runner.pruner)
+        kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
+        return AdaptiveSpeculation(policy, runner.pruner, kept)
 
 
 def _is_forced(seq: Sequence) -> bool:

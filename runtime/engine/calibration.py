@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -83,20 +84,29 @@ def verifier_times(
     Args:
         graphs: captures them; None measures them eagerly.
     """
-    path = cache_dir() / f"verifier-{_key(loaded, config, graphs is not None)}.json"
+    path = times_path(loaded, config, graphs is not None)
     kept = recall(path, _from_dict)
     if kept is not None:
         return kept
     logger.info("measuring the verifier's forward passes")
     started = time.perf_counter()
     measured = _measure_verifier(loaded, model, cache, config, graphs)
-    times = measured._replace(verify_s=_levelled(measured.verify_s))
+    times = measured._replace(verify_s=levelled(measured.verify_s))
     if _undisturbed(measured):
         keep(path, times._asdict())
     else:
         logger.warning("other work on this machine disturbed the measurement of the verifier: it is not kept")
     logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
     return times
+
+
+def times_path(loaded: LoadedModel, config: EngineConfig, captured: bool) -> Path:
+    """Where `verifier_times` keeps what it has measured.
+
+    Args:
+        captured: rounds are graphs.
+    """
+    return cache_dir() / f"verifier-{_key(loaded, config, captured)}.json"
 
 
 def drafter_times(end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float) -> DrafterTimes | None:
@@ -188,7 +198,7 @@ def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[f
     return seconds
 
 
-def _levelled(verify_s: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+def levelled(verify_s: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
     """The same, where no pass takes longer than one of more rows: what disturbs a pass makes it longer."""
     table = torch.tensor(verify_s, dtype=torch.float64)
     for axis in (0, 1):

@@ -65,12 +65,27 @@ class Scale:
         self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
 
 
+def power_of(rows: int) -> int:
+    """The power of two that so many rows of a pass, at least 1, are nearest to."""
+    return round(math.log2(rows))
+
+
+def between_powers(by_power: dict[int, float], rows: np.ndarray) -> np.ndarray:
+    """Factors of passes of so many rows, at least 1, from those of powers of two: float64 like `rows`.
+
+    Between powers the factor is interpolated; beyond those known it is the nearest one's, and 1 where none is.
+    """
+    if not by_power:
+        return np.ones(rows.shape)
+    powers = sorted(by_power)
+    return np.interp(np.log2(rows), powers, [by_power[power] for power in powers])
+
+
 class ScaleByRows:
     """Real seconds over a table's, by the rows of a pass: one running mean for each power of two.
 
     A table measured while other work ran is wrong by another factor for each shape, and what a round takes beside its
-    pass weighs more the fewer rows it has. Between powers the factor is interpolated; beyond those seen it is the
-    nearest one's.
+    pass weighs more the fewer rows it has.
     """
 
     def __init__(self) -> None:
@@ -83,15 +98,12 @@ class ScaleByRows:
         self._num_rounds += 1
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """float64 like `rows`, which are at least 1."""
-        if not self._by_power:
-            return np.ones(rows.shape)
-        powers = sorted(self._by_power)
-        return np.interp(np.log2(rows), powers, [self._by_power[power].value for power in powers])
+        """As `between_powers`."""
+        return between_powers({power: scale.value for power, scale in self._by_power.items()}, rows)
 
     def observe(self, seconds: float, of_s: float, beside_s: float, rows: int) -> None:
         """Note what a pass of so many rows really took; arguments as those of `Scale.observe`."""
-        power = round(math.log2(rows))
+        power = power_of(rows)
         scale = self._by_power.setdefault(power, Scale())
         stale = self._num_rounds - self._seen_at.get(power, self._num_rounds) > _STALE_AFTER
         scale.observe(seconds, of_s, beside_s, _STALE_WEIGHT if stale else _SMOOTHING)
@@ -158,7 +170,7 @@ class RoundCosts:
 
         What stands at 0 is a plain round.
         """
-        pass_s = self._pass_s(num_reqs, num_extra, mean_context)
+        pass_s = self.pass_s(num_reqs, num_extra, mean_context)
         trees = self._verify.of(num_reqs + np.asarray(num_extra))
         plain = self._plain.value if self._plain.num_seen else trees
         return pass_s * np.where(np.asarray(num_extra) > 0, trees, plain)
@@ -178,7 +190,7 @@ class RoundCosts:
         """
         self._num_plain += not num_extra
         self._verify.tick()
-        pass_s = float(self._pass_s(num_reqs, np.array(num_extra), mean_context))
+        pass_s = float(self.pass_s(num_reqs, np.array(num_extra), mean_context))
         beside_s = self._verify_row_s * num_chunk_tokens
         if num_extra:
             self._verify.observe(seconds, pass_s, beside_s, num_reqs + num_extra)
@@ -196,7 +208,8 @@ class RoundCosts:
         self._num_plain = 0
         self._draft.observe(seconds, trees_s, self._draft_row_s * num_chunk_tokens, weight)
 
-    def _pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
+    def pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
+        """Time of the verifier's passes alone, by the tables: arguments and result as those of `verify_s`."""
         batch, extra = self._of_batch(num_reqs), np.asarray(num_extra)
         nodes_s = np.interp(extra, batch.nodes, batch.verify_s)
         return nodes_s + batch.beyond_s * np.maximum(extra - batch.nodes[-1], 0.0) + batch.context_s * mean_context

@@ -328,5 +328,5 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, ke
 
 
 def test_no_pass_takes_longer_than_one_of_more_rows():
-    levelled = calibration._levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
+    levelled = calibration.levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
     assert levelled == ((1.0, 1.5, 3.0), (1.0, 2.0, 4.0))
