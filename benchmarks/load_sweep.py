@@ -1,30 +1,39 @@
 """Plain, fixed-speculative and adaptive decoding side by side under rising load, and a picture of it.
 
-    .venv/bin/python benchmarks/load_sweep.py [--model DIR --drafter DIR] [--plot FILE]
+    .venv/bin/python benchmarks/load_sweep.py [--http] [--model DIR --drafter DIR] [--plot FILE]
 
-In process, one thread, greedy. Requests arrive in a closed loop: as one ends, the next one starts, so that the number
-of running sequences stays what the column says. The modes take turns, block by block, and ratios are of blocks that
-ran one after the other, so that a drift of the machine meets all of them alike; figures are medians over the turns.
+In process, one thread, greedy; with `--http` three applications, each with its drafter in a process of its own, whose
+plain requests ask the adaptive one for no drafts. Requests arrive in a closed loop: as one ends, the next one starts,
+so that the number of running sequences stays what the column says. The modes take turns, block by block, and ratios
+are of blocks that ran one after the other, so that a drift of the machine meets all of them alike; figures are medians
+over the turns. `--forced-acceptance 0.5` makes of the pair one with a weak head (`WINGBEAT_BENCHMARK=1` is set here).
 """
 
 import argparse
+import contextlib
 import itertools
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from local_engine import Pair, add_model_options, chosen_pair, greedy, open_llm, quiet
+from http_load import LoadClient
+from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, greedy, open_llm, quiet
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
-from workload import describe, held_out_prompts
+from servers import App, wingbeat_apps
+from serving import request_body, summed
+from workload import Prompt, describe, held_out_prompts
 
-from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.config import BENCHMARK_VARIABLE, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
-PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
+MODES = PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
 FIXED_STEPS = 5
 PROMPTS_PER_REQUEST, LEAST_PROMPTS, MOST_PROMPTS = 8, 24, 256
 """Per block: how far the requests that run have got when it starts and when it ends must not decide the figure."""
@@ -40,14 +49,65 @@ class Block(NamedTuple):
     speculation: SpeculationMetrics
 
 
-def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
-    """One engine per mode."""
-    fixed = SpeculationConfig(FIXED_STEPS, 1, FIXED_STEPS + 1)
-    return {
-        PLAIN: open_llm(Pair(pair.model, "none"), max_num_seqs=max_num_seqs),
-        FIXED: open_llm(pair, max_num_seqs=max_num_seqs, speculation=fixed),
-        ADAPTIVE: open_llm(pair, max_num_seqs=max_num_seqs),
-    }
+class Engines:
+    """One engine per mode, in this process."""
+
+    def __init__(self, pair: Pair, max_num_seqs: int, forced: list[float] | None) -> None:
+        fixed = SpeculationConfig(FIXED_STEPS, 1, FIXED_STEPS + 1)
+        acceptance = None if forced is None else ForcedAcceptance(tuple(forced))
+        self.llms = {
+            PLAIN: open_llm(Pair(pair.model, "none"), max_num_seqs=max_num_seqs),
+            FIXED: open_llm(pair, max_num_seqs=max_num_seqs, speculation=fixed, forced=acceptance),
+            ADAPTIVE: open_llm(pair, max_num_seqs=max_num_seqs, forced=acceptance),
+        }
+
+    def run(self, mode: str, prompts: list[Prompt], load: int, max_tokens: int) -> Block:
+        """One turn of one mode."""
+        token_ids = [prompt.token_ids for prompt in prompts]
+        return run_block(self.llms[mode], token_ids, load, max_tokens, mode != PLAIN)
+
+    def decisions(self) -> dict[str, int]:
+        """Of the policy so far."""
+        return self.llms[ADAPTIVE].engine.stats().policy.decisions
+
+
+class Applications:
+    """One application per way to draft; plain requests go to the adaptive one."""
+
+    def __init__(self, apps: dict[str, App], client: LoadClient) -> None:
+        self._apps, self._client = apps, client
+
+    def run(self, mode: str, prompts: list[Prompt], load: int, max_tokens: int) -> Block:
+        """One turn of one mode: the first requests end one after the other, as in `run_block`."""
+        url = self._apps[FIXED if mode == FIXED else ADAPTIVE].url
+        model, bodies = self._client.model_name(url), []
+        for place, prompt in enumerate(prompts):
+            length = max(max_tokens * (place + 1) // load, 1) if place < load else max_tokens
+            bodies.append(request_body(model, prompt, length, mode != PLAIN))
+        block = self._client.run_block(url, bodies, load)
+        return Block(block.tokens_per_s, summed(block.traces))
+
+    def decisions(self) -> dict[str, int]:
+        """As `Engines.decisions`."""
+        return self._apps[ADAPTIVE].stats()["policy"]["decisions"]
+
+
+@contextlib.contextmanager
+def opened(args: argparse.Namespace, pair: Pair, max_num_seqs: int) -> Iterator[Engines | Applications]:
+    """What is measured, until the block ends."""
+    if not args.http:
+        yield Engines(pair, max_num_seqs, args.forced_acceptance)
+        return
+    settings: dict[str, Any] = {"model": pair.model, "drafter": str(pair.drafter), "served_model_name": "benchmark"}
+    settings |= {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": max_num_seqs, "enable_prefix_caching": False}
+    if args.forced_acceptance is not None:
+        settings["forced_acceptance"] = args.forced_acceptance
+    if args.threads is not None:
+        settings["threads"] = args.threads
+    fixed = {"adaptive": False, "draft_steps": FIXED_STEPS, "draft_top_k": 1, "verify_tree_size": FIXED_STEPS + 1}
+    configs = {ADAPTIVE: AppConfig(**settings), FIXED: AppConfig(**settings, **fixed)}
+    with wingbeat_apps(configs) as apps, LoadClient() as client:
+        yield Applications(apps, client)
 
 
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
@@ -90,18 +150,18 @@ def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: 
 
 
 def measure(
-    engines: dict[str, LLM], prompts: list[list[int]], loads: tuple[int, ...], repeats: int, max_tokens: int
+    engines: Engines | Applications, prompts: list[Prompt], loads: tuple[int, ...], repeats: int, max_tokens: int
 ) -> dict[int, dict[str, list[Block]]]:
     """Blocks by load and mode; an unmeasured block of each comes first."""
     results: dict[int, dict[str, list[Block]]] = {}
     for load in loads:
-        blocks: dict[str, list[Block]] = {mode: [] for mode in engines}
+        blocks: dict[str, list[Block]] = {mode: [] for mode in MODES}
         num_prompts = min(max(PROMPTS_PER_REQUEST * load, LEAST_PROMPTS), MOST_PROMPTS)
         chosen = list(itertools.islice(itertools.cycle(prompts), num_prompts))
         for turn in range(repeats + 1):
             chosen = chosen[TURN:] + chosen[:TURN]
-            for mode, llm in engines.items():
-                block = run_block(llm, chosen, load, max_tokens, mode != PLAIN)
+            for mode in MODES:
+                block = engines.run(mode, chosen, load, max_tokens)
                 if turn:
                     blocks[mode].append(block)
         results[load] = blocks
@@ -194,11 +254,15 @@ def run(args: argparse.Namespace) -> Report:
     loads = (1, 3) if args.quick else tuple(args.concurrency)
     repeats, max_tokens = (1, 8) if args.quick else (args.repeats, args.max_tokens)
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else 64)
-    engines = open_engines(pair, max(loads))
-    results = measure(engines, [prompt.token_ids for prompt in prompts], loads, repeats, max_tokens)
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {max_tokens} tokens each, medians of {repeats}"
-    decisions = engines[ADAPTIVE].engine.stats().policy.decisions
+    facts["way"] = "over HTTP, drafters in processes of their own" if args.http else "in one process"
+    if args.forced_acceptance is not None:
+        facts["acceptance"] = f"forced to {', '.join(map(str, args.forced_acceptance))}"
+        os.environ[BENCHMARK_VARIABLE] = "1"
+    with opened(args, pair, max(loads)) as engines:
+        results = measure(engines, prompts, loads, repeats, max_tokens)
+        decisions = engines.decisions()
     facts["decisions"] = ", ".join(f"{reason}: {count} rounds" for reason, count in sorted(decisions.items()))
     if args.plot is not None:
         plot(results, args.plot)
@@ -209,6 +273,9 @@ def main() -> None:
     """Measure, print, draw and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
+    parser.add_argument("--http", action="store_true", help="measure applications, over HTTP")
+    parser.add_argument("--threads", type=int, help="of each process over HTTP; the application's default")
+    parser.add_argument("--forced-acceptance", type=float, nargs="+", metavar="RATE", help="by level of a draft")
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import transformers
 
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.config import EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.demo import DEMO_FOLDER, demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
@@ -112,11 +112,13 @@ def open_llm(
     max_num_seqs: int,
     threads: int = 1,
     speculation: SpeculationConfig | None = None,
+    forced: ForcedAcceptance | None = None,
 ) -> LLM:
     """An engine on the CPU, without a prefix cache: every repeat computes its prompts again.
 
     Args:
         speculation: shape of the trees; without it the one that the application uses on CPUs.
+        forced: what acceptance is drawn from, in place of the drafter's own.
     """
     speculation = speculation or SpeculationConfig.default("cpu")
     blocks_per_seq = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
@@ -126,6 +128,7 @@ def open_llm(
         num_kv_blocks=1 + max_num_seqs * blocks_per_seq,
         enable_prefix_caching=False,
         speculation=speculation,
+        forced_acceptance=forced,
     )
     return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads)
 

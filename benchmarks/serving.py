@@ -11,11 +11,12 @@ compares a round with the same engine in this process.
 """
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import hop
-from http_load import Block, LoadClient
+from http_load import Block, LoadClient, Trace
 from local_engine import (
     MAX_MODEL_LEN,
     Pair,
@@ -80,12 +81,7 @@ class Series:
     @property
     def metrics(self) -> SpeculationMetrics:
         """Summed over all requests."""
-        total = SpeculationMetrics()
-        for trace in (trace for block in self.blocks for trace in block.traces):
-            if trace.speculation is not None:
-                counts = {name: trace.speculation[name] for name in vars(total) if name in trace.speculation}
-                total.add(SpeculationMetrics(**counts))
-        return total
+        return summed(trace for block in self.blocks for trace in block.traces)
 
     def medians_ms(self, name: str) -> float:
         """Median over the blocks of the median over a block's requests, of `ttft_s` or `tpot_s`."""
@@ -107,6 +103,16 @@ class Series:
             "speculative_decoding": self.metrics.as_dict(),
             "round": self.middle_times()._asdict() if self.times else None,
         }
+
+
+def summed(traces: Iterable[Trace]) -> SpeculationMetrics:
+    """What was drafted and accepted of some requests."""
+    total = SpeculationMetrics()
+    for trace in traces:
+        if trace.speculation is not None:
+            counts = {name: trace.speculation[name] for name in vars(total) if name in trace.speculation}
+            total.add(SpeculationMetrics(**counts))
+    return total
 
 
 def request_body(model: str, prompt: Prompt, max_tokens: int, speculation: bool = True) -> dict[str, Any]:
