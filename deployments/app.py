@@ -216,7 +216,7 @@ def build_at(config: AppConfig, door: DoorKey | None) -> Application:
         parsers_of(config, None)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    pool = _drafter_pool().bind(config) if config.has_drafter() and not config.has_own_drafter() else None
+    pool = _drafter_pool().bind(config) if config.shares_drafters() else None
     return _router(config, door is not None).bind(config, _verifier(config).bind(config, pool), door)
 
 

@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
+from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
-from wingbeat.deployments.options.pool_options import MOST_SECONDS, SharedDrafters
+from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -33,6 +33,7 @@ _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 class AppConfig(
     ScalingOptions,
     RankOptions,
+    DrafterPlaceOptions,
     LoraOptions,
     PrefixOptions,
     MediaOptions,
@@ -50,11 +51,6 @@ class AppConfig(
         None, description="Name clients pass as `model`; none uses the directory's name."
     )
 
-    drafters: SharedDrafters = Field(
-        None,
-        description='Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
-        "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s.",
-    )
     max_queued_requests: int = Field(
         256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
     )
@@ -113,10 +109,6 @@ class AppConfig(
         description="What carries rounds between verifier and drafter: host memory, GPU memory, or a connection "
         "between nodes. 'auto' is remote where they are on two, else cuda_ipc where both have a GPU, else shm.",
     )
-    drafter_resources: dict[str, float] | None = Field(
-        None,
-        description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
-    )
     cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
     num_gpus_per_verifier: float = Field(
         0.0,
@@ -141,19 +133,6 @@ class AppConfig(
         None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
-    @field_validator("drafter_resources", mode="before")
-    @classmethod
-    def _json_on_the_command_line(cls, value: Any) -> Any:
-        return object_of_json(value, '{"cheap_gpu": 1}')
-
-    @field_validator("drafter_resources")
-    @classmethod
-    def _check_resources(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for name, amount in (value or {}).items():
-            if name in {"CPU", "GPU", "memory", "object_store_memory"} or not name or not 0 < amount < float("inf"):
-                raise ValueError(f"{name!r} is {amount}: give amounts above 0 of resources other than CPU and GPU")
-        return value
-
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         """Refuse what overflows a clock or a field of Serve's messages."""
@@ -174,7 +153,7 @@ class AppConfig(
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         self.check_ranks(self.num_gpus_per_verifier)
-        if self.has_drafter() and not self.leaves_gpus_open():
+        if self.has_drafter() and not self.drafts_in_engine() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
             self.drafters.check(self.most_num_seqs())
@@ -191,7 +170,7 @@ class AppConfig(
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
         verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
-        weighted, num_shared = 0 < share <= 1 and self.choice().needs_gpu, self.drafters and self.drafters.num
+        weighted = 0 < share <= 1 and not self.drafts_in_engine() and self.choice().needs_gpu
         where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
         on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
         return super().asked() | {
@@ -201,14 +180,14 @@ class AppConfig(
             Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
             Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
             Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
-            Feature.NO_DRAFTER: (not self.has_drafter(), "drafter is none"),
+            Feature.NAMED_CHANNEL: (self.channel in ("shm", "cuda_ipc"), f"channel is {self.channel}"),
             Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
             Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
             Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
             Feature.OTHER_NODE: (node, where),
+            Feature.OWN_ENGINE: (self.engine_factory is not None, f"engine_factory is {self.engine_factory}"),
             Feature.PART_OF_GPU: (0 < share < 1, verifier),
             Feature.REMOTE: (self.channel == "remote", "channel is remote"),
-            Feature.SHARED_DRAFTERS: (self.drafters is not None, f"drafters.num is {num_shared}"),
             Feature.VERIFIER_SHARE: (share > 0, verifier),
             Feature.WEIGHTED_DRAFTER: (weighted, f"drafter {self.drafter!r} has weights beside a verifier on a GPU"),
         }
@@ -235,7 +214,7 @@ class AppConfig(
         return self._limits(self.max_model_len or self._positions() or DEFAULT_POSITIONS)
 
     def _limits(self, max_model_len: int) -> EngineConfig:
-        share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu"
+        share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu" or self.drafts_in_engine()
         packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
         if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
@@ -287,7 +266,7 @@ class AppConfig(
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
-        has_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0
+        has_gpu = self.resolved_device() == "cuda" and (self.num_gpus_per_drafter > 0 or self.drafts_in_engine())
         return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
     def channel_kind(self, one_node: bool = True) -> ChannelKind:
@@ -311,13 +290,15 @@ class AppConfig(
         """What Ray sets aside for a drafter."""
         return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
-    def has_drafter(self) -> bool:
-        """False where every request decodes plainly and no drafter process exists."""
-        return self.choice().drafts
+    def may_take_drafter_in(self) -> bool:
+        """Whether an engine loads its drafter itself where GPU memory carries nothing between two processes.
 
-    def has_own_drafter(self) -> bool:
-        """Whether each verifier has a drafter beside it; False where they share some or have none."""
-        return self.has_drafter() and self.drafters is None
+        Nothing was chosen by name that this would go against, and both are on one GPU, whose memory then holds it.
+        """
+        by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
+        alone = self.tensor_parallel_size == 1 and self.has_own_drafter() and self._is_wingbeats_own()
+        on_gpu = alone and not by_name and self.resolved_device() == self.drafter_device() == "cuda"
+        return on_gpu and self.engine_config().drafter_beside
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

@@ -76,7 +76,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
     """Of a verifier, or each of its ranks, and of a drafter; `free` has the GPUs of each node."""
     ranks, pairs = config.tensor_parallel_size, _num_pairs(config)
-    drafts = config.has_drafter() and config.choice().needs_gpu
+    drafts = config.has_drafter() and not config.drafts_in_engine() and config.choice().needs_gpu
     apart = config.drafters is not None or config.may_span_nodes()
     drafters = 0 if not drafts else pairs if config.drafters is None else config.drafters.num
     beside = 1 if drafts and not apart else 0

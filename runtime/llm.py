@@ -1,8 +1,8 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -12,24 +12,13 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
-from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
-from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter, LocalChannel, attach
+from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-
-
-class LocalChannel(Protocol):
-    """A channel with both ends in this process (`wingbeat.cluster.channels.channel.InProcessChannel`)."""
-
-    verifier_end: VerifierEnd
-    drafter_end: DrafterEnd
-    pump: Callable[[], object] | None
 
 
 class GenerationResult(NamedTuple):
@@ -61,14 +50,9 @@ def build_engine(
     return engine
 
 
-def connect(engine: Engine, drafter: Drafter, channel_factory: Callable[[ChannelSpec], LocalChannel]) -> LocalChannel:
-    """Attach a drafter of this process to an engine."""
-    channel = channel_factory(engine.channel_spec)
-    worker = DraftWorker(drafter)
-    worker.attach("local", channel.drafter_end)
-    channel.pump = worker.run_once
-    engine.attach_drafter(channel.verifier_end)
-    return channel
+def connect(engine: Engine, drafter: Drafter, channel_factory: ChannelFactory) -> LocalChannel:
+    """Attach a drafter of this process to an engine, which lets go of it where it raises."""
+    return attach(engine, DraftWorker(drafter), channel_factory)
 
 
 class LLM:
@@ -95,7 +79,7 @@ class LLM:
         model: str | Path,
         drafter: str | Path,
         engine_config: EngineConfig,
-        channel_factory: Callable[[ChannelSpec], LocalChannel],
+        channel_factory: ChannelFactory,
         *,
         dtype: str | None = None,
         device: str = "auto",
@@ -120,20 +104,10 @@ class LLM:
             fp8_drafter=fp8_drafter,
             tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )
-        built: Drafter | None = None
-
-        def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:
-            nonlocal built
-            weights = lendable(loaded, settings.dtype) if loaded.device.type == "cuda" and engine_dir is None else {}
-            lent = {name: weight for name, weight in weights.items() if isinstance(weight, torch.Tensor)}
-            built = drafter_of_pair(settings, device, lent.get)
-            if convention is not None:
-                built.read_as(convention)
-            return DrafterNeeds() if built is None else built.needs
-
-        self.engine, self.tokenizer, self.convention_choice, check = engine_of_pair(settings, device, ask_needs)
-        if built is not None:
-            connect(self.engine, built, channel_factory)
+        inner = InnerDrafter(settings, device)
+        self.engine, self.tokenizer, self.convention_choice, check = engine_of_pair(settings, device, inner.needs)
+        if inner.worker is not None:
+            attach(self.engine, inner.worker, channel_factory)
         self.self_test = None if check is None else check(self.engine)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:

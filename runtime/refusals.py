@@ -17,11 +17,13 @@ class Feature(StrEnum):
     COMPILE = "`compile`"
     DETERMINISTIC = "`deterministic`"
     DRAFTER_ENGINE = "a drafter that is a TensorRT engine"
+    DRAFTER_IN_ENGINE = "`drafter_place` `engine`"
     DRAFTER_SHARE = "`num_gpus_per_drafter`"
     DRAFTER_WITHOUT_SHARE = "`num_gpus_per_drafter` 0"
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
     KV_READER = "a drafter that reads the verifier's KV"
+    NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
     NO_PLAN = "a model without a tensor parallel plan in transformers"
     NO_PREFIX_CACHE = "`enable_prefix_caching` false"
@@ -29,6 +31,7 @@ class Feature(StrEnum):
     NO_WAIT = "`engine_wait_s` 0"
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
+    OWN_ENGINE = "`engine_factory`"
     OVERLAP = "a host one round behind the device"
     PART_OF_GPU = "a share of a GPU"
     PREFIX_DIR = "`prefix_dir`"
@@ -112,6 +115,23 @@ REFUSED_TOGETHER = (
     Refusal(_F.SHARED_DRAFTERS, _F.NO_DRAFTER, "it leaves nothing to share", "leave drafters out"),
     Refusal(_F.SHARED_DRAFTERS, _F.TENSORRT, "each of its verifiers has a drafter of its own", "leave drafters out"),
     Refusal(_F.SHARED_DRAFTERS, _F.REMOTE, "shared drafters serve verifiers of their own node"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.SHARED_DRAFTERS, "shared drafters have processes of their own"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "it leaves nothing to place", "leave drafter_place out"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.NAMED_CHANNEL, "there is no channel within a process", "leave channel out"),
+    Refusal(
+        _F.DRAFTER_IN_ENGINE,
+        _F.OTHER_NODE,
+        "the drafter is where the engine is",
+        "leave out drafter_resources, and channel remote",
+    ),
+    Refusal(
+        _F.DRAFTER_IN_ENGINE,
+        _F.DRAFTER_SHARE,
+        "the drafter is on the verifier's GPU",
+        "add its share to num_gpus_per_verifier",
+    ),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.RANKS, "one rank's GPU would hold more than the others'", "use actor"),
+    Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.PREFIX_DIR, _F.TENSORRT, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),

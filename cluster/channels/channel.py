@@ -88,6 +88,7 @@ class VerifierSide:
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
         self._outcome_bell.ring()
+        self._doorbell.rang()
         return self._published
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
@@ -300,7 +301,8 @@ class InProcessChannel:
     """A channel whose two ends live in one process, over ordinary memory.
 
     Where the drafter shares the verifier's thread, set `pump` to the drafter's run-once: the verifier's end runs it
-    where it would wait. Without it the drafter runs in another thread.
+    where it would wait, with a device also as soon as a round is published. Without it the drafter runs in another
+    thread.
 
     Args:
         device: holds what devices write and read, as in `cuda_ipc`; both ends use one stream of it.
@@ -310,7 +312,7 @@ class InProcessChannel:
     def __init__(self, spec: ChannelSpec, device: torch.device | None = None) -> None:
         words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
         write_owner(words)
-        self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED))
+        self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED), at_once=device is not None)
         parts = [(None, None)] if device is None else [(None, HOST_FIELDS), (device, DEVICE_FIELDS)]
         regions = [
             Region(torch.zeros(buffer_bytes(spec, fields), dtype=torch.uint8, device=where), fields)

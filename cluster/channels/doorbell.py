@@ -94,6 +94,9 @@ class Doorbell:
         self.bell = bell
         self.max_sleep_s = max_sleep_s
 
+    def rang(self) -> None:
+        """The peer has been rung for: one in another thread needs no more."""
+
     def wait(
         self,
         ready: Callable[[], bool],
@@ -153,11 +156,21 @@ class PumpDoorbell(Doorbell):
     """For a peer in the same thread: runs `pump` to let it work, where another doorbell would sleep.
 
     Without a pump it waits like any doorbell, which serves a peer in another thread.
+
+    Args:
+        at_once: run the pump with the ring already. On a device the peer's work is then queued behind what rang for it,
+            and runs while the host waits for the round; on the host, it would only come between a round and its tokens.
     """
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, at_once: bool = False) -> None:
         super().__init__(bell)
         self.pump: Callable[[], None] | None = None
+        self._at_once = at_once
+
+    def rang(self) -> None:
+        """Let the peer work at once, where that is wanted."""
+        if self._at_once and self.pump is not None:
+            self.pump()
 
     def wait(
         self,

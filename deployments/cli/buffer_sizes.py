@@ -90,7 +90,7 @@ def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
     Raises:
         ValueError: it does not fit; one line that names the setting and what does.
     """
-    if not config.has_drafter() or config.channel_kind() != "shm":
+    if not config.has_drafter() or config.drafts_in_engine() or config.channel_kind() != "shm":
         return
     import torch
 

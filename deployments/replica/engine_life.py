@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
 from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.catalog import Catalog
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
-from wingbeat.deployments.replica.engine.engine_messages import EngineStart
+from wingbeat.deployments.replica.engine.engine_messages import EngineStart, EngineStarted
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.runtime.disk_cache import compiler_env
@@ -122,7 +121,9 @@ class EngineLife:
             raise
         self.info = started.info
         if self._drafter is not None and started.channel_name is not None:
-            await self._start_drafter(started.channel_name, started.checks_drafter)
+            await self._start_drafter(started)
+        elif config.drafts_in_engine() and started.checks_drafter:
+            await self._try_drafter()
         # Last, so that nothing of the drafter's self-test is in either.
         if config.prefix_dir is not None or self._prefixes.changes():
             self._prefixes.merge(await self.client.call("open_prefixes", self._prefixes.changes()))
@@ -135,9 +136,23 @@ class EngineLife:
         return self._process.pid
 
     @property
-    def fell_back(self) -> bool:
-        """Whether rounds go through host memory because GPU memory did not carry them."""
-        return self.supervisor is not None and self.supervisor.fell_back
+    def drafter_place(self) -> str | None:
+        """As the setting says it; None where there is no drafter."""
+        config = self._start.config
+        if not config.has_drafter():
+            return None
+        taken_in = self.supervisor is not None and self.supervisor.taken_in
+        return "engine" if taken_in else config.drafter_place
+
+    def channel_of(self, meant: str | None) -> str | None:
+        """The kind of channel that rounds go through; None where they go through none.
+
+        Args:
+            meant: where GPU memory carries rounds.
+        """
+        if self.drafter_place == "engine":
+            return None
+        return "shm" if self.supervisor is not None and self.supervisor.fell_back else meant
 
     async def end(self) -> None:
         """Leave neither process behind; harmless a second time."""
@@ -207,21 +222,28 @@ class EngineLife:
         await asyncio.sleep(OWN_WORDS_S)
         self.client.lose(reason)
 
-    async def _start_drafter(self, channel_name: ChannelName, checks: bool) -> None:
-        launch, terms = self._launch_drafter, self._drafter.terms
+    async def _start_drafter(self, started: EngineStarted) -> None:
+        launch, terms, config = self._launch_drafter, self._drafter.terms, self._start.config
         self.supervisor = DrafterSupervisor(
-            self.client.call, channel_name, lambda: launch(terms), self._start.config.drafter_back_off_s
+            self.client.call,
+            started.channel_name,
+            lambda: launch(terms),
+            config.drafter_back_off_s,
+            takes_in=config.may_take_drafter_in(),
         )
-        shared = self._start.config.drafters
+        shared, checks = config.drafters, started.checks_drafter
         try:
             async with asyncio.timeout(None if shared is None else shared.start_timeout_s):
-                await self.supervisor.start(self._drafter)
+                await self.supervisor.start(self._drafter, started.channel_problem)
         except TimeoutError:
             logger.warning(
                 "no drafter of the pool within %.0f s: serving without one until there is", shared.start_timeout_s
             )
             checks = False
         if checks:
-            logger.info("trying the drafter on short texts")
-            self.self_test = await self.client.call("check_drafter")
+            await self._try_drafter()
         self._supervising = asyncio.get_running_loop().create_task(self.supervisor.run())
+
+    async def _try_drafter(self) -> None:
+        logger.info("trying the drafter on short texts")
+        self.self_test = await self.client.call("check_drafter")

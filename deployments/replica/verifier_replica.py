@@ -70,7 +70,8 @@ class Verifier:
         self._tasks: list[asyncio.Task] = []
         self._config = config
         address = self._address()
-        self._channel = config.channel_kind(one_node=address is None) if config.has_drafter() else None
+        has_channel = config.has_drafter() and not config.drafts_in_engine()
+        self._channel = config.channel_kind(one_node=address is None) if has_channel else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
@@ -78,7 +79,7 @@ class Verifier:
         launch = None
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, core)
-        elif config.has_drafter():
+        elif config.shares_drafters():
             falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
             launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
         self._engines = EngineSupervisor(
@@ -222,7 +223,8 @@ class Verifier:
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,
-            "channel": "shm" if life is not None and life.fell_back else self._channel,
+            "channel": self._channel if life is None else life.channel_of(self._channel),
+            "drafter_place": None if life is None else life.drafter_place,
             "self_test": None if life is None else life.self_test,
         }
 

@@ -11,7 +11,7 @@ from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
-from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
+from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -188,10 +188,13 @@ class Engine:
         The drafter is let go of: it costs speed, and may be what raised.
 
         Raises:
-            RoundFailed: the engine's own probe raises too, or this is no request's doing.
+            RoundFailed: the engine's own probe raises too, its drafter is a part of it and raised, or this is no
+                request's doing.
         """
         if isinstance(error, BackendLost):
             raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # nobody is a suspect
+        if isinstance(error, InnerDrafterFailed):
+            raise RoundFailed(str(error), *self._entangled()) from error
         logger.warning("A round raised %s: its requests are tried one by one", type(error).__name__, exc_info=error)
         failure = RoundFailed(f"{type(error).__name__}: {error}", *self._entangled())
         drafted = self.drafter_state is DrafterState.ATTACHED

@@ -20,3 +20,7 @@ class RoundFailed(RuntimeError):
         super().__init__(message)
         self.suspects = suspects
         self.queued = queued
+
+
+class InnerDrafterFailed(RuntimeError):
+    """A drafter that is a part of the engine has raised: what it and the engine share may be in any state."""

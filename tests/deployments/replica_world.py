@@ -61,7 +61,7 @@ class LocalReplicas:
 @asynccontextmanager
 async def pool_of(*names: str, engine_wait_s: float = 30.0, **settings: Any) -> AsyncIterator[EnginePool]:
     """A started pool over replicas of one configuration; `pool.replicas` has them by name."""
-    config = AppConfig(drafter="none", **settings)
+    config = AppConfig(**{"drafter": "none"} | settings)
     found = await asyncio.gather(*(started(name, config) for name in names))
     source = LocalReplicas(dict(zip(names, found, strict=True)))
     pool = EnginePool(source, max_num_seqs=16, max_queued_requests=16, engine_wait_s=engine_wait_s)

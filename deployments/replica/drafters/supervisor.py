@@ -16,6 +16,8 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
+FREED_S = 1.0
+"""For the driver to take back the memory of a process that was killed."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
 """What a drafter on another node has to attach again; one whose connection broke sooner than that is replaced."""
 
@@ -56,6 +58,7 @@ class DrafterSupervisor:
     Args:
         call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
         back_off_s: the first pause in a series of failures, which doubles.
+        takes_in: whether the engine may load the drafter itself where the first one does not reach it.
     """
 
     def __init__(
@@ -66,11 +69,15 @@ class DrafterSupervisor:
         back_off_s: float = FIRST_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        takes_in: bool = False,
     ) -> None:
         self.incarnation = 0
         self.pid = 0
         self.fell_back = False
         """Whether another channel has taken over because a drafter did not reach the first."""
+        self.taken_in = False
+        """Whether the engine has the drafter in its own process: then there is nothing to replace."""
+        self._takes_in = takes_in
         self._call = call
         self._channel_name = channel_name
         self._back_off = BackOff(back_off_s)
@@ -80,14 +87,21 @@ class DrafterSupervisor:
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
 
-    async def start(self, drafter: DrafterHandle) -> None:
-        """Attach the first drafter, launched ahead of time.
+    async def start(self, drafter: DrafterHandle, problem: str | None = None) -> None:
+        """Attach the first drafter, launched ahead of time, or have the engine take it in.
+
+        Args:
+            problem: why another channel has taken over, where that is so already.
 
         Raises:
             DrafterStartError: it cannot start; names the cause.
         """
         try:
-            await self._attach_new(drafter)
+            self.fell_back = problem is not None
+            if self._takes_in and problem is not None:
+                drafter = await self._take_in(drafter, problem)
+            if not self.taken_in:
+                await self._attach_new(drafter)
         except EngineFailed:
             raise
         except asyncio.CancelledError:
@@ -98,7 +112,12 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does."""
+        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does.
+
+        One that the engine has taken in lives and dies with it.
+        """
+        if self.taken_in:
+            return
         with contextlib.suppress(EngineFailed):
             while True:
                 await self._sleep(POLL_S)
@@ -161,13 +180,34 @@ class DrafterSupervisor:
         try:
             await self._attach_once()
         except ChannelError as error:
+            if self._takes_in:
+                self._drafter = await self._take_in(self._drafter, root_cause(error))
+                if self.taken_in:
+                    return
             other = await self._call("fall_back", root_cause(error))
             if other is None:
                 raise
             self._channel_name, self.fell_back = other, True
             await self._attach_once()
+        self._takes_in = False
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
+
+    async def _take_in(self, drafter: DrafterHandle, reason: str) -> DrafterHandle | None:
+        """Have the engine load the drafter; where it cannot, another drafter's process, which the others replace."""
+        self._takes_in = False  # with the first drafter or never: later the engine has no room for it
+        self._drafter = drafter
+        self._kill()
+        await self._sleep(FREED_S)
+        try:
+            await self._call("take_drafter_in", reason)
+        except EngineFailed:
+            raise
+        except Exception as error:
+            logger.warning("The engine cannot load the drafter itself: %s", root_cause(error))
+            return self._launch()
+        self.taken_in = True
+        return None
 
     async def _attach_once(self) -> None:
         self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)

@@ -4,6 +4,7 @@ The drafter's process imports this file too, so what only the verifier needs is 
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,9 @@ from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
@@ -42,14 +45,20 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
     """
     from wingbeat.deployments.replica.engine.live_recording import needs_with_recording
 
+    inner, read_as = _inner_drafter(config), None
+
+    def needs(convention: HeadConvention | None, loaded: "LoadedModel") -> DrafterNeeds:
+        nonlocal read_as
+        read_as = convention
+        if config.drafts_in_engine():
+            asked = inner.needs(convention, loaded)
+        else:
+            asked = ask_needs(DrafterTerms(convention, loan_of(config, loaded, OWN_DEVICE)))
+        return needs_with_recording(config, asked, len(loaded.layers))
+
     try:
-        engine, _, _, check = engine_of_pair(
-            pair_settings(config)._replace(ranks=ranks),
-            config.resolved_device(),
-            lambda convention, loaded: needs_with_recording(
-                config, ask_needs(DrafterTerms(convention, loan_of(config, loaded, OWN_DEVICE))), len(loaded.layers)
-            ),
-        )
+        settings = pair_settings(config)._replace(ranks=ranks)
+        engine, _, _, check = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
     adapters = engine.loaded.adapters
@@ -71,8 +80,22 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         adapters=served,
         images=engine.loaded.images,
     )
-    spec = engine.channel_spec if config.has_drafter() else None
-    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters, _prefixes(config, engine))
+    spec = engine.channel_spec if config.has_drafter() and not config.drafts_in_engine() else None
+
+    def take_in(channel_factory: "ChannelFactory") -> None:
+        inner.take(engine, read_as, channel_factory)
+
+    kept = engine.block_manager.log, adapters, _prefixes(config, engine)
+    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None)
+
+
+def _inner_drafter(config: AppConfig) -> "InnerDrafter":
+    """The drafter, to be loaded in this process."""
+    from wingbeat.runtime.inner_drafter import InnerDrafter
+
+    factory = config.drafter_factory
+    load = (lambda lender: load_factory(factory)(config)) if factory else partial(build_draft_worker, config)
+    return InnerDrafter(pair_settings(config), config.drafter_device(), load)
 
 
 def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":

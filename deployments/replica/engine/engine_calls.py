@@ -1,6 +1,7 @@
 """What a replica may ask of its engine between two rounds; results and errors travel back to it."""
 
 import itertools
+import logging
 import os
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from wingbeat.deployments.replica.engine.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.clocks import RoundTrace
+
+logger = logging.getLogger(__name__)
 
 
 class EngineFigures(NamedTuple):
@@ -48,6 +51,7 @@ class EngineCalls:
         self._config = config
         self._engine_id = engine_id
         self._channel = channel
+        self._take_drafter_in = setup.take_drafter_in
         self._recording: TrafficRecording | None = None
         self._traces: dict[int, RoundTrace] = {}
         self._numbers = itertools.count()
@@ -97,6 +101,25 @@ class EngineCalls:
     def fall_back(self, reason: str) -> "ChannelName | None":
         """Where drafters are to attach now that the channel does not carry; None where they have no other."""
         return self._channel.fall_back(reason)
+
+    def take_drafter_in(self, reason: str) -> None:
+        """Load the drafter in this process, in the place of the one that could not be reached, with one warning.
+
+        Args:
+            reason: why it could not.
+
+        Raises:
+            Exception: it cannot be loaded here, such as for want of memory.
+        """
+        from wingbeat.deployments.replica.engine.pair_channel import own_memory
+
+        self._take_drafter_in(own_memory(self._config))
+        self._channel.verifier_end.close()
+        logger.warning(
+            "GPU memory does not carry rounds between two processes: %s; the drafter runs within the engine's "
+            "(drafter_place engine says so without this line, drafter_place actor keeps it apart)",
+            reason,
+        )
 
     def drafter_is_lost(self) -> bool:
         """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here."""

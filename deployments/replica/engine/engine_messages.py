@@ -75,6 +75,8 @@ class EngineStarted(NamedTuple):
     """Where its drafter is to attach; None where it takes none."""
     checks_drafter: bool
     """Whether the first drafter that is attached is to be tried."""
+    channel_problem: str | None = None
+    """Why GPU memory does not carry rounds, where that is known before a drafter attaches."""
 
 
 def name_of(client_id: str, number: int) -> str:

@@ -96,7 +96,7 @@ def serve(link: Link) -> bool:
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)
-    link.send((ToReplica.STARTED, EngineStarted(setup.info, name, setup.check_drafter is not None)))
+    link.send((ToReplica.STARTED, EngineStarted(setup.info, name, setup.check_drafter is not None, channel and channel.problem)))
     try:
         return loop.run()
     finally:
@@ -122,9 +122,13 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
     build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
-    if not config.has_drafter() or setup.channel_spec is None:
+    if not config.has_drafter() or not (setup.channel_spec or config.drafts_in_engine()):
         return setup, None
-    from wingbeat.deployments.replica.engine.pair_channel import PairChannel
+    from wingbeat.deployments.replica.engine.pair_channel import PairChannel, own_memory
+
+    if config.drafts_in_engine():
+        setup.take_drafter_in(own_memory(config))
+        return setup, None
 
     return setup, PairChannel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.kv.block_hashes import CacheLog
+    from wingbeat.runtime.inner_drafter import ChannelFactory
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -78,3 +79,5 @@ class EngineSetup(NamedTuple):
     """On top of its model; None where it serves none."""
     prefixes: "PrefixKeeper | None" = None
     """Keeps saved prefixes in the engine; None where there is no such thing."""
+    take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
+    """Loads the drafter in this process and attaches it; None where it always has a process of its own."""

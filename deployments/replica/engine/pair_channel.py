@@ -1,10 +1,12 @@
 """The channel in which the engine's and the drafter's process of a configuration meet."""
 
 import logging
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
+from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
 from wingbeat.cluster.channels.cuda_ipc import KIND as CUDA_IPC
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda_runtime import CudaRuntime
@@ -15,6 +17,9 @@ from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddr
 from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.protocol.messages import ChannelSpec
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.inner_drafter import ChannelFactory
 
 logger = logging.getLogger(__name__)
 OWN_DEVICE = torch.device("cuda", 0)
@@ -42,6 +47,9 @@ class PairChannel:
         address: str | None = None,
         runtime: CudaRuntime | None = None,
     ) -> None:
+        self.problem: str | None = None
+        """Why host memory has taken over; None where it has not."""
+        self._said = False
         self._name, self._spec = name, spec
         self._may_fall_back = config.channel == "auto"
         self._channel: ShmChannel | CudaIpcChannel | RemoteChannel
@@ -53,7 +61,7 @@ class PairChannel:
             except ChannelError as error:
                 if not self._may_fall_back:
                     raise
-                self._channel = self._in_host_memory(str(error))
+                self._channel = self._in_host_memory(str(error), said=not config.may_take_drafter_in())
         else:
             self._channel = ShmChannel.create(name, spec)
 
@@ -69,6 +77,8 @@ class PairChannel:
 
     def try_drafter(self) -> None:
         """See that a drafter which has attached is really reached. Raises ChannelError."""
+        if self.problem is not None and not self._said:
+            self._say()
         if isinstance(self._channel, CudaIpcChannel):
             self._channel.try_drafter()
 
@@ -84,13 +94,26 @@ class PairChannel:
         self._channel = self._in_host_memory(reason)
         return self._channel.name
 
-    def _in_host_memory(self, reason: str) -> ShmChannel:
+    def _in_host_memory(self, reason: str, said: bool = True) -> ShmChannel:
+        """Instead of GPU memory; `said` at once, or else once a drafter attaches, if one does."""
+        self.problem = reason
+        if said:
+            self._say()
+        return ShmChannel.create(f"{self._name}.host", self._spec)
+
+    def _say(self) -> None:
+        self._said = True
         logger.warning(
             "GPU memory does not carry rounds between the two processes: %s; host memory does, which costs each round "
             "a copy (channel shm says so without this line)",
-            reason,
+            self.problem,
         )
-        return ShmChannel.create(f"{self._name}.host", self._spec)
+
+
+def own_memory(config: AppConfig) -> "ChannelFactory":
+    """Makes what a drafter within the engine's process meets it in: on the device, where both are on one."""
+    on_gpu = config.resolved_device() == config.drafter_device() == "cuda"
+    return partial(InProcessChannel, device=OWN_DEVICE if on_gpu else None)
 
 
 def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> DrafterSide:

@@ -1,7 +1,7 @@
 """Greedy decoding through the whole engine writes what transformers' generate() writes, token for token."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -54,6 +54,8 @@ AXES = {
     "batch": ["8", "1"],
     "loop": ["waiting", "overlapped"],
     "rounds": ["eager", "graphs"],
+    # Where the drafter is asked: when the verifier waits for its trees, or, as on a GPU, as soon as a round is launched.
+    "drafting": ["awaited", "at once"],
     "room": list(ROOMS),
 }
 ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
@@ -151,7 +153,8 @@ def test_the_text_is_that_of_generate(row, kind_of):
     device = RecordingDevice() if row["rounds"] == "graphs" else None
     length = min(NUM_TOKENS if row["room"] == "roomy" else SHORT, *map(len, ref.continuations))
     count = 8 if row["batch"] == "8" else 2
-    engine = build_engine(ref.loaded, engine_config(speculation, **limits), drafter, InProcessChannel, device)
+    channel = partial(InProcessChannel, device=ref.loaded.device) if row["drafting"] == "at once" else InProcessChannel
+    engine = build_engine(ref.loaded, engine_config(speculation, **limits), drafter, channel, device)
     try:
         tokens = Run(engine, ref.prompts[:count], greedy_params(length)).finish()
     finally:
