@@ -1,13 +1,13 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    .venv/bin/python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--url URL]
+    .venv/bin/python benchmarks/serving.py [--in-engine] [--proxy] [--plain-app] [--overhead] [--fixed] [--url URL]
                                              [--other NAME=DRAFTER]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
 the repeats. `--proxy` sends the same requests through Serve's proxy too, `--plain-app` adds an application without any
-drafter as the baseline, `--other` one with another drafter, whose blocks take turns with the others', `--overhead`
-compares a round with the same engine in this process.
+drafter as the baseline, `--other` one with another drafter, `--in-engine` one whose drafter runs within the engine's
+process; their blocks take turns with the others'. `--overhead` compares a round with the same engine in this process.
 """
 
 import argparse
@@ -39,7 +39,8 @@ from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
-OTHER, PROXIED = "speculative-{}", "{}, by Serve's proxy"
+OTHER, IN_ENGINE = "speculative-{}", "speculative, drafter in the engine"
+PROXIED = "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
 SILENCE_MS = 1e6
@@ -150,7 +151,7 @@ def measure(
                 continue
             series.blocks.append(block)
             if mode.app:
-                hop_of_mode = hop_s if mode.speculation else 0.0
+                hop_of_mode = hop_s if mode.speculation and mode.name != IN_ENGINE else 0.0
                 after = mode.app.stats()
                 series.times.append(between(before["phases"], after["phases"], block.elapsed_s, hop_of_mode))
     return done
@@ -189,7 +190,7 @@ def same_texts(done: list[Series]) -> str:
 
 
 def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
-    """The application to measure, those with other drafters, and the one without where it is asked for."""
+    """The application to measure; where they are asked for, with other drafters, with the drafter elsewhere, without."""
     settings = {
         "model": pair.model,
         "served_model_name": "benchmark",
@@ -203,14 +204,16 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
         OTHER.format(name): other for name, other in other_drafters(args).items()
     }
     configs = {name: AppConfig(drafter=drafter, **settings) for name, drafter in drafters.items()}
+    if args.in_engine:
+        configs[IN_ENGINE] = AppConfig(drafter=str(pair.drafter), drafter_place="engine", **settings)
     if args.plain_app:
         configs[PLAIN] = AppConfig(drafter="none", **settings)
     return configs
 
 
 def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
-    """Plain and speculative requests to the same application, speculative ones to those with other drafters, and plain
-    ones to the one without."""
+    """Plain and speculative requests to the same application, speculative ones to those beside it, and plain ones to
+    the one without a drafter."""
     app = apps[SPECULATIVE]
     modes = [Mode(PLAIN, app.url, False, app)]
     modes += [Mode(name, one.url, True, one) for name, one in apps.items() if name != PLAIN]
@@ -287,6 +290,7 @@ def main() -> None:
     add_model_options(parser)
     add_other_drafters(parser)
     parser.add_argument("--url", help="measure this server in place of starting one")
+    parser.add_argument("--in-engine", action="store_true", help="also measure a drafter within the engine's process")
     parser.add_argument("--proxy", action="store_true", help="also go through Serve's proxy")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
     parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")

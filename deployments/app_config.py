@@ -1,7 +1,7 @@
 """Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 

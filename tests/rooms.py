@@ -58,9 +58,9 @@ deployments.parsing: deployments.options runtime.grammar
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.log deployments.metrics runtime.checks runtime.config
-    runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.kv runtime.lora
-    runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel
-    runtime.verifier.layers runtime.verifier_errors
+    runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.inner_drafter runtime.kv
+    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.start_up:
 deployments.stop_signals:
@@ -95,9 +95,11 @@ runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devi
     runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.histogram:
 runtime.hub: runtime.tensor_files
+runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
+    runtime.verifier.layers
 runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory
-runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.heads runtime.hub runtime.pair
-    runtime.protocol runtime.scheduling runtime.tensor_files runtime.verifier.layers
+runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
+    runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
     runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier

@@ -14,7 +14,7 @@ from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.verifier.loading import trial
 from wingbeat.runtime.vision import encoder
 
-MOST_SETTINGS = 74
+MOST_SETTINGS = 75
 DOCS = Path(__file__).parents[1] / "docs"
 
 

@@ -20,13 +20,14 @@ class DrafterPlaceOptions(ModelOptions):
     )
     drafter_place: Literal["actor", "engine"] = Field(
         "actor",
-        description="Where a verifier's own drafter runs: in an actor of its own, or in the engine's process, without a "
-        "channel, whose failures it then shares. Where it is not given, a GPU without CUDA IPC makes it engine.",
+        description="Where a verifier's drafter runs: in an actor of its own, or in the engine's process, without a "
+        "channel, each ending with the other. Where it is not given, a GPU without CUDA IPC makes it engine.",
     )
     drafter_resources: dict[str, float] | None = Field(
         None,
         description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
+
     @field_validator("drafter_resources", mode="before")
     @classmethod
     def _json_on_the_command_line(cls, value: Any) -> Any:
@@ -53,7 +54,7 @@ class DrafterPlaceOptions(ModelOptions):
         return self.choice().drafts
 
     def has_own_drafter(self) -> bool:
-        """Whether each verifier has a drafter beside it; False where they share some, hold one themselves or have none."""
+        """Whether each verifier has a drafter beside it, not one that is shared, within the engine, or none at all."""
         return self.has_drafter() and self.drafters is None and not self.drafts_in_engine()
 
     def shares_drafters(self) -> bool:

@@ -178,19 +178,20 @@ class Verifier:
         if report is not None:
             self._reports.add(report)
         client = self._engines.client
-        supervisor = self._engines.life.supervisor
-        figures = await client.call("figures")
+        life = self._engines.life
+        figures, supervisor = await client.call("figures"), life.supervisor
+        drafter_pid = 0 if supervisor is None else supervisor.pid
         return {
             **figures.stats,
             "engine_id": self._engine_id,
             "num_requests": client.num_requests,
             "drafter_state": figures.drafter_state,
-            "drafter_pid": 0 if supervisor is None else supervisor.pid,
+            "drafter_pid": figures.pid if life.drafter_place == "engine" else drafter_pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
-            "rank_pids": [] if (ranks := self._engines.life.ranks) is None else ranks.pids,
+            "rank_pids": [] if life.ranks is None else life.ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
             "recording": figures.recording,
             "clients": self._reports.clients(),

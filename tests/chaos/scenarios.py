@@ -43,6 +43,7 @@ class Scenario:
 OF_DRAFTERS = ("kill drafter", "stop drafter", "delay drafter")
 SCENARIOS = {
     "one pair": Scenario((*OF_DRAFTERS, "kill drafter's actor", "exhaust KV", "kill engine", "pause engine"), {}),
+    "drafter in the engine": Scenario(("kill engine", "exhaust KV", "pause engine"), {"drafter_place": "engine"}),
     "two pairs": Scenario(
         (
             "kill engine",

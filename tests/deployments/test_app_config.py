@@ -222,6 +222,31 @@ def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_wi
     assert AppConfig(drafters="none").has_own_drafter()
 
 
+def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
+    gpu = AppConfig(drafter_place="engine", num_gpus_per_verifier=1)
+    assert (gpu.drafter_device(), gpu.engine_config().drafter_beside) == ("cuda", True)
+    cpu = AppConfig(drafter_place="engine")
+    assert (cpu.has_drafter(), cpu.has_own_drafter(), cpu.shares_core()) == (True, False, False)
+    with pytest.raises(ValueError, match="drafter_place is engine and channel is cuda_ipc: there is no channel"):
+        AppConfig(drafter_place="engine", num_gpus_per_verifier=1, channel="cuda_ipc")
+
+
+@pytest.mark.parametrize(
+    ("values", "taken_in"),
+    [
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}, True),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, False),
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "channel": "shm"}, False),
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "drafter_place": "actor"}, False),
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "drafters": {"num": 1}}, False),
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3, "engine_factory": "a:b"}, False),
+        ({}, False),
+    ],
+)
+def test_an_engine_may_take_its_drafter_in_where_both_share_a_gpu_and_nothing_else_was_named(values, taken_in):
+    assert AppConfig(**values).may_take_drafter_in() == taken_in
+
+
 def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
     shares = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
     assert AppConfig(**shares).engine_config().drafter_beside

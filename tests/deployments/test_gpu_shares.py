@@ -42,6 +42,7 @@ def divisible(tmp_path: Path) -> dict[str, Path]:
         ([[BUSY, BUSY]], {}, (0.7, 0.3, "cuda")),
         ([[FREE], [FREE]], {}, (0.7, 0.3, "cuda")),
         ([[FREE]], {"drafter": "ngram"}, (1, 0, "cuda")),
+        ([[FREE]], {"drafter_place": "engine"}, (1, 0, "cuda")),
         ([[FREE]], {"device": "cuda"}, (0.7, 0.3, "cuda")),
         ([[FREE]], {"device": "cpu"}, (0, 0, "cpu")),
         ([[FREE]], {"num_gpus_per_verifier": 0}, (0, 0, "cpu")),

@@ -49,6 +49,23 @@ def test_prompt_lookup_writes_what_the_eagle_pair_writes(start_app, expected):
     assert sum(answer.metrics["speculative_decoding"]["num_drafts"] for answer in answers) > 0
 
 
+def test_a_drafter_within_the_engine_writes_what_the_eagle_pair_writes(start_app, expected, until):
+    with (
+        start_app("e2e-inner", drafter_place="engine", adaptive=False) as app,
+        ThreadPoolExecutor(len(PROMPTS)) as threads,
+    ):
+        before = app.engine()
+        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
+        assert (before["drafter_state"], before["drafter_pid"]) == ("attached", before["engine_pid"])
+        os.kill(before["drafter_pid"], signal.SIGKILL)
+        assert app.text(PROMPTS[0], max_tokens=NUM_TOKENS) == expected[0]
+        after = app.engine()
+        assert after["engine_pid"] != before["engine_pid"]
+        assert after["drafter_state"] == "attached"
+    assert [answer.choices[0].text for answer in answers] == expected
+    assert sum(answer.metrics["speculative_decoding"]["num_drafts"] for answer in answers) > 0
+
+
 def test_overload_is_503_with_retry_after_which_the_client_follows(narrow_app):
     with narrow_app.complete(PROMPTS[0], max_tokens=1500, stream=True) as stream:
         next(iter(stream))

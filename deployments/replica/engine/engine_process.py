@@ -96,7 +96,12 @@ def serve(link: Link) -> bool:
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)
-    link.send((ToReplica.STARTED, EngineStarted(setup.info, name, setup.check_drafter is not None, channel and channel.problem)))
+    link.send(
+        (
+            ToReplica.STARTED,
+            EngineStarted(setup.info, name, setup.check_drafter is not None, channel and channel.problem),
+        )
+    )
     try:
         return loop.run()
     finally:

@@ -12,8 +12,8 @@ from wingbeat.runtime.scheduling.request import Request, RequestOutput
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.compiler import Grammars
-    from wingbeat.runtime.kv.block_hashes import CacheLog
     from wingbeat.runtime.inner_drafter import ChannelFactory
+    from wingbeat.runtime.kv.block_hashes import CacheLog
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.protocol.messages import ChannelSpec

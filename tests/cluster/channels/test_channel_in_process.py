@@ -88,3 +88,13 @@ def test_with_a_device_rounds_go_through_memory_of_its_own_beside_the_hosts() ->
     }
     assert len(memory["host"]) == len(memory["device"]) == 1
     assert memory["host"] != memory["device"]
+
+
+def test_a_pumped_drafter_works_when_a_round_is_published_on_a_device_and_when_it_is_waited_for_without_one() -> None:
+    for device, answered in ((torch.device("cpu"), True), (None, False)):
+        channel = InProcessChannel(SPEC, device)
+        end = channel.drafter_end
+        channel.pump = lambda end=end: end.poll_outcome() is not None and end.publish_reply()
+        round_number = publish(channel.verifier_end)
+        assert end.round_waits() != answered
+        assert channel.verifier_end.wait_reply(round_number, LONG_S) is not None

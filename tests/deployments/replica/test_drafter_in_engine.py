@@ -72,25 +72,26 @@ def test_texts_are_those_of_generate_and_seeded_ones_those_of_plain_decoding(sha
             assert stats["speculation"]["num_accepted_tokens"] > 0
             assert (report["drafter_place"], report["channel"]) == ("engine", None)
             assert report["self_test"]["acceptance_length"] > 1
-            assert not {"drafter_pid", "drafter_incarnation"} & {name for name, value in stats.items() if value}
+            assert stats["drafter_pid"] == stats["engine_pid"]
 
     asyncio.run(asyncio.wait_for(scenario(), 240))
 
 
 @pytest.mark.slow
-def test_what_breaks_the_drafter_breaks_the_engine_and_its_neighbours_texts_are_as_ever():
+def test_what_breaks_the_drafter_breaks_the_engine_and_its_neighbours_texts_are_as_ever(caplog):
     factory = f"{__name__}:build_breakable"
 
     async def scenario() -> None:
         async with pool_of("a", engine_wait_s=240, **SETTINGS, drafter_factory=factory, adaptive=False) as pool:
             before = (await pool.replicas["a"].stats())["engine_pid"]
             others = [asyncio.create_task(collect(pool, request(f"by {n}", one))) for n, one in enumerate(PROMPTS)]
-            with pytest.raises(EnginesEnded, match="the drafter failed: RuntimeError: the drafter is broken"):
+            with pytest.raises(EnginesEnded, match="engines in a row"):
                 await collect(pool, request("poison", (POISON, *PROMPTS[0])))
             assert [tokens(await other) for other in others] == [written(prompt) for prompt in PROMPTS]
             stats = await pool.replicas["a"].stats()
             assert stats["engine_pid"] != before != os.getpid()
             assert stats["num_engine_restarts"] > 0
             assert stats["drafter_state"] == "attached"
+            assert "the engine failed: the drafter failed: RuntimeError: the drafter is broken" in caplog.text
 
     asyncio.run(asyncio.wait_for(scenario(), 240))

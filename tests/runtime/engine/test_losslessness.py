@@ -54,7 +54,7 @@ AXES = {
     "batch": ["8", "1"],
     "loop": ["waiting", "overlapped"],
     "rounds": ["eager", "graphs"],
-    # Where the drafter is asked: when the verifier waits for its trees, or, as on a GPU, as soon as a round is launched.
+    # When the drafter is asked: once the verifier waits for its trees or, as on a GPU, as soon as a round is launched.
     "drafting": ["awaited", "at once"],
     "room": list(ROOMS),
 }

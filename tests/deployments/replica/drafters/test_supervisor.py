@@ -27,6 +27,11 @@ class FakeCalls:
         if name == "fall_back":
             self.world.reasons += arguments
             return self.world.other_channel
+        if name == "take_drafter_in":
+            self.world.taken_in += arguments
+            if self.world.engine_is_full:
+                raise MemoryError("no room for it")
+            return None
         return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
 
 
@@ -80,7 +85,13 @@ class FakeDrafter:
 class World:
     """A supervisor whose successive drafters live as long as the test says; then the engine fails."""
 
-    def __init__(self, *lives_s: float | None, channel: ChannelName = "channel", connects_again: bool = True) -> None:
+    def __init__(
+        self,
+        *lives_s: float | None,
+        channel: ChannelName = "channel",
+        connects_again: bool = True,
+        takes_in: bool = False,
+    ) -> None:
         self.time = FakeTime()
         self.connects_again = connects_again
         self.renewals: list[float | None] = []
@@ -91,6 +102,9 @@ class World:
         self.unreachable, self.other_channel = "", None
         """Where no drafter can attach, and what the engine offers in its place."""
         self.reasons: list[str] = []
+        self.taken_in: list[str] = []
+        """Why the engine was asked to load the drafter itself."""
+        self.engine_is_full = False
         self.attached_to: list[str] = []
         self.engine = FakeCalls(self)
         self.dies_at = 0.0
@@ -98,7 +112,12 @@ class World:
         self.pauses: list[float] = []
         self._lives = list(lives_s)
         self.supervisor = DrafterSupervisor(
-            self.engine.call, channel, self._launch, sleep=self.time.sleep, clock=self.time.clock
+            self.engine.call,
+            channel,
+            self._launch,
+            sleep=self.time.sleep,
+            clock=self.time.clock,
+            takes_in=takes_in,
         )
 
     def _launch(self) -> FakeDrafter:
@@ -234,3 +253,49 @@ def test_without_another_channel_the_start_says_why_the_first_does_not_do():
     world.unreachable = "channel"
     with pytest.raises(DrafterStartError, match="the drafter cannot start: no peer access"):
         asyncio.run(world.supervisor.start(FakeDrafter(world, 0.0)))
+
+
+@pytest.mark.parametrize("problem", [None, "no events between processes"])
+def test_an_engine_that_has_room_takes_the_drafter_in_that_does_not_reach_it(problem: str | None):
+    world = World(takes_in=True)
+    world.unreachable, world.other_channel = "channel", "channel.host"
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 0.0), problem)
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    assert world.taken_in == [problem or "no peer access"]
+    assert (world.num_killed, world.num_launched, world.attached_to, world.reasons) == (1, 0, [], [])
+    assert world.supervisor.taken_in
+    world.supervisor.stop()
+    assert world.num_killed == 1, "there is nothing left to end"
+
+
+def test_an_engine_without_room_for_the_drafter_reaches_another_one_through_host_memory(caplog):
+    world = World(1.0, takes_in=True)
+    world.unreachable, world.other_channel, world.engine_is_full = "channel", "channel.host", True
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 0.0))
+
+    asyncio.run(main())
+    assert (world.taken_in, world.reasons) == (["no peer access"], ["no peer access"])
+    assert (world.num_killed, world.num_launched, world.attached_to) == (1, 1, ["channel.host"])
+    assert world.supervisor.fell_back
+    assert not world.supervisor.taken_in
+    assert "cannot load the drafter itself: no room for it" in caplog.text
+
+
+def test_a_drafter_that_is_lost_later_is_replaced_and_not_taken_in():
+    world = World(30.0, takes_in=True)
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 1.0))
+        world.unreachable = "channel"
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    world.ends_at = 20.0
+    asyncio.run(main())
+    assert world.num_launched > 0
+    assert world.taken_in == []

@@ -27,7 +27,7 @@ SPEC = ChannelSpec(
     block_size=4,
     num_blocks=4,
 )
-ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3, drafter_place="actor")
 
 
 def test_without_gpus_both_sides_meet_in_shared_memory():
@@ -63,6 +63,20 @@ def test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one
     drafter = attach_channel(channel.name, 1, on_gpu=True)
     assert channel.verifier_end.incarnation == 1
     drafter.close()
+    channel.verifier_end.close()
+
+
+def test_a_verifier_that_may_take_its_drafter_in_warns_of_host_memory_only_once_a_drafter_attaches_there(caplog):
+    open_place = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+    assert open_place.may_take_drafter_in()
+    assert not ON_GPU.may_take_drafter_in()
+    cuda = FakeCuda(fail="shares_events")
+    channel = PairChannel(open_place, f"test-channels-{os.getpid()}", SPEC, runtime=cuda)
+    assert "cudaDevAttr" in channel.problem
+    assert not caplog.records
+    for _ in range(2):
+        channel.try_drafter()
+    assert [record.message.count("host memory does") for record in caplog.records] == [1]
     channel.verifier_end.close()
 
 
