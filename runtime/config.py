@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.static_tree import StaticTree
 
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
@@ -41,6 +42,13 @@ class SpeculationConfig:
     adaptive: bool = False
     """Let measured costs and tracked acceptance decide each round's depth and nodes, within the shape above, or that
     nothing is drafted at all."""
+    draft_tree: StaticTree | None = None
+    """Nodes to draft whatever their probabilities: the three numbers follow from it. None drafts the likeliest."""
+
+    @classmethod
+    def of_tree(cls, tree: StaticTree, adaptive: bool = False) -> "SpeculationConfig":
+        """Trees of one shape, which `adaptive` cuts to what pays."""
+        return cls(tree.depth, tree.width, 1 + len(tree.paths), adaptive, tree)
 
     @classmethod
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
@@ -57,11 +65,20 @@ class SpeculationConfig:
             ValueError: a field is out of range.
         """
         given = {"adaptive": True} | given
+        if isinstance(given.get("draft_top_k"), list | tuple):
+            return cls._drawn(**given)
         if device == "cuda":
             return cls(**given)
         fields = {"draft_steps": 7, "draft_top_k": 1} | given
         fields.setdefault("verify_tree_size", max(cls.verify_tree_size, 1 + fields["draft_steps"]))
         return cls(**fields)
+
+    @classmethod
+    def _drawn(cls, draft_top_k: Any, adaptive: bool, **others: int) -> "SpeculationConfig":
+        if others:
+            name, value = next(iter(others.items()))
+            raise ValueError(f"{name} is {value} and draft_top_k is a tree, which says that already: leave {name} out")
+        return cls.of_tree(StaticTree.parse(draft_top_k), adaptive)
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "draft_top_k"):

@@ -16,6 +16,7 @@ class Feature(StrEnum):
     CUDA_WITHOUT_SHARE = "`num_gpus_per_verifier` 0"
     COMPILE = "`compile`"
     DETERMINISTIC = "`deterministic`"
+    DRAWN_TREE = "`draft_top_k` that is a tree"
     DRAFTER_ENGINE = "a drafter that is a TensorRT engine"
     DRAFTER_IN_ENGINE = "`drafter_place` `engine`"
     DRAFTER_SHARE = "`num_gpus_per_drafter`"
@@ -42,6 +43,7 @@ class Feature(StrEnum):
     SLEEP = "`min_replicas` 0"
     STATES = "a model with recurrent state"
     TENSORRT = "`backend` `tensorrt`"
+    TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
     THREADS_TRIED = "`threads` 0"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
     WEIGHTED_DRAFTER = "a drafter with weights, beside a verifier on a GPU"
@@ -132,6 +134,7 @@ REFUSED_TOGETHER = (
     ),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.RANKS, "one rank's GPU would hold more than the others'", "use actor"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
+    Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.PREFIX_DIR, _F.TENSORRT, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),

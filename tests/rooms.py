@@ -52,7 +52,8 @@ deployments.log: deployments.request_context
 deployments.media: deployments.limits runtime.vision
 deployments.metrics: deployments.options deployments.request_context runtime.histogram runtime.scheduling
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
-    runtime.hub runtime.lora runtime.refusals runtime.settings runtime.tensor_files runtime.tensor_parallel
+    runtime.hub runtime.lora runtime.refusals runtime.settings runtime.static_tree runtime.tensor_files
+    runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
@@ -76,13 +77,13 @@ kernels.sampling: kernels.choice
 kernels.tree: kernels.choice kernels.sampling
 runtime.checks: kernels.choice kernels.comparison runtime.config runtime.disk_cache runtime.drafters runtime.engine
     runtime.heads runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints runtime.verifier.loading
-runtime.config: runtime.refusals
+runtime.config: runtime.refusals runtime.static_tree
 runtime.config_numbers:
 runtime.demo:
 runtime.disk_cache:
 runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.graphs runtime.heads
-    runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.tensor_files runtime.verifier
-    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree runtime.tensor_files
+    runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu runtime.config runtime.disk_cache runtime.drafters runtime.grammar
     runtime.graphs runtime.histogram runtime.kv runtime.protocol runtime.round runtime.scheduling
     runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading
@@ -117,6 +118,7 @@ runtime.settings:
 runtime.speculation: runtime.config
 runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round runtime.scheduling
     runtime.verifier_errors
+runtime.static_tree:
 runtime.tensor_files:
 runtime.tensor_parallel: runtime.config runtime.kv runtime.refusals runtime.round runtime.verifier
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors

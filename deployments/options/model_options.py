@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from wingbeat.deployments.options.words import with_nothing_by_word
+from wingbeat.deployments.options.words import object_of_json, with_nothing_by_word
 from wingbeat.runtime.config import (
     PROMPT_TOKENS,
     TREE_FIELDS,
@@ -20,6 +20,7 @@ from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder, folder_problem
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.settings import Settings
+from wingbeat.runtime.static_tree import EXAMPLE, StaticTree
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 _ALLOWED = "must be a directory with a config.json, or org/name of the Hugging Face hub"
@@ -144,8 +145,11 @@ class ModelOptions(LoadOptions):
     draft_steps: int | None = Field(
         None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )
-    draft_top_k: int | None = Field(
-        None, description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}."
+    draft_top_k: int | tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}. Or a tree "
+        f"of one shape, as JSON: the paths of its nodes as ranks among their parents' candidates, such as {EXAMPLE}; "
+        "draft_steps and verify_tree_size then follow from it.",
     )
     verify_tree_size: int | None = Field(
         None,
@@ -186,6 +190,15 @@ class ModelOptions(LoadOptions):
         None, description="Of backend tensorrt: what wingbeat build-engine made of the model and its drafter."
     )
 
+    @field_validator("draft_top_k", mode="before")
+    @classmethod
+    def _tree_of_json(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = object_of_json(value, EXAMPLE)
+        if value is None or isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdecimal()):
+            return value
+        return StaticTree.parse(value).paths
+
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
         if (self.backend == "tensorrt") != (self.engine_dir is not None):
@@ -213,6 +226,8 @@ class ModelOptions(LoadOptions):
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.TENSORRT: (self.backend == "tensorrt", "backend is tensorrt"),
+            Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
+            Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),
             Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
         }
 

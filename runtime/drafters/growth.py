@@ -16,6 +16,7 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.speculation.policy import GrowthRule
@@ -101,7 +102,7 @@ class Growth:
         self._own = pack_mask(own) if packed else own
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
-        self._tables: dict[int, TreeTable] = {}
+        self._tables: dict[int, TreeTable | StaticTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
@@ -186,7 +187,7 @@ class Growth:
         couplings: list[Coupling | None],
         rules: Rules,
     ) -> TokenTree:
-        """Each level expands the top_k best nodes of the level before by cumulative log-probability."""
+        """Each level expands the top_k best nodes of the level before, or those that are drawn."""
         table = self._table(len(roots))
         token_ids, log_probs = self._candidates(logits, couplings[0])
         frontier = table.add_level(0, token_ids, log_probs)
@@ -227,10 +228,14 @@ class Growth:
             token_ids, log_probs = token_ids.expand(-1, width, -1), log_probs.expand(-1, width, -1)
         return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
 
-    def _table(self, num_reqs: int) -> TreeTable:
+    def _table(self, num_reqs: int) -> TreeTable | StaticTable:
         # Kept for good: a captured growth goes on writing into its table.
         if num_reqs not in self._tables:
-            self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, self.draft_token_ids.device)
+            device, drawn = self.draft_token_ids.device, self.speculation.draft_tree
+            if drawn is None:
+                self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, device)
+            else:
+                self._tables[num_reqs] = StaticTable(drawn, num_reqs, self.top_k, device)
         return self._tables[num_reqs]
 
 

@@ -34,6 +34,7 @@ class KernelDrafter(StagedDrafter):
         super().resize(spec, num_slots, num_blocks)
         self._passes = None
         kernels, fits = cpu_kernels(), self.growth.top_k <= len(self.head.draft_token_ids)
+        fits &= self.speculation.draft_tree is None or self.growth.top_k == 1
         if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
             return
         kernel_head = self._kernel_head()

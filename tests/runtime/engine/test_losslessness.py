@@ -29,10 +29,12 @@ from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.static_tree import StaticTree
 
 MODELS = ["llama", "qwen3", "mistral", "gemma3", "qwen3_moe"]
 if DEMO_PAIR.is_dir():
     MODELS.append("demo")
+DRAWN = StaticTree.parse([[0], [1], [3], [0, 0], [0, 2], [1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0, 0]])
 OWN = "own"
 """The model that the drafter was made for, where it cannot draft for another."""
 SHORT = 48
@@ -49,7 +51,7 @@ AXES = {
         *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "user"),
         *("dflash", "jetspec", "dspark", "dflash2", "peagle"),
     ],
-    "shape": ["tree", "chain"],
+    "shape": ["tree", "chain", "drawn"],
     "trees": ["fixed", "adaptive"],
     "batch": ["8", "1"],
     "loop": ["waiting", "overlapped"],
@@ -62,6 +64,9 @@ ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
 ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
 ONLY_FOR_LLAMA |= {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
 ONLY_TREES = {"random", "wrong", "malformed"}
+GROWN = {"eagle", "eagle1", "draft_model", "mtp", "shared_keys", "dflash", "jetspec", "dspark", "dflash2", "peagle"}
+"""Of candidates that have ranks, which a tree may be drawn of."""
+SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": SpeculationConfig.of_tree(DRAWN)}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
 OFTEN_TAKEN = {"right", "random", "ngram"}
 
@@ -73,6 +78,7 @@ def allowed(row):
         (row["model"] == OWN) == (drafter in ONLY_FOR_ITS_OWN)
         and (drafter not in ONLY_FOR_LLAMA or row["model"] == "llama")
         and (drafter not in {*ONLY_TREES, "none"} or row["shape"] == "tree")
+        and (drafter in GROWN or row["shape"] != "drawn")
         and (drafter != "none" or row["trees"] == "fixed")
         and (row["batch"] == "8" or row["room"] != "tight")
     )
@@ -143,7 +149,7 @@ def test_references_are_decisive_and_varied(model):
 @pytest.mark.parametrize("row", table())
 def test_the_text_is_that_of_generate(row, kind_of):
     name = row["drafter"]
-    speculation = replace({"tree": TREE, "chain": CHAIN}[row["shape"]], adaptive=row["trees"] == "adaptive")
+    speculation = replace(SHAPES[row["shape"]], adaptive=row["trees"] == "adaptive")
     if name in KINDS and name != "ngram":
         ref, drafter = kind_of(name).ref, kind_of(name).drafter(speculation)
     else:

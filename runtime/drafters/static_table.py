@@ -1,0 +1,80 @@
+"""Growth of trees whose shape is drawn beforehand: what `kernels.tree.table.TreeTable` does without choosing anything.
+
+Only indices decide, which are the same for every sequence: they lie on the device from the start.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.tree.results import Frontier, GrownTree
+from wingbeat.runtime.static_tree import StaticTree
+
+_LEAST_LOG_PROB = -100.0
+"""Of a candidate that may not follow: it keeps its place in the tree, and paths through it have no weight."""
+
+
+class StaticTable:
+    """The trees of one batch size; reusable, level 0 starts the next one.
+
+    Args:
+        top_k: candidates of each expanded node, and nodes expanded per level; `StaticTree.width`.
+    """
+
+    def __init__(self, tree: StaticTree, num_reqs: int, top_k: int, device: torch.device | str) -> None:
+        self.num_reqs, self.top_k = num_reqs, top_k
+        self._chosen: list[Tensor] = []
+        """Of each level: its nodes among the candidates of all nodes expanded before, int64 [nodes]."""
+        self._expanded: list[Tensor] = []
+        """Of each level: the candidates that are expanded, the first one again where they are fewer, int64 [top_k]."""
+        parents, depths, before, begin, place = [-1], [0], 0, 1, {0: 0}
+        for depth, level in enumerate(tree.levels(), 1):
+            # `place` has the nodes that were expanded by their index in the level before.
+            chosen = [place[parent] * top_k + rank for parent, rank in zip(level.parents, level.ranks, strict=True)]
+            parents += [before + parent for parent in level.parents]
+            depths += [depth] * len(chosen)
+            place = {node: index for index, node in enumerate(level.expanded)}
+            expanded = [chosen[node] for node in level.expanded] or chosen[:1]
+            expanded += expanded[:1] * (top_k - len(expanded))
+            self._chosen.append(torch.tensor(chosen, device=device))
+            self._expanded.append(torch.tensor(expanded, device=device))
+            before, begin = begin, begin + len(chosen)
+        self._parents, self._depths = (torch.tensor(given, device=device) for given in (parents, depths))
+        self._token_ids: list[Tensor] = []
+        self._scores: list[Tensor] = []
+        self._frontier: Frontier | None = None
+
+    def level_start(self, level: int) -> int:
+        """As `TreeTable.level_start`."""
+        return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
+
+    def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
+        """As `TreeTable.add_level`: int64 and float [num_reqs, 1 or top_k, top_k]."""
+        scores = torch.nan_to_num(candidate_log_probs.to(torch.float32), nan=_LEAST_LOG_PROB, neginf=_LEAST_LOG_PROB)
+        scores = scores.clamp(_LEAST_LOG_PROB, 0.0)
+        if level == 0:
+            self._token_ids, self._scores = [], []
+        else:
+            scores = self._frontier.scores[..., None] + scores
+        token_ids, scores = candidate_token_ids.flatten(1), scores.flatten(1)
+        chosen, expanded = self._chosen[level], self._expanded[level]
+        self._token_ids.append(token_ids[:, chosen])
+        self._scores.append(scores[:, chosen])
+        own = expanded.expand(self.num_reqs, -1)
+        parent = torch.zeros_like(own) if level == 0 else own // self.top_k
+        self._frontier = Frontier(token_ids[:, expanded], own + self.level_start(level), scores[:, expanded], parent)
+        return self._frontier
+
+    def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
+        """The levels that were added, as nodes in the order of their depth; the deeper ones are padding."""
+        token_ids = torch.cat([root_token_ids[:, None], *self._token_ids], 1)
+        scores = torch.cat([torch.zeros_like(self._scores[0][:, :1]), *self._scores], 1)
+        grown = token_ids.shape[1]
+        is_grown = torch.arange(num_nodes, device=token_ids.device) < grown
+        pad = torch.nn.functional.pad
+        return GrownTree(
+            token_ids=pad(token_ids, (0, num_nodes - grown)),
+            parents=torch.where(is_grown, self._parents, 0).expand(self.num_reqs, -1),
+            depths=torch.where(is_grown, self._depths, 0).expand(self.num_reqs, -1),
+            scores=pad(scores, (0, num_nodes - grown), value=float("-inf")),
+            num_valid=torch.full_like(root_token_ids, grown),
+        )

@@ -1,0 +1,81 @@
+"""A tree whose shape a user has drawn: which ranks among its parent's candidates are drafted at every node."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+EXAMPLE = "[[0], [1], [0, 0], [0, 1]]"
+MOST_NODES, MOST_DEPTH, MOST_RANK = 1023, 256, 255
+Path = tuple[int, ...]
+
+
+class TreeLevel(NamedTuple):
+    """The nodes of one depth, in the order of their paths."""
+
+    parents: tuple[int, ...]
+    """Of each node: the index of its parent among the nodes of the level before; 0 for children of the root."""
+    ranks: tuple[int, ...]
+    """Of each node: 0 for its parent's likeliest continuation."""
+    expanded: tuple[int, ...]
+    """Indices of the nodes that have children."""
+
+
+class StaticTree(NamedTuple):
+    """Paths of child ranks from the root, by depth and then by rank, as Medusa and EAGLE-1 draw their trees."""
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def parse(cls, given: Any) -> "StaticTree":
+        """From lists of child ranks, in any order.
+
+        Raises:
+            ValueError: it is no tree; names the path, and what is missing or wrong.
+        """
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
+            raise ValueError(f"is {given!r}: give a number, or a tree as paths of ranks such as {EXAMPLE}")
+        paths = [_path(one) for one in given]
+        if not paths:
+            raise ValueError("is a tree without paths: drafter 'none' switches drafting off")
+        known: set[Path] = {()}
+        for path in sorted(paths, key=lambda path: (len(path), path)):
+            if path in known:
+                raise ValueError(f"is a tree that has the path {list(path)} twice")
+            if path[:-1] not in known:
+                raise ValueError(f"is a tree with the path {list(path)} and without {list(path[:-1])}")
+            known.add(path)
+        if len(paths) > MOST_NODES:
+            raise ValueError(f"is a tree of {len(paths)} paths: use at most {MOST_NODES}")
+        return cls(tuple(sorted(paths, key=lambda path: (len(path), path))))
+
+    @property
+    def depth(self) -> int:
+        """Of its deepest node."""
+        return len(self.paths[-1])
+
+    @property
+    def width(self) -> int:
+        """Candidates that every expanded node has to give, or the most nodes that a level expands if that is more."""
+        return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
+
+    def levels(self) -> list[TreeLevel]:
+        """From the root's children on."""
+        found, before = [], [()]
+        inner = {path[:-1] for path in self.paths}
+        for depth in range(1, self.depth + 1):
+            nodes = [path for path in self.paths if len(path) == depth]
+            number = {path: index for index, path in enumerate(before)}
+            parents = tuple(number[path[:-1]] for path in nodes)
+            expanded = tuple(index for index, path in enumerate(nodes) if path in inner)
+            found.append(TreeLevel(parents, tuple(path[-1] for path in nodes), expanded))
+            before = nodes
+        return found
+
+
+def _path(given: Any) -> Path:
+    ranks = given if isinstance(given, list | tuple) else []
+    whole = all(isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= MOST_RANK for rank in ranks)
+    if not ranks or not whole or len(ranks) > MOST_DEPTH:
+        raise ValueError(
+            f"is a tree with the path {given!r}: a path is a list of 1 to {MOST_DEPTH} ranks from 0 to {MOST_RANK}"
+        )
+    return tuple(ranks)
