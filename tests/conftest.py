@@ -168,7 +168,8 @@ def ray_cluster() -> Iterator[str]:
         include_dashboard=False,
         object_store_memory=200 * 2**20,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
+        # This checkout, whichever is installed.
+        runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}"}},
     )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

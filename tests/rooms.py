@@ -80,10 +80,11 @@ runtime.checks: kernels.choice kernels.comparison runtime.config runtime.disk_ca
 runtime.config: runtime.refusals runtime.static_tree
 runtime.config_numbers:
 runtime.demo:
+runtime.device_clock:
 runtime.disk_cache:
-runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.graphs runtime.heads
-    runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree runtime.tensor_files
-    runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.device_clock runtime.graphs
+    runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree
+    runtime.tensor_files runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu runtime.config runtime.disk_cache runtime.drafters runtime.grammar
     runtime.graphs runtime.histogram runtime.kv runtime.protocol runtime.round runtime.scheduling
     runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading
@@ -111,8 +112,8 @@ runtime.protocol: runtime.config
 runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runtime.protocol runtime.round
     runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
 runtime.refusals:
-runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.graphs runtime.kv runtime.protocol
-    runtime.scheduling runtime.speculation
+runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
+    runtime.protocol runtime.scheduling runtime.speculation
 runtime.scheduling: runtime.config runtime.kv runtime.lora
 runtime.settings:
 runtime.speculation: runtime.config
@@ -140,7 +141,7 @@ runtime.verifier.loading: kernels.cpu runtime.config runtime.disk_cache runtime.
     runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.vision
 runtime.verifier_errors:
-runtime.vision: runtime.protocol runtime.round runtime.scheduling
+runtime.vision: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
 """
 """Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
 is `deployments.replica.engine.live_recording`, which a setting opens."""

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
-Events = Sequence[tuple[str, float, float, dict[str, Any] | None]]
+Events = Sequence[tuple[str, float, float, dict[str, Any] | None, str]]
 """`wingbeat.runtime.engine.clocks.TraceEvent`s as they travel."""
 Record = Callable[[str, float], Awaitable[Events]]
 """From an engine's id and seconds to its recording; raises whatever the transport raises."""
 LATE_S = 5.0
 """What an engine has to hand over its recording."""
-PHASES, ROUNDS = 0, 1
+PHASES, ROUNDS, DRAFTER = 0, 1, 3
 """Rows of an engine. Two rounds overlap where the host is ahead of the device, so they take a second row in turn."""
 
 
@@ -28,18 +28,20 @@ def chrome_trace(recordings: dict[str, Events | None]) -> bytes:
     """One process per engine, in the order given; times in microseconds."""
     shown: list[dict[str, Any]] = []
     for pid, (engine_id, events) in enumerate(recordings.items()):
-        rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds"}
+        rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds", DRAFTER: "drafter"}
         shown.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"engine {engine_id}"}})
         shown += [
             {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
             for tid, name in rows.items()
         ]
         num_rounds = 0
-        for name, start_s, seconds, details in events or ():
-            event = {"ph": "X", "pid": pid, "tid": PHASES, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * seconds}
+        for name, start_s, seconds, details, row in events or ():
+            tid = DRAFTER if row == "drafter" else PHASES
+            if row == "rounds":
+                tid, num_rounds = ROUNDS + num_rounds % 2, num_rounds + 1
+            event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * seconds}
             if details is not None:
-                event |= {"tid": ROUNDS + num_rounds % 2, "args": details}
-                num_rounds += 1
+                event["args"] = details
             shown.append(event)
     silent = [engine_id for engine_id, events in recordings.items() if events is None]
     return json.dumps({"traceEvents": shown, "displayTimeUnit": "ms", "otherData": {"silent": silent}}).encode()

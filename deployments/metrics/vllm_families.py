@@ -1,6 +1,7 @@
 """The application's figures under vLLM's names, so that its dashboards and benchmarks read them."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 
 logger = logging.getLogger(__name__)
 LABELS = ("model_name", "engine")
+LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 Read = Callable[[dict[str, Any]], Any]
 """From an engine's figures to one of them; None where it has none, KeyError where it does not know such figures."""
 
@@ -99,6 +101,7 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
         by_key(snapshot, figure("clients", "ended")),
     )
     yield _cache_config(snapshot)
+    yield _lora_requests(snapshot)
 
 
 def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -139,3 +142,10 @@ def _cache_config(snapshot: FleetSnapshot) -> Metric:
     names = sorted({name for _, config in configs for name in config})
     values = (((*labels, *(config.get(name, "") for name in names)), 1) for labels, config in configs)
     return gauge("vllm:cache_config_info", "The KV cache, in labels.", (*LABELS, *names), values)
+
+
+def _lora_requests(snapshot: FleetSnapshot) -> Metric:
+    """As vLLM has it, whose value is the moment it was read."""
+    found = list(rows(snapshot, figure("loras")))
+    values = (((*labels, *(loras[name] for name in LORA_LABELS)), time.time()) for labels, loras in found)
+    return gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)

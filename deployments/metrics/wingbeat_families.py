@@ -78,6 +78,24 @@ def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
         (*LABELS, "phase"),
         by_key(snapshot, _phases),
     )
+    yield counter(
+        "wingbeat_device_seconds",
+        "Seconds of the devices in each stage: by CUDA events, on CPUs by the host's clock.",
+        (*LABELS, "stage"),
+        by_key(snapshot, figure("device_s")),
+    )
+    stages = rows(snapshot, figure("stages"))
+    yield gauge(
+        "wingbeat_stages",
+        "Stages at one shape that are captured, whose capture failed, and that are eager as another one failed.",
+        (*LABELS, "process", "state"),
+        (
+            ((*labels, process, state), number)
+            for labels, processes in stages
+            for process, counts in processes.items()
+            for state, number in counts.items()
+        ),
+    )
 
 
 def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -172,7 +173,16 @@ class Drafter(ABC):
         """
         return False
 
+    @property
+    def stage_counts(self) -> dict[str, int]:
+        """As `GraphStats.counts`; empty where nothing is captured."""
+        return {}
+
+    on_committed: Callable[[], object] = staticmethod(lambda: None)
+    """Called within a pass, between taking in and proposing."""
+
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """One pass: commit, then a tree per proposal slot; None where there is no proposal."""
         self.commit(batch)
+        self.on_committed()
         return self.propose(batch) if batch.proposal_slots.numel() else None

@@ -48,6 +48,11 @@ class StagedDrafter(Drafter):
         return None if self._stages is None else self._stages.stats
 
     @property
+    def stage_counts(self) -> dict[str, int]:
+        """See `Drafter.stage_counts`."""
+        return {} if self.graph_stats is None else self.graph_stats.counts()
+
+    @property
     def trees_by_slot(self) -> TokenTree | None:
         """See `Drafter.trees_by_slot`."""
         return None if self._stages is None else self._stages.trees
@@ -81,6 +86,7 @@ class StagedDrafter(Drafter):
             return super().draft(batch)
         if batch.chunk_slots:
             self._commit_chunks(batch)
+        self.on_committed()
         return self._stages.propose(batch)
 
     def commit(self, batch: DraftBatch) -> None:

@@ -6,16 +6,19 @@ drafter beside it enqueues its pass without waiting.
 """
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.drafters.draft_room import DraftRoom, first_gap
 from wingbeat.runtime.drafters.merged_batch import Attachment, merge
 from wingbeat.runtime.protocol.ends import DrafterEnd
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
+from wingbeat.runtime.protocol.messages import ChannelSpec, DrafterFigures, Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all, upload
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class DraftWorker:
         """On CPUs, as many threads at most, tried once a verifier is attached; None leaves torch's number."""
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
+        self._watch = PassWatch(drafter)
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier behind this end from the next pass on.
@@ -143,14 +147,16 @@ class DraftWorker:
         self.detach(name)
 
     def _draft(self, pending: Pending) -> None:
+        self._watch.begin()
         if len(self._attached) == 1:
             [(attachment, outcome)] = pending
             apart = attachment.slot_offset or attachment.block_offset
             if not apart and self.drafter.answer(attachment.end, outcome):
-                attachment.end.publish_reply()
-                self._num_failed = 0
+                self._watch.drafted()
+                self._publish(attachment)
                 return
         trees = self.drafter.draft(merge(pending, list(self._attached.values()), self.drafter.device))
+        self._watch.drafted()
         start = 0
         for attachment, outcome in pending:
             count = RoundHeader.read(outcome.header).num_proposals
@@ -159,8 +165,57 @@ class DraftWorker:
                 _write_reply(attachment, outcome, own, self.drafter.trees_by_slot)
             start += count
         for attachment, _ in pending:
-            attachment.end.publish_reply()
+            self._publish(attachment)
+
+    def _publish(self, attachment: Attachment) -> None:
+        end = attachment.end
+        self._watch.figures().write(end.reply.header.numpy())
+        end.publish_reply()
         self._num_failed = 0
+
+
+class PassWatch:
+    """Times the passes of one drafter: on its host by stretches, for a trace, and on its device over all of them."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._device = DeviceClock(drafter.device)
+        self._marks: list[int] = []
+        """Nanoseconds of the host's clock: begun, taken in, drafted."""
+        self._started_ns = 0
+        self._began: Any = None
+        drafter.on_committed = self._committed
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._started_ns, self._marks = time.time_ns(), [time.perf_counter_ns()]
+        self._began = self._device.begin()
+
+    def _committed(self) -> None:
+        self._marks[1:] = [time.perf_counter_ns()]
+        self._device.end("commit", self._began)
+        self._began = self._device.begin()
+
+    def drafted(self) -> None:
+        """The pass has trees; where nobody has said when it had taken in, that is a part of growing them."""
+        if len(self._marks) == 1:
+            self._marks.append(self._marks[0])
+        self._marks.append(time.perf_counter_ns())
+        self._device.end("levels", self._began)
+
+    def figures(self) -> DrafterFigures:
+        """Of the pass, once its answer is written."""
+        begun, taken_in, drafted = self._marks
+        device = self._device.seconds
+        return DrafterFigures(
+            self._started_ns,
+            (taken_in - begun) // 1000,
+            (drafted - taken_in) // 1000,
+            (time.perf_counter_ns() - drafted) // 1000,
+            int(1e6 * device.get("commit", 0.0)),
+            int(1e6 * device.get("levels", 0.0)),
+            **self._drafter.stage_counts,
+        )
 
 
 def _passes(pending: Pending) -> list[Pending]:

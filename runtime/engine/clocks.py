@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.histogram import REQUEST_S, ROUND_TOKENS, Histogram
+from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
+MOST_IDS = 32
+"""Requests of a round that a recording names."""
 MAX_EVENTS = 200_000
 """Of one recording, some minutes of rounds; what comes later is left out."""
 
@@ -23,7 +26,8 @@ class TraceEvent(NamedTuple):
     """Since 1970, so that recordings of several engines lie side by side."""
     seconds: float
     details: dict[str, Any] | None = None
-    """Of a round; None of a phase."""
+    row: str = "phases"
+    """What the stretch is one of: the host's `phases`, `rounds`, or the `drafter`'s own."""
 
 
 class RoundTrace:
@@ -60,8 +64,18 @@ class RoundTrace:
             "tree_nodes": sum(result.num_valid) - len(result.num_valid),
             "tokens": sum(map(len, result.token_ids)) + sum(map(len, result.chunk_token_ids)),
             "forward_ms": round(1e3 * flight.times.forward_s, 3),
+            "requests": flight.plan.request_ids()[:MOST_IDS],
         }
-        self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details))
+        self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details, "rounds"))
+
+    def drafted(self, figures: DrafterFigures, request_ids: list[str]) -> None:
+        """The drafter has answered: what it did, by its own clock, and whom it drew trees for."""
+        begun, details = figures.started_ns, {"requests": request_ids[:MOST_IDS]}
+        for name in ("commit", "levels", "reply"):
+            micros = getattr(figures, f"{name}_us")
+            if micros:
+                self._add(TraceEvent(name, begun / 1e9, micros / 1e6, details, "drafter"))
+            begun += 1000 * micros
 
     def abandoned(self) -> None:
         """The rounds on their way will never be decided."""
@@ -110,11 +124,16 @@ class RoundClock(RoundObserver):
 
     def __init__(self) -> None:
         self._traces: list[RoundTrace] = []
+        self._drafter_us = (0, 0)
+        self.drafter = DrafterFigures()
+        """What the drafter said last."""
         self.reset()
 
     def reset(self) -> None:
         """Start anew, between two rounds."""
         self._num_rounds = 0
+        self.draft_s = {"draft_commit": 0.0, "draft_levels": 0.0}
+        """Seconds of the drafter's device, by stage."""
         self._since = 0.0
         self._open: list[Phase] = []
         self.schedule, self.draft_wait = Phase(self, "schedule"), Phase(self, "draft_wait")
@@ -136,6 +155,23 @@ class RoundClock(RoundObserver):
     def stop(self, trace: RoundTrace) -> None:
         """End a recording."""
         self._traces.remove(trace)
+
+    def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
+        """An answer of the drafter's has come.
+
+        Args:
+            request_ids: whose trees it has.
+        """
+        # Its sums begin at 0 where another drafter has taken over.
+        said = (figures.device_commit_us, figures.device_levels_us)
+        if any(now < before for now, before in zip(said, self._drafter_us, strict=True)):
+            self._drafter_us = (0, 0)
+        for name, now, before in zip(("draft_commit", "draft_levels"), said, self._drafter_us, strict=True):
+            self.draft_s[name] += (now - before) / 1e6
+        self._drafter_us = said
+        self.drafter = figures
+        for trace in self._traces:
+            trace.drafted(figures, request_ids())
 
     def begin(self, phase: Phase) -> None:
         """From now on time is this phase's."""

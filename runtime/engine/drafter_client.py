@@ -21,7 +21,7 @@ from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter,
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
+from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
@@ -156,6 +156,7 @@ class DrafterClient(RoundObserver):
             self.lose()
             return None
         self._heard = True
+        self._clock.drafted(DrafterFigures.read(reply.header), self._asked_ids)
         if self._inbox is not None:
             self._inbox.take(reply)
             return self._inbox
@@ -164,6 +165,9 @@ class DrafterClient(RoundObserver):
             return None
         width = int(trees.num_valid.max())
         return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
+
+    def _asked_ids(self) -> list[str]:
+        return [seq.request.request_id for seq in self._asked]
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""

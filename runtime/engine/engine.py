@@ -9,7 +9,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.assembly import assemble
 from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
-from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
+from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora_requests, stages_of
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
@@ -300,7 +300,7 @@ class Engine:
         """
         self.block_manager.forget()
         self.scheduler.num_preemptions = 0
-        for part in (self.counter, self.clock, self.requests):
+        for part in (self.counter, self.clock, self.requests, self.runner.device_clock):
             part.reset()
         if self.runner.graphs is not None:
             self.runner.graphs.stats.forget_runs()
@@ -311,15 +311,19 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
+        graphs, scheduler = None if self.runner.graphs is None else self.runner.graphs.stats, self.scheduler
         return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
             num_preemptions=self.scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
             phases=self.clock.times,
             policy=self.policy.stats(),
-            graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
+            graphs=graphs,
+            stages=stages_of(graphs, self.clock.drafter),
+            device_s=self.runner.device_clock.seconds | self.loaded.image_seconds() | self.clock.draft_s,
+            loras=lora_requests(scheduler.running, scheduler.waiting, self.config.max_loras),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
             images=self.loaded.image_figures(),

@@ -1,5 +1,6 @@
 """An engine's figures: plain data, copied out of it between two rounds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,8 @@ from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.histogram import Histogram
+from wingbeat.runtime.protocol.messages import DrafterFigures
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
 
@@ -51,6 +54,13 @@ class EngineStats:
     take none."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """The KV cache in words."""
+    loras: dict[str, str] | None = None
+    """The adapters of requests, in vLLM's words; None where none are served."""
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By process, `verifier` and `drafter`: its stages at one shape by what became of them, as `GraphStats.counts`; a
+    process that captures nothing is left out."""
+    device_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the devices by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
 
 
 def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int) -> dict[str, str]:
@@ -61,3 +71,25 @@ def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int) -> d
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "num_gpu_blocks": str(num_blocks),
     }
+
+
+def lora_requests(running: Iterable[Sequence], waiting: Iterable[Sequence], max_loras: int) -> dict[str, str] | None:
+    """Which adapters requests have, under vLLM's names; None where none are served."""
+    if not max_loras:
+        return None
+
+    def names(seqs: Iterable[Sequence]) -> str:
+        return ",".join(sorted({seq.request.adapter.name for seq in seqs if seq.request.adapter is not None}))
+
+    return {
+        "max_lora": str(max_loras),
+        "waiting_lora_adapters": names(waiting),
+        "running_lora_adapters": names(running),
+    }
+
+
+def stages_of(verifier: GraphStats | None, drafter: DrafterFigures) -> dict[str, dict[str, int]]:
+    """Of both processes, as `EngineStats.stages`."""
+    said = {name: getattr(drafter, name) for name in ("captured", "failed", "eager")}
+    found = {"verifier": {} if verifier is None else verifier.counts(), "drafter": said}
+    return {process: counts for process, counts in found.items() if any(counts.values())}

@@ -75,8 +75,14 @@ class GraphStats:
     # No Counters: dataclasses.asdict would count their items.
     replays: dict[Stage, int] = field(default_factory=dict)
     eager_runs: dict[Stage, int] = field(default_factory=dict)
+    num_untried: int = 0
+    """Buckets that were not tried, after another one of their stage had failed."""
     memory_bytes: int = 0
     """Device memory that the captures hold."""
+
+    def counts(self) -> dict[str, int]:
+        """Stages at one of their shapes, by what became of them: those that failed run eagerly too."""
+        return {"captured": len(self.captured), "failed": len(self.failed), "eager": self.num_untried}
 
     def count_replay(self, stage: Stage) -> None:
         """A graph ran."""
@@ -122,6 +128,7 @@ class GraphPool:
         hopeless: set[GraphRunner | Stage] = set()
         for runner, bucket in _with_progress(jobs):
             if runner in hopeless or runner.stage in hopeless:
+                stats.num_untried += 1
                 continue
             error = runner.capture(bucket)
             if error is None or runner.has_graphs or isinstance(_root(error), torch.OutOfMemoryError):

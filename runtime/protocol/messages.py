@@ -147,8 +147,45 @@ class ReplyHeader(NamedTuple):
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: np.ndarray | Tensor) -> None:
-        """Into int64 [8] on the host; the rest of it stays zero."""
+        """Into int64 [8] on the host; the rest is `DrafterFigures`."""
         header[0], header[1] = self
+
+
+class DrafterFigures(NamedTuple):
+    """What a drafter says of itself with every answer: `TreeReply.header` behind `ReplyHeader`; `_us`: microseconds."""
+
+    started_ns: int = 0
+    """When it began with the round, nanoseconds since 1970."""
+    commit_us: int = 0
+    """What its host then took to take in decided tokens."""
+    levels_us: int = 0
+    """And to grow trees: both together where one call or one graph does both."""
+    reply_us: int = 0
+    """And to write the answer."""
+    device_commit_us: int = 0
+    """Of its device, over all rounds so far, as the next."""
+    device_levels_us: int = 0
+    captured: int = 0
+    """Stages at one shape, as `GraphStats.counts`, as the next two."""
+    failed: int = 0
+    eager: int = 0
+
+    @classmethod
+    def read(cls, header: np.ndarray | Tensor) -> "DrafterFigures":
+        """Of a reply's header. Whatever it holds, the figures are in range: a drafter may be on another node."""
+        started_ns, host, reply, commit, levels, stages = header.tolist()[2:8]
+        spans = (host >> 32 & _WORD, host & _WORD, reply & _WORD)
+        counts = (stages & _COUNT, stages >> 20 & _COUNT, stages >> 40 & _COUNT)
+        return cls(max(started_ns, 0), *spans, max(commit, 0), max(levels, 0), *counts)
+
+    def write(self, header: np.ndarray) -> None:
+        """Into a reply's header."""
+        stages = min(self.captured, _COUNT) | min(self.failed, _COUNT) << 20 | min(self.eager, _COUNT) << 40
+        host = min(self.commit_us, _WORD >> 1) << 32 | min(self.levels_us, _WORD)
+        header[2:8] = self.started_ns, host, self.reply_us, self.device_commit_us, self.device_levels_us, stages
+
+
+_WORD, _COUNT = (1 << 32) - 1, (1 << 20) - 1
 
 
 class Outcome(NamedTuple):
@@ -207,7 +244,7 @@ class TreeReply(NamedTuple):
     """Drafter -> verifier, once per round: one token tree per proposal, in the sequence's slot row."""
 
     header: Tensor
-    """int64 [8]: `ReplyHeader`."""
+    """int64 [8]: `ReplyHeader`, then `DrafterFigures`."""
     epochs: Tensor
     """int64 [num_slots]: the epoch each tree was grown for."""
     committed_lens: Tensor

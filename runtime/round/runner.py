@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -71,6 +72,9 @@ class ModelRunner:
         self.slots = slots
         self.config = config
         self.device = slots.device
+        self.device_clock = DeviceClock(self.device)
+        """Of the stages `prefill` (forward passes over pieces of prompts alone), `verify` (over decodes, with pieces
+        beside them) and `accept`."""
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         pieces = graph_device is not None
@@ -136,9 +140,14 @@ class ModelRunner:
                 trees = add_certain(plan, trees.checked(rows), self.config.speculation)
             masks = self.masks.start(plan, trees)
         executor = self.graphs if captured else self.eager
+        clock = self.device_clock
+        began = clock.begin()
         done = executor.forward(plan, rows, trees, num_nodes, masks)
+        clock.end("verify" if plan.decodes else "prefill", began)
+        began = clock.begin()
         accepted = executor.decide(plan, done)
         first = FirstTokens(rows.slots[:0]) if done.chunks is None else self._decide_chunks(plan, done.chunks)
+        clock.end("accept", began)
         return launched_round(plan, accepted, first, done.forward_s, asking=None if captured else plan.asking)
 
     @torch.inference_mode()

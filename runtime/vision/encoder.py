@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.vision.families import VisionFamily
 
@@ -54,6 +55,8 @@ class ImageEncoder:
         self.family = family
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
+        self.device_clock = DeviceClock(model.device)
+        """Of the stage `encoder`, which lies within the verifier's `prefill` or `verify`."""
         self._model = model
         self._towers = _vision_models(model)
         self._known: OrderedDict[bytes, ImageFeatures] = OrderedDict()
@@ -71,7 +74,9 @@ class ImageEncoder:
         self.figures.num_hits += len(found)
         missing = [image for digest, image in wanted.items() if digest not in found]
         for group in _alike(missing):
+            began = self.device_clock.begin()
             made = self._encode(group)
+            self.device_clock.end("encoder", began)
             for image, features in zip(group, made, strict=True):
                 if len(features.embeddings) != image.length:
                     raise ValueError(
@@ -85,6 +90,7 @@ class ImageEncoder:
         """Be as new."""
         self._known.clear()
         self.figures = EncoderFigures()
+        self.device_clock.reset()
 
     def _remember(self, digest: bytes, features: ImageFeatures) -> None:
         self._known[digest] = features

@@ -37,7 +37,8 @@ def main() -> None:
     scenario = SCENARIOS[sys.argv[1]]
     cluster = Cluster()
     cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20, include_dashboard=False)
-    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ROOT}})
+    env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}"}  # this checkout, whichever is installed
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": env})
     nodes = {name: add_node(cluster, scenario, name) for name in scenario.nodes}
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -119,6 +119,10 @@ class LoadedModel:
         """`EncoderFigures` as plain data; None where it serves no images."""
         return None if self.vision is None else asdict(self.vision.encoder.figures)
 
+    def image_seconds(self) -> dict[str, float]:
+        """Of the device, by stage; empty where it serves no images."""
+        return {} if self.vision is None else self.vision.encoder.device_clock.seconds
+
     @property
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers that attend; 0 stands for none."""

@@ -43,6 +43,9 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_spec_tokens": 5,
         "images": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
+        "loras": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},
+        "stages": {"verifier": {"captured": 9, "failed": 1, "eager": 2}},
+        "device_s": {"verify": 1.5, "draft_levels": 0.5},
     }
     return EngineStats(**given | fields)
 
@@ -75,7 +78,11 @@ class Engines:
 
     async def record(self, engine_id: str, seconds: float) -> list[tuple]:
         """What `Verifier.trace` answers, at once."""
-        return [("schedule", 100.0, 0.001, None), ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds})]
+        return [
+            ("schedule", 100.0, 0.001, None, "phases"),
+            ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds, "requests": ["r:1"]}, "rounds"),
+            ("levels", 100.001, 0.002, {"requests": ["r:1"]}, "drafter"),
+        ]
 
 
 class Client:

@@ -26,9 +26,11 @@ def test_every_engine_is_a_process():
     assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
         ("schedule", 100e6, 1000),
         ("round", 100e6, 4000),
+        ("levels", 100.001e6, 2000),
     ]
-    assert spans[1]["args"] == {"decodes": 2, "seconds": 0.5}
-    assert spans[0]["tid"] != spans[1]["tid"]
+    assert spans[1]["args"] == {"decodes": 2, "seconds": 0.5, "requests": ["r:1"]}
+    assert spans[2]["args"] == {"requests": ["r:1"]}
+    assert len({span["tid"] for span in spans}) == 3
 
 
 def test_an_engine_that_hands_over_nothing_is_named():

@@ -1,12 +1,17 @@
 """What an engine says of its requests and rounds agrees with the tokens that it gave out."""
 
 from dataclasses import asdict
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
+from wingbeat.runtime.engine.engine_stats import lora_requests, stages_of
+from wingbeat.runtime.graphs.graph_runner import Bucket, GraphStats, Stage
+from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.scheduling.request import Request
 
 SHORT = 24
@@ -155,7 +160,14 @@ def test_a_recording_holds_the_rounds_between_its_ends(ref, rig):
     assert (len(rounds), len(trace.events)) == (during, num_events)
     assert sum(event.details["tokens"] for event in rounds) >= 2 * SHORT
     assert sum(event.details["prompt_tokens"] for event in rounds) == sum(map(len, ref.prompts[2:4]))
-    phases = {event.name for event in trace.events if event.details is None}
+    ids = {name for event in rounds for name in event.details["requests"]}
+    assert len(ids) == 2
+    drafted = [event for event in trace.events if event.row == "drafter"]
+    assert {"commit", "levels"} <= {event.name for event in drafted}
+    assert all(set(event.details["requests"]) <= ids for event in drafted)
+    began, ended = rounds[0].start_s - 1.0, rounds[-1].start_s + rounds[-1].seconds + 1.0
+    assert all(began < event.start_s < ended for event in drafted), "on the axis of the rounds"
+    phases = {event.name for event in trace.events if event.row == "phases"}
     assert phases == {"schedule", "draft_wait", "accept", "publish", "wait", "update"}
     assert all(event.seconds >= 0 for event in trace.events)
 
@@ -177,6 +189,50 @@ def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, eng
     counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
     assert counts[0] == 9
     assert counts[1] == engine.clock.times.num_rounds - 5
+
+
+def test_devices_are_timed_by_stage_on_both_sides_and_anew_after_a_trial(ref, rig):
+    rig.run(ref.prompts[:2], greedy_params(SHORT))
+    engine = rig.engine
+    seconds = engine.stats().device_s
+    assert seconds.keys() == {"prefill", "verify", "accept", "draft_commit", "draft_levels"}
+    assert all(value > 0 for value in seconds.values())
+    engine.forget()
+    assert not any(engine.stats().device_s.values())
+
+
+def test_a_drafters_figures_survive_the_header_and_come_out_in_range_whatever_it_holds():
+    header = np.zeros(8, dtype=np.int64)
+    figures = DrafterFigures(10**18, 7, 2**32 - 1, 9, 2**40, 5, captured=3, failed=2**20 - 1, eager=1)
+    figures.write(header)
+    assert DrafterFigures.read(header) == figures
+    for hostile in (-1, 2**63 - 1, -(2**63)):
+        header[2:] = hostile
+        read = DrafterFigures.read(header)
+        assert min(read) >= 0
+        assert max(read.commit_us, read.levels_us, read.reply_us) < 2**32
+
+
+def test_stages_that_nobody_captures_are_left_out_and_failures_of_either_process_are_not():
+    failed = GraphStats(captured=[(Stage.DRAFT_ACCEPT, Bucket(1, 1))] * 3, num_untried=2)
+    assert stages_of(None, DrafterFigures()) == {}
+    assert stages_of(failed, DrafterFigures(failed=4)) == {
+        "verifier": {"captured": 3, "failed": 0, "eager": 2},
+        "drafter": {"captured": 0, "failed": 4, "eager": 0},
+    }
+
+
+def test_adapters_of_requests_are_told_by_name():
+    def seq(name):
+        adapter = None if name is None else AdapterName(name, "folder", name)
+        return SimpleNamespace(request=SimpleNamespace(adapter=adapter))
+
+    assert lora_requests([seq("b"), seq("a"), seq(None), seq("b")], [seq("c")], 8) == {
+        "max_lora": "8",
+        "waiting_lora_adapters": "c",
+        "running_lora_adapters": "a,b",
+    }
+    assert lora_requests([seq(None)], [], 0) is None
 
 
 def plain(value: object) -> bool:
