@@ -82,6 +82,7 @@ class DraftWorker:
             self.drafter.try_threads(self.most_threads)
             self.most_threads = None
         self._attached[name] = attached[-1]
+        self._watch.stage_counts = self.drafter.stage_counts
 
     def detach(self, name: str) -> None:
         """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
@@ -178,7 +179,8 @@ class PassWatch:
     """Times the passes of one drafter: on its host by stretches, for a trace, and on its device over all of them."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        self.stage_counts: dict[str, int] = {}
+        """Of the drafter, which captures when a verifier is attached."""
         self._device = DeviceClock(drafter.device)
         self._marks: list[int] = []
         """Nanoseconds of the host's clock: begun, taken in, drafted."""
@@ -214,7 +216,7 @@ class PassWatch:
             (time.perf_counter_ns() - drafted) // 1000,
             int(1e6 * device.get("commit", 0.0)),
             int(1e6 * device.get("levels", 0.0)),
-            **self._drafter.stage_counts,
+            **self.stage_counts,
         )
 
 
