@@ -22,7 +22,7 @@ from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
-from wingbeat.deployments.api.image_prompts import image_reader
+from wingbeat.deployments.api.media_prompts import media_reader
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
@@ -142,7 +142,7 @@ class Router:
 
     def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config
-        images = image_reader(
+        images = media_reader(
             self._pool.info.images, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
         )
         service = CompletionService(

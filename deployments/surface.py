@@ -28,7 +28,7 @@ def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
 
 def media_limits_of(config: AppConfig) -> MediaLimits:
     """How much the images of requests may ask of a router."""
-    held = config.max_image_memory_bytes
+    held = config.max_media_memory_bytes
     return MediaLimits(
         allowed_domains=frozenset(config.allowed_media_domains or ()),
         max_images=config.images_per_request(),

@@ -21,7 +21,7 @@ cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
     deployments.page deployments.parsing deployments.request_context runtime.lora runtime.prefixes
-    runtime.scheduling runtime.text_stream runtime.tokenizer runtime.vision
+    runtime.scheduling runtime.text_stream runtime.tokenizer runtime.media
 deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
     deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
     deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
@@ -49,7 +49,7 @@ deployments.launch: cluster.channels cluster.process_tree deployments.app deploy
 deployments.limits:
 deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
 deployments.log: deployments.request_context
-deployments.media: deployments.limits runtime.vision
+deployments.media: deployments.limits runtime.media
 deployments.metrics: deployments.options deployments.request_context runtime.histogram runtime.scheduling
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.settings runtime.static_tree runtime.tensor_files
@@ -103,6 +103,7 @@ runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory
 runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
     runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
+runtime.media: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
     runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
     runtime.verifier.layers runtime.verifier.loading
@@ -136,12 +137,11 @@ runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runt
 runtime.verifier: runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
 runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
 runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.disk_cache runtime.kv
-    runtime.lora runtime.round runtime.scheduling runtime.state runtime.verifier_errors runtime.vision
+    runtime.lora runtime.round runtime.scheduling runtime.state runtime.verifier_errors runtime.media
 runtime.verifier.loading: kernels.cpu runtime.config runtime.disk_cache runtime.kv runtime.protocol runtime.refusals
     runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
-    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.vision
+    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.media
 runtime.verifier_errors:
-runtime.vision: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
 """
 """Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
 is `deployments.replica.engine.live_recording`, which a setting opens."""

@@ -12,7 +12,7 @@ from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, Sp
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.verifier.loading import trial
-from wingbeat.runtime.vision import encoder
+from wingbeat.runtime.media import encoder
 
 MOST_SETTINGS = 75
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wingbeat.deployments.api import image_prompts
+from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import (
     REMEMBERING,
@@ -42,7 +42,7 @@ from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import ImageReader
+    from wingbeat.deployments.media.reader import MediaReader
 
 _NOTHING = StreamedText("", 0, stopped=False)
 
@@ -56,7 +56,7 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
-        images: "ImageReader | image_prompts.ImagesRefused | None" = None,
+        images: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self.pool = pool
@@ -106,7 +106,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            with image_prompts.held(self.prompts.images, generation.choices[0].request.images):
+            with media_prompts.held(self.prompts.images, generation.choices[0].request.media):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
                 if generation.shares_prompt:
@@ -155,7 +155,7 @@ class CompletionService:
                     # A prompt's first choice alone reports on it.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
-                    f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, images=prompt.images
+                    f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
                 )
                 choices.append(
                     Choice(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wingbeat.deployments.api import image_prompts
+from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
@@ -24,8 +24,8 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import ImageReader
-    from wingbeat.runtime.vision.processor import ReadImage
+    from wingbeat.deployments.media.reader import MediaReader
+    from wingbeat.runtime.media.processor import ReadMedia
 
 PROMPT_END_CHARS = 64
 """More than what a chat template writes to open or close thoughts."""
@@ -177,7 +177,7 @@ class Prompts:
         self,
         pool: EnginePool,
         tokenizer: Tokenizer,
-        images: "ImageReader | image_prompts.ImagesRefused | None" = None,
+        images: "MediaReader | media_prompts.MediaRefused | None" = None,
     ) -> None:
         self.images = images
         self.off_loop = OffLoop()
@@ -199,7 +199,7 @@ class Prompts:
         if body.images:
             if self.adapter_of(body.model) is not None:
                 raise invalid("model", "is an adapter, with which images are not served")
-            images = await image_prompts.read_images(self.images, body)
+            images = await media_prompts.read_media(self.images, body)
             return await asyncio.to_thread(self._chat_prompt, body, images)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
@@ -247,14 +247,14 @@ class Prompts:
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 
-    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadMedia]" = ()) -> Prompt:
         text = self.chat_text(body)
         if (num_tokens := sum(image.num_tokens for image in images)) > self._pool.info.max_model_len:
             raise prompt_too_long("messages", self._pool.info.max_model_len, num_tokens)
-        expanded = image_prompts.expand(self.images, text, images)
+        expanded = media_prompts.expand(self.images, text, images)
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
         return Prompt(
-            token_ids, end=text[-PROMPT_END_CHARS:], images=image_prompts.place(self.images, token_ids, images)
+            token_ids, end=text[-PROMPT_END_CHARS:], images=media_prompts.place(self.images, token_ids, images)
         )
 
     def _tokens(

@@ -14,7 +14,7 @@ _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """By the name of a dtype."""
 GIB = 2**30
-_BUDGETS = ("max_answer_bytes", "max_body_bytes", "max_image_memory_bytes")
+_BUDGETS = ("max_answer_bytes", "max_body_bytes", "max_media_memory_bytes")
 """Settings that say how much of the RAM a router may take."""
 _INT64_BYTES = 8
 

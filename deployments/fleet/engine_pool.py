@@ -32,7 +32,7 @@ from wingbeat.deployments.fleet.interface import (
 )
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.runtime.scheduling.images import prefix_ids
+from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ class EnginePool:
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
         # A prompt that is to be reported on is computed anew, wherever it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
-        token_ids = prefix_ids([*request.prompt_token_ids, *request.output_token_ids], request.images)
+        token_ids = prefix_ids([*request.prompt_token_ids, *request.output_token_ids], request.media)
         return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.adapter_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:

@@ -11,7 +11,7 @@ import msgspec.msgpack
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.block_hashes import CacheChanges
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
     TRIAL_TOKENS,
@@ -48,12 +48,12 @@ class GivenUp(NamedTuple):
     reason: str
 
 
-class SharedImages(NamedTuple):
+class SharedMedia(NamedTuple):
     """Where the images of a request lie while it is on its way to its engine's process."""
 
     path: str
     size: int
-    images: tuple[ImageInput, ...]
+    images: tuple[MediaInput, ...]
     """With the place of each array in the memory as the array."""
 
 
@@ -63,7 +63,7 @@ class WireRequest(NamedTuple):
     number: int
     """Within the connection."""
     request: Request
-    images: SharedImages | None = None
+    images: SharedMedia | None = None
     """Those that are not in the request, because both processes map their memory."""
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wingbeat.deployments.limits import MAX_HELD_IMAGE_BYTES, MAX_IMAGES
+from wingbeat.deployments.limits import MAX_HELD_MEDIA_BYTES, MAX_IMAGES
 
 
 class MediaError(ValueError):
@@ -23,5 +23,5 @@ class MediaLimits:
     timeout_s: float = 5.0
     """To fetch an image, redirects included."""
     max_redirects: int = 3
-    max_held_bytes: int = MAX_HELD_IMAGE_BYTES
+    max_held_bytes: int = MAX_HELD_MEDIA_BYTES
     """Of what is made of images, over all requests of a router that have not ended."""

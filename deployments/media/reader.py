@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from wingbeat.deployments.media.decode import data_url_bytes, decode_image
 from wingbeat.deployments.media.fetch import Fetcher
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.runtime.vision.processor import ImageProcessor, ReadImage
+from wingbeat.runtime.media.processor import ImageProcessor, ReadMedia
 
 _AT_ONCE = 2
 """Images that are decoded at the same time: each may take some hundred megabytes meanwhile."""
 
 
-class BadImage(MediaError):
+class BadMedia(MediaError):
     """Which image of a request cannot be used, and why."""
 
     def __init__(self, index: int, problem: str) -> None:
@@ -20,7 +20,7 @@ class BadImage(MediaError):
         self.index = index
 
 
-class ImageReader:
+class MediaReader:
     """Reads the images of requests for one model."""
 
     def __init__(self, processor: ImageProcessor, limits: MediaLimits, fetcher: Fetcher | None = None) -> None:
@@ -31,11 +31,11 @@ class ImageReader:
         """Of requests that have not ended."""
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, urls: Sequence[str]) -> list[ReadImage]:
+    async def read(self, urls: Sequence[str]) -> list[ReadMedia]:
         """The images, in their order.
 
         Raises:
-            BadImage: one cannot be used.
+            BadMedia: one cannot be used.
         """
         images = []
         for index, url in enumerate(urls):
@@ -44,10 +44,10 @@ class ImageReader:
                 async with self._places:
                     images.append(await asyncio.to_thread(self._read, url, data))
             except MediaError as error:
-                raise BadImage(index, str(error)) from error
+                raise BadMedia(index, str(error)) from error
         return images
 
-    def _read(self, url: str, data: bytes | None) -> ReadImage:
+    def _read(self, url: str, data: bytes | None) -> ReadMedia:
         data = data_url_bytes(url, self.limits) if data is None else data
         picture = decode_image(data, self.limits)
         try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from wingbeat.deployments.limits import MAX_HELD_IMAGE_BYTES, MAX_IMAGES
+from wingbeat.deployments.limits import MAX_HELD_MEDIA_BYTES, MAX_IMAGES
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.deployments.options.words import object_of_json
 
@@ -24,8 +24,8 @@ class MediaOptions(ModelOptions):
         None,
         description=f'Images of one request, such as {{"image": {MAX_IMAGES}}}, which is the default; 0 takes none.',
     )
-    max_image_memory_bytes: int = Field(
-        MAX_HELD_IMAGE_BYTES,
+    max_media_memory_bytes: int = Field(
+        MAX_HELD_MEDIA_BYTES,
         ge=1,
         description="Of what is made of images, over all requests of a router that have not ended; further ones with "
         "images get 503.",

@@ -17,7 +17,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
     owner,
     portable,
 )
-from wingbeat.deployments.replica.engine.shared_images import share_images
+from wingbeat.deployments.replica.engine.shared_media import share_media
 from wingbeat.deployments.replica.engine_watch import EngineWatch, Look
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStreams
@@ -89,7 +89,7 @@ class EngineClient:
             return
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
-            self._close_images(request)
+            self._close_media(request)
             self._trials.ended(request)
         if self.failure is None:
             self._send((ToEngine.DISCONNECT, client_id))
@@ -105,7 +105,7 @@ class EngineClient:
         self.check_alive()
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
-        by_number = {one.number: one for one in self._with_shared_images(client_id, requests)}
+        by_number = {one.number: one for one in self._with_shared_media(client_id, requests)}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, one in by_number.items():
             self._open.setdefault((client_id, number), end)
@@ -114,11 +114,11 @@ class EngineClient:
                 self._trials.submitted((client_id, number))
         self._streams.tell_loads_soon()
 
-    def _with_shared_images(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
+    def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their images in memory that the engine maps; those that find no room fail."""
         for one in requests:
             try:
-                shared, fd = share_images(one)
+                shared, fd = share_media(one)
             except OSError as error:
                 problem = f"its images find no room in memory: {error}"
                 self._streams.get(client_id).give_up(one.number, Verdict.FAILED, problem)
@@ -127,7 +127,7 @@ class EngineClient:
                 self._images.setdefault((client_id, one.number), []).append(fd)
             yield shared
 
-    def _close_images(self, request: tuple[str, int]) -> None:
+    def _close_media(self, request: tuple[str, int]) -> None:
         for fd in self._images.pop(request, ()):
             os.close(fd)
 
@@ -210,7 +210,7 @@ class EngineClient:
                     stream.give_up(number, verdict, reason)
         self._open.clear()
         for request in list(self._images):
-            self._close_images(request)
+            self._close_media(request)
         if self._asking is not None:
             self._asking.cancel()
         self._link.close()
@@ -273,7 +273,7 @@ class EngineClient:
 
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)
-        self._close_images((client_id, number))
+        self._close_media((client_id, number))
         self._trials.ended((client_id, number))
         self.loads.ended(client_id, number)
         self._streams.tell_loads_soon()

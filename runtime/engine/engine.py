@@ -326,7 +326,7 @@ class Engine:
             loras=lora_requests(scheduler.running, scheduler.waiting, self.config.max_loras),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
-            images=self.loaded.image_figures(),
+            media=self.loaded.media_figures(),
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
             **self.counter.figures(),
             **self.block_manager.figures(),

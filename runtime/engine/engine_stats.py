@@ -49,9 +49,8 @@ class EngineStats:
     """Nodes of each verified tree, its root not counted."""
     num_spec_tokens: int = 0
     """Greatest depth of a tree."""
-    images: dict[str, int] | None = None
-    """How many were encoded, how many were known already, and the bytes of what is remembered; None for models that
-    take none."""
+    media: dict[str, float] | None = None
+    """What was asked of the encoder of images or audio (`EncoderFigures`); None for models that take neither."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """The KV cache in words."""
     loras: dict[str, str] | None = None

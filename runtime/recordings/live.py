@@ -186,7 +186,7 @@ class LiveRecording(RoundObserver):
         request_id = seq.request.request_id
         if request_id not in self._requests:
             # A recording holds tokens, which do not tell what an image was.
-            wanted = self._sink.is_open and is_sampled(request_id, self._share) and not seq.request.images
+            wanted = self._sink.is_open and is_sampled(request_id, self._share) and not seq.request.media
             self._requests[request_id] = _Growing(seq) if wanted else None
         return self._requests[request_id]
 

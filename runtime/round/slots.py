@@ -9,7 +9,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.processors import ProcessorTables
-from wingbeat.runtime.scheduling.images import position_delta
+from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -136,7 +136,7 @@ class SlotState:
         self._any_adapted = self._any_adapted or any(seq.adapter_id for seq in seqs)
         if self._any_adapted:
             self.adapter_ids[slots] = adapter_ids
-        deltas = [position_delta(seq.request.images) for seq in seqs]
+        deltas = [position_delta(seq.request.media) for seq in seqs]
         self._any_moved = self._any_moved or any(deltas)
         if self._any_moved:
             self.position_deltas[slots] = upload(deltas, self.device)

@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether its rows are tokens alone, no images, of which none is reported."""
-        return not (self.seq.request.images or self.prompt_targets())
+        return not (self.seq.request.media or self.prompt_targets())
 
     def prompt_targets(self) -> list[int]:
         """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""
@@ -98,5 +98,5 @@ def length_of(seq: Sequence, start: int, length: int, whole_images: bool) -> int
     if not whole_images:
         return length
     end = start + length
-    cut = next((image.start for image in seq.request.images if image.start < end < image.end), end)
+    cut = next((image.start for image in seq.request.media if image.start < end < image.end), end)
     return max(cut - start, 0)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 INT32_MAX = 2**31 - 1
@@ -209,7 +209,7 @@ class Request:
     blame where another one dies."""
     adapter: AdapterName | None = None
     """The LoRA adapter that it runs with; None is the base model."""
-    images: tuple[ImageInput, ...] = field(default=(), compare=False)
+    media: tuple[MediaInput, ...] = field(default=(), compare=False)
     """Of the prompt, in the order of their tokens."""
     fresh: bool = False
     """Whether its prompt is computed from its first token on, wherever it is cached."""

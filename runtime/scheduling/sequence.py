@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from wingbeat.runtime.kv.block_hashes import salted_root
-from wingbeat.runtime.scheduling.images import prefix_ids
+from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.token_reports import TokenReports
@@ -158,8 +158,8 @@ class Sequence:
             self.reports.restart()
 
     def prefix_ids(self) -> list[int]:
-        """What its blocks are hashed by: see `runtime.scheduling.images.prefix_ids`."""
-        return prefix_ids(self.token_ids, self.request.images)
+        """What its blocks are hashed by: see `runtime.scheduling.media.prefix_ids`."""
+        return prefix_ids(self.token_ids, self.request.media)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

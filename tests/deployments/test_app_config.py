@@ -285,5 +285,5 @@ def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_else
 
 def test_no_image_is_larger_than_what_a_router_holds_of_all():
     assert media_limits_of(AppConfig()) == MediaLimits()
-    small = media_limits_of(AppConfig(max_image_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
+    small = media_limits_of(AppConfig(max_media_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
     assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)

@@ -83,7 +83,7 @@ def refusal(name: str) -> str | None:
 def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.MonkeyPatch):
     """What is no quota of a disk or of a moment ends in an error that names it, not in a machine without memory."""
     quotas = {"recording_max_bytes", "max_queued_requests", "max_ongoing_requests"}
-    ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_image_memory_bytes"}
+    ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_media_memory_bytes"}
     monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.free_memory", lambda: 2**33)
     monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.total_memory", lambda: 2**34)
     unbounded = set()

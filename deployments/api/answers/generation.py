@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.parsing.message import Parser, PlainText
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.text_stream import StreamedText, TextStream
@@ -124,7 +124,7 @@ class Prompt(NamedTuple):
     """Text the answer begins with."""
     end: str = ""
     """Of a conversation, the end of its text."""
-    images: tuple[ImageInput, ...] = ()
+    images: tuple[MediaInput, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
+WITH_AUDIO = ("qwen2_audio", "audioflamingo3", "glmasr")
+"""Those that it counts among the models from one sequence to another."""
+_ENCODERS = ("vision_config", "audio_config")
 _GENERATION = "generation_config.json"
 
 
@@ -53,9 +56,9 @@ class ConfigFile:
         return self.fields.get("text_config") or self.fields
 
     @property
-    def has_vision(self) -> bool:
-        """Whether the checkpoint has an encoder of images."""
-        return bool(self.fields.get("vision_config"))
+    def has_media(self) -> bool:
+        """Whether the checkpoint has an encoder of images or audio."""
+        return any(self.fields.get(name) for name in _ENCODERS)
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
@@ -127,8 +130,10 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
 
 def auto_class(kind: str) -> Any:
     """transformers' own class that makes models of a model_type."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
+    if kind in WITH_AUDIO:
+        return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
 
 

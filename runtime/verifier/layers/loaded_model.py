@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.media.rows import Media, MediaPart
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer, states_of
 from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
-from wingbeat.runtime.vision.rows import Images, Vision
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
@@ -45,12 +45,12 @@ class LoadedModel:
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
-    vision: Vision | None = None
-    """Its part that reads images; None where it serves none."""
+    media: MediaPart | None = None
+    """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
-    images: str | None = None
-    """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
+    takes: dict[str, str] = field(default_factory=dict)
+    """By kind of media that it has an encoder for: `scheduling.media.SERVED`, or why they are not served."""
 
     def __post_init__(self) -> None:
         outside = sorted(token_id for token_id in self.eos_token_ids if not 0 <= token_id < self.vocab_size)
@@ -96,7 +96,7 @@ class LoadedModel:
     @property
     def sees_whole_images(self) -> bool:
         """Whether tokens of an image attend to later ones of it."""
-        return self.vision is not None and self.vision.sees_whole_images
+        return self.media is not None and self.media.sees_whole_images
 
     def check_length(self, max_model_len: int) -> None:
         """Raises ValueError where the model has fewer positions."""
@@ -106,18 +106,18 @@ class LoadedModel:
             )
 
     def check(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError for tokens that it does not have, and, beginning with "images", for what `Vision.check`
-        refuses."""
+        """Raises ValueError for tokens that it does not have, and for what `MediaPart.check` refuses."""
         request.check_token_ids(self.vocab_size)
-        if not request.images:
+        if not request.media:
             return
-        if self.vision is None:
-            raise ValueError(f"images cannot be used: {self.images or 'the model takes none'}")
-        self.vision.check(request, most_at_once)
+        if self.media is None:
+            kind = request.media[0].kind
+            raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model takes none')}")
+        self.media.check(request, most_at_once)
 
-    def image_figures(self) -> dict[str, int] | None:
-        """`EncoderFigures` as plain data; None where it serves no images."""
-        return None if self.vision is None else asdict(self.vision.encoder.figures)
+    def media_figures(self) -> dict[str, float] | None:
+        """`EncoderFigures` as plain data; None where it serves no media."""
+        return None if self.media is None else asdict(self.media.encoder.figures)
 
     def image_seconds(self) -> dict[str, float]:
         """Of the device, by stage; empty where it serves no images."""
@@ -159,11 +159,11 @@ def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -
     Args:
         states: keeper of its layers' own states.
     """
-    adapters, vision = loaded.adapters, loaded.vision
+    adapters, media = loaded.adapters, loaded.media
     return (
         *(() if adapters is None else (Adapters(adapters, slots),)),
         *(() if states is None else (states,)),
-        *(() if vision is None else (Images(vision, slots, loaded.model, loaded.decoder_layers),)),
+        *(() if media is None else (Media(media, slots, loaded.model, loaded.decoder_layers),)),
     )
 
 

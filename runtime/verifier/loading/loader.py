@@ -21,6 +21,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
 from wingbeat.runtime.verifier.layers.fused import fuse
+from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.layers.linears import widen_logits
 from wingbeat.runtime.verifier.layers.loaded_model import (
     LoadedModel,
@@ -31,7 +32,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
-from wingbeat.runtime.verifier.loading.image_trial import image_trial
+from wingbeat.runtime.verifier.loading.media_trial import media_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
@@ -82,13 +83,13 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, determi
         stage = "transformers' own generate() fails on it"
         texts = texts_for(model, probed)
         references = reference_logits(model, texts)
-        images = image_trial(model, texts, whole)
+        media = media_trial(model, texts, whole)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.states, whole, deterministic)
         try_model(loaded, references)
         if deterministic:
             try_rows(loaded, texts)
-        images.serve(loaded)
+        media.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
@@ -107,8 +108,8 @@ def _switch(
     whole: bool,
     deterministic: bool,
 ) -> LoadedModel:
-    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), and its
-    logits leave float32 (`widen_logits`)."""
+    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), its
+    logits leave float32 (`widen_logits`), those that are asked for (`keep_logits`)."""
     if states and not whole:
         said = {Feature.STATES: "its layers keep recurrent states", Feature.RANKS: "tensor_parallel_size is above 1"}
         raise UnsupportedModelError(problem(said))
@@ -120,6 +121,7 @@ def _switch(
         fuse(model, layers, probed.layers, deterministic=deterministic)
         widen_logits(model)
         pack_output(model, layers)
+    keep_logits(model)
     if deterministic:
         make_rows_alike(model, layers)
     return LoadedModel(

@@ -23,7 +23,7 @@ from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.images import ImageInput, position_delta
+from wingbeat.runtime.scheduling.media import MediaInput, position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -60,7 +60,7 @@ class TrialText(NamedTuple):
     steps: list[int]
     tree: list[int]
     """Tokens of the nodes; the root is the last step's."""
-    images: tuple[ImageInput, ...] = ()
+    media: tuple[MediaInput, ...] = ()
     """Of the prompt."""
 
     def paths(self) -> Tensor:
@@ -237,7 +237,7 @@ class Trial:
 
     def __init__(self, loaded: LoadedModel, texts: list[TrialText]) -> None:
         self.texts = texts
-        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams(), images=text.images)) for text in texts]
+        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams(), media=text.media)) for text in texts]
         config = EngineConfig(
             max_num_seqs=len(texts),
             max_model_len=max(text.paths().shape[1] for text in texts),
@@ -250,7 +250,7 @@ class Trial:
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         for slot, text in enumerate(texts):
-            self.slots.position_deltas[slot] = position_delta(text.images)
+            self.slots.position_deltas[slot] = position_delta(text.media)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.states: StateKeeper | None = None
         if loaded.mixers:

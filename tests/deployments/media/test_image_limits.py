@@ -11,19 +11,19 @@ import pytest
 from aiohttp import web
 
 from tests.deployments.http_world import TOKENIZER, FakePool
-from tests.deployments.vision_checkpoint import data_url, encoded, image_part, picture
+from tests.deployments.media_checkpoint import data_url, encoded, image_part, picture
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.image_prompts import ImagesRefused, held
+from wingbeat.deployments.api.media_prompts import MediaRefused, held
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.decode import decode_image
 from wingbeat.deployments.media.fetch import Fetcher, is_public
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.deployments.media.reader import ImageReader
-from wingbeat.runtime.scheduling.images import ImageInput
-from wingbeat.runtime.vision.processor import ReadImage
+from wingbeat.deployments.media.reader import MediaReader
+from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.media.processor import ReadMedia
 
 LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), 2, 2**16, 10_000, 0.5, 2)
 GOOD = encoded(picture())
@@ -35,7 +35,7 @@ class NoProcessor:
     def read(self, image):
         if image.width > 20 * image.height:
             raise ValueError("a strip")
-        return ReadImage({}, 1, None)
+        return ReadMedia({}, 1, None)
 
     def expand(self, text, images):
         return text
@@ -45,7 +45,7 @@ class NoProcessor:
 
 
 def service(fetcher=None, limits=LIMITS):
-    return CompletionService(FakePool(), TOKENIZER, images=ImageReader(NoProcessor(), limits, fetcher))
+    return CompletionService(FakePool(), TOKENIZER, images=MediaReader(NoProcessor(), limits, fetcher))
 
 
 def body_of(*urls):
@@ -148,10 +148,10 @@ def test_what_parts_are_read_into_is_no_field_of_a_request():
 
 @pytest.mark.parametrize(
     ("images", "reason"),
-    [(None, "only 'text' is"), (ImagesRefused("images of model_type x are not served"), "model_type x")],
+    [(None, "only 'text' is"), (MediaRefused("images of model_type x are not served"), "model_type x")],
 )
 def test_a_model_without_images_refuses_them_by_the_parts_type(images, reason):
-    served = CompletionService(FakePool(), TOKENIZER, images=images)
+    served = CompletionService(FakePool(), TOKENIZER, media=images)
     with pytest.raises(ApiError, match=reason) as caught:
         asyncio.run(served.plan_chat(body_of(data_url(GOOD))))
     assert (caught.value.status, caught.value.param) == (400, "messages[0].content[1].type")
@@ -295,8 +295,8 @@ def test_which_addresses_are_public(address, public):
 
 
 def test_images_of_running_requests_are_bounded_and_what_has_ended_makes_room():
-    reader = ImageReader(NoProcessor(), MediaLimits(max_held_bytes=100))
-    image = ImageInput.of(0, 1, {"pixel_values": np.zeros(10)})
+    reader = MediaReader(NoProcessor(), MediaLimits(max_held_bytes=100))
+    image = MediaInput.of(0, 1, {"pixel_values": np.zeros(10)})
     with held(reader, (image,)):
         with pytest.raises(EngineOverloaded), held(reader, (image,)):
             pass

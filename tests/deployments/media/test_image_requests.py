@@ -10,17 +10,17 @@ import torch
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from tests.deployments.http_world import FakePool
-from tests.deployments.vision_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
+from tests.deployments.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
 from tests.runtime.models import engine_config, new_engine
-from tests.runtime.vision_world import CONFIGS, random_model
+from tests.runtime.media_world import CONFIGS, random_model
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.image_prompts import ImagesRefused, image_reader
+from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
-from wingbeat.runtime.scheduling.images import SERVED
+from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
+from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -70,8 +70,8 @@ def generated(name, folder):
 def service_of(folder, vocab_size, images=SERVED):
     tokenizer = Tokenizer.load(folder)
     pool = FakePool()
-    pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, images=images)
-    return CompletionService(pool, tokenizer, images=image_reader(images, folder, MediaLimits(), tokenizer))
+    pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, media=images)
+    return CompletionService(pool, tokenizer, images=media_reader(images, folder, MediaLimits(), tokenizer))
 
 
 @pytest.mark.few(1)
@@ -82,8 +82,8 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
     assert loaded.images == SERVED
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_images(WireRequest(3, generation.choices[0].request))
-    request = received(attach_images(packed), "0")
+    packed, memory = share_media(WireRequest(3, generation.choices[0].request))
+    request = received(attach_media(packed), "0")
     engine = new_engine(loaded, engine_config())
     engine.add_request(request)
     tokens = []
@@ -106,18 +106,18 @@ def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
         "import sys\n"
         "sys.modules['PIL'] = sys.modules['aiohttp'] = None\n"
         "import torch\n"
-        "from wingbeat.deployments.api.image_prompts import image_reader\n"
+        "from wingbeat.deployments.api.media_prompts import media_reader\n"
         "from wingbeat.deployments.api.routes import create_app\n"
         "from wingbeat.deployments.app_config import AppConfig\n"
         "from wingbeat.runtime.engine.engine import Engine\n"
         "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "assert image_reader(loaded.images, None, None, None) is None\n"
+        "assert media_reader(loaded.images, None, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    ours = ("wingbeat.runtime.vision", "wingbeat.deployments.media.")
+    ours = ("wingbeat.runtime.media", "wingbeat.deployments.media.")
     assert [name for name in got if name.startswith(ours)] == ["wingbeat.deployments.media.limits"]
 
 
@@ -125,6 +125,6 @@ def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monke
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.decode", raising=False)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.reader", raising=False)
-    refused = image_reader(SERVED, llava, MediaLimits(), Tokenizer.load(llava))
-    assert isinstance(refused, ImagesRefused)
+    refused = media_reader(SERVED, llava, MediaLimits(), Tokenizer.load(llava))
+    assert isinstance(refused, MediaRefused)
     assert "wingbeat[images]" in refused.reason

@@ -1,4 +1,5 @@
-"""Images of a request as an engine gets them: what the model's processor made of each, and where its tokens are."""
+"""Images and sounds of a request as an engine gets them: what the model's processor made of each, and where its
+tokens are."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -6,13 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+IMAGE, AUDIO = "image", "audio"
+"""Kinds of media."""
+ARE = {IMAGE: "images are", AUDIO: "audio is"}
+"""By kind, how errors begin to speak of it."""
 SERVED = "served"
-"""What is said of the images of a model that takes some, where nothing is in the way."""
+"""What is said of a kind of media that a model takes, where nothing is in the way."""
 _WORD = 8
 
 
-class ImageInput(NamedTuple):
-    """One image of a prompt, whose tokens follow one another."""
+class MediaInput(NamedTuple):
+    """One image or sound of a prompt, whose tokens follow one another."""
 
     start: int
     """Position of its first placeholder token."""
@@ -21,21 +26,27 @@ class ImageInput(NamedTuple):
     digest: bytes
     """16 bytes, of the arrays."""
     arrays: dict[str, np.ndarray]
-    """By the name that the model's encoder has for it: pixels, and what says how they lie."""
+    """By the name that the model's encoder has for it: pixels, and what says how they lie; or a spectrogram."""
     grid: tuple[int, int] | None = None
     """Its tokens' rows and columns, where the model rotates by them; None where it rotates by positions alone."""
+    kind: str = IMAGE
 
     @classmethod
     def of(
-        cls, start: int, length: int, arrays: Mapping[str, np.ndarray], grid: tuple[int, int] | None = None
-    ) -> "ImageInput":
+        cls,
+        start: int,
+        length: int,
+        arrays: Mapping[str, np.ndarray],
+        grid: tuple[int, int] | None = None,
+        kind: str = IMAGE,
+    ) -> "MediaInput":
         """With the digest of its arrays."""
         held = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
         digest = blake2b(digest_size=2 * _WORD)
         for name, array in held.items():
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
             digest.update(array.data)
-        return cls(start, length, digest.digest(), held, grid)
+        return cls(start, length, digest.digest(), held, grid, kind)
 
     @property
     def end(self) -> int:
@@ -53,20 +64,20 @@ class ImageInput(NamedTuple):
         return 0 if self.grid is None else max(self.grid) - self.length
 
 
-def position_delta(images: tuple[ImageInput, ...]) -> int:
+def position_delta(media: tuple[MediaInput, ...]) -> int:
     """By how much the text behind all of them is rotated as if it stood elsewhere."""
-    return sum(image.shift for image in images)
+    return sum(one.shift for one in media)
 
 
-def prefix_ids(token_ids: list[int], images: tuple[ImageInput, ...]) -> list[int]:
-    """What a prompt's blocks are hashed by: its tokens, and in the place of placeholders the image's own numbers.
+def prefix_ids(token_ids: list[int], media: tuple[MediaInput, ...]) -> list[int]:
+    """What a prompt's blocks are hashed by: its tokens, and in the place of placeholders the medium's own numbers.
 
     The numbers are below 0, where no token is. Two in a row have all of the digest.
     """
-    if not images:
+    if not media:
         return token_ids
     ids = list(token_ids)
-    for image in images:
-        words = [-1 - (int.from_bytes(image.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
-        ids[image.start : image.end] = [words[index % 2] for index in range(image.length)]
+    for one in media:
+        words = [-1 - (int.from_bytes(one.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
+        ids[one.start : one.end] = [words[index % 2] for index in range(one.length)]
     return ids

@@ -1,4 +1,4 @@
-"""Tiny random vision-language verifiers, prompts with images, and what transformers says they write."""
+"""Tiny random verifiers that take images or audio, prompts with some, and what transformers says they write."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,14 +6,16 @@ from functools import cache
 import numpy as np
 import torch
 from transformers import (
-    AutoModelForImageTextToText,
+    AudioFlamingo3Config,
     CLIPVisionConfig,
     Gemma3Config,
     Gemma3TextConfig,
+    GlmAsrConfig,
     LlamaConfig,
     LlavaConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
+    Qwen2AudioConfig,
     Qwen2VLConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
@@ -22,12 +24,13 @@ from transformers import (
 
 from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import auto_class
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.vision.families import VisionFamily, family_of
+from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
 
 NUM_TOKENS = 30
 PLACEHOLDER = 90
@@ -87,6 +90,22 @@ CONFIGS = {
 }
 """(vocabulary, token that stands for an image) -> a configuration: causal with plain positions, in both directions
 within an image, rotated in grids, and that with features for deeper layers."""
+_LAYERS = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "d_model": 32}
+_HEARS = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "hidden_size": 32}
+_MEL = {"num_mel_bins": 16}
+AUDIO_CONFIGS = {
+    "qwen2_audio": lambda size, mark: Qwen2AudioConfig(
+        audio_config={"model_type": "qwen2_audio_encoder", "max_source_positions": 20} | _LAYERS | _MEL,
+        text_config=_text(size) | {"model_type": "qwen2"},
+        audio_token_index=mark,
+    ),
+    "audioflamingo3": lambda size, mark: AudioFlamingo3Config(
+        audio_config={"model_type": "audioflamingo3_encoder", "max_source_positions": 12} | _HEARS | _MEL,
+        text_config=_text(size) | {"model_type": "qwen2"},
+        audio_token_id=mark,
+    ),
+}
+"""The same of audio: one window, and several; a token is made of 4 frames."""
 
 
 MORE = {
@@ -99,6 +118,15 @@ MORE = {
         vision_config=_GRID | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
         text_config=_text(size) | _ROPE | _EXPERTS,
         **_marks(mark),
+    ),
+    "glmasr": lambda size, mark: GlmAsrConfig(
+        audio_config={"model_type": "glmasr_encoder", "max_position_embeddings": 24}
+        | _HEARS
+        | _MEL
+        | {"intermediate_size": 128},
+        text_config=_text(size) | {"model_type": "llama"},
+        audio_token_id=mark,
+        tie_word_embeddings=False,
     ),
     "llava_siglip": lambda size, mark: LlavaConfig(
         vision_config=SiglipVisionConfig(**_VISION, **_PATCHES),
@@ -113,12 +141,12 @@ MORE = {
 
 @dataclass
 class Shown:
-    """A verifier, prompts with images, and what generate() writes behind each."""
+    """A verifier, prompts with media, and what generate() writes behind each."""
 
     name: str
     loaded: LoadedModel
     prompts: list[list[int]]
-    images: list[tuple[ImageInput, ...]]
+    media: list[tuple[MediaInput, ...]]
     continuations: list[list[int]]
     smallest_gap: float
 
@@ -131,37 +159,42 @@ class Shown:
 def random_model(name: str, vocab_size: int = VOCAB_SIZE, mark: int = PLACEHOLDER) -> PreTrainedModel:
     """A model with random weights, none of which is next to nothing."""
     torch.manual_seed(SEEDS.get(name, 0))
-    config = (CONFIGS | MORE)[name](vocab_size, mark)
-    return add_noise(AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval())
+    config = (CONFIGS | AUDIO_CONFIGS | MORE)[name](vocab_size, mark)
+    return add_noise(auto_class(config.model_type).from_config(config, dtype=torch.float32).eval())
 
 
-def image(model: PreTrainedModel, seed: int, start: int, grid: tuple[int, int] = (2, 3)) -> ImageInput:
-    """An image of noise at a place of a prompt."""
-    config, family = model.config, family_of(model.config)
-    arrays = family.example(config, *grid)
-    random = np.random.default_rng(seed)
-    arrays["pixel_values"] = random.standard_normal(arrays["pixel_values"].shape, dtype=np.float32)
-    return ImageInput.of(start, family.num_tokens(config, arrays), arrays, family.grid(config, arrays))
+def family(model: PreTrainedModel) -> MediaFamily:
+    """That of a model of this world."""
+    return family_of(model.config, FAMILIES[model.config.model_type].kind)
 
 
-def with_images(
+def medium(model: PreTrainedModel, seed: int, start: int, grid: tuple[int, int] = (2, 3)) -> MediaInput:
+    """An image or a sound of noise at a place of a prompt."""
+    config, of = model.config, family(model)
+    arrays = of.example(config, *grid)
+    shown, random = of.inputs[0], np.random.default_rng(seed)
+    arrays[shown] = random.standard_normal(arrays[shown].shape, dtype=np.float32)
+    return MediaInput.of(start, of.num_tokens(config, arrays), arrays, of.grid(config, arrays), of.kind)
+
+
+def with_media(
     model: PreTrainedModel, text: list[int], places: dict[int, tuple[int, tuple[int, int]]]
-) -> tuple[list[int], tuple[ImageInput, ...]]:
-    """A prompt with images in it.
+) -> tuple[list[int], tuple[MediaInput, ...]]:
+    """A prompt with media in it.
 
     Args:
-        places: seed and grid of an image, by its place in the text.
+        places: seed and grid of a medium, by its place in the text.
     """
-    prompt, images = [token % PLACEHOLDER for token in text], []
+    prompt, media = [token % PLACEHOLDER for token in text], []
     for place in sorted(places, reverse=True):
         seed, grid = places[place]
-        size = image(model, seed, 0, grid).length
+        size = medium(model, seed, 0, grid).length
         prompt[place:place] = [PLACEHOLDER] * size
     shift = 0
     for place in sorted(places):
-        images.append(image(model, places[place][0], place + shift, places[place][1]))
-        shift += images[-1].length
-    return prompt, tuple(images)
+        media.append(medium(model, places[place][0], place + shift, places[place][1]))
+        shift += media[-1].length
+    return prompt, tuple(media)
 
 
 _PLACES = (
@@ -175,21 +208,21 @@ _LENS = (6, 27, 12, 33)
 
 @cache
 def shown(name: str) -> Shown:
-    """A model of CONFIGS with prompts that have one image, two, none, and three."""
+    """A model of these configurations with prompts that have one image or sound, two, none, and three."""
     model = random_model(name)
-    pairs = [with_images(model, text, places) for text, places in zip(random_prompts(_LENS), _PLACES, strict=True)]
-    prompts, images = [list(part) for part in zip(*pairs, strict=True)]
+    pairs = [with_media(model, text, places) for text, places in zip(random_prompts(_LENS), _PLACES, strict=True)]
+    prompts, media = [list(part) for part in zip(*pairs, strict=True)]
     texts, gaps = zip(*[written(model, *pair, NUM_TOKENS) for pair in pairs], strict=True)
-    return Shown(name, prepare_model(model, name), prompts, images, list(texts), min(gaps))
+    return Shown(name, prepare_model(model, name), prompts, media, list(texts), min(gaps))
 
 
 def written(
-    model: PreTrainedModel, prompt: list[int], images: tuple[ImageInput, ...], num_tokens: int
+    model: PreTrainedModel, prompt: list[int], media: tuple[MediaInput, ...], num_tokens: int
 ) -> tuple[list[int], float]:
     """What generate() writes by transformers' own attention, and the smallest gap between its two best logits."""
     model.set_attn_implementation("eager")
     token_ids = torch.tensor([prompt])
-    given = inputs(family_of(model.config), images, token_ids, len(prompt))
+    given = inputs(family(model), media, token_ids, len(prompt))
     out = model.generate(
         token_ids,
         attention_mask=torch.ones_like(token_ids),
@@ -208,16 +241,16 @@ def written(
 
 
 def inputs(
-    family: VisionFamily, images: tuple[ImageInput, ...], token_ids: torch.Tensor, num_prompt_tokens: int
+    of: MediaFamily, media: tuple[MediaInput, ...], token_ids: torch.Tensor, num_prompt_tokens: int
 ) -> dict[str, torch.Tensor]:
-    """What transformers' forward takes of the images beside the token ids."""
-    if not images:
+    """What transformers' forward takes of the media beside the token ids."""
+    if not media:
         return {}
-    given = {name: torch.from_numpy(np.concatenate([image.arrays[name] for image in images])) for name in family.inputs}
-    if family.marks is not None:
+    given = {name: torch.from_numpy(np.concatenate([one.arrays[name] for one in media])) for name in of.inputs}
+    if of.marks is not None:
         # An answer may have the token too, which is a word like any other there.
         in_prompt = torch.arange(token_ids.shape[1]) < num_prompt_tokens
-        given[family.marks] = ((token_ids == PLACEHOLDER) & in_prompt).long()
+        given[of.marks] = ((token_ids == PLACEHOLDER) & in_prompt).long()
     return given
 
 
@@ -229,28 +262,28 @@ def forget_positions(model: PreTrainedModel) -> None:
 
 
 class ShownRun(Run):
-    """Requests with images through an engine."""
+    """Requests with media through an engine."""
 
     def __init__(
         self,
         engine: Engine,
         prompts: list[list[int]],
-        images: list[tuple[ImageInput, ...]],
+        media: list[tuple[MediaInput, ...]],
         params: SamplingParams | list[SamplingParams],
     ) -> None:
         super().__init__(engine, [], [])
         many = params if isinstance(params, list) else [params] * len(prompts)
-        for index, (prompt, held, param) in enumerate(zip(prompts, images, many, strict=True)):
-            engine.add_request(Request(str(index), tuple(prompt), param, images=held))
+        for index, (prompt, held, param) in enumerate(zip(prompts, media, many, strict=True)):
+            engine.add_request(Request(str(index), tuple(prompt), param, media=held))
         self.tokens = [[] for _ in prompts]
 
 
 def dense_taps(ref: Shown, layers: tuple[int, ...]) -> list[torch.Tensor]:
     """By reference sequence: what enters those layers, [num_tokens, taps_size], by transformers' own forward pass."""
     model, taps = ref.loaded.model, []
-    family = family_of(model.config)
+    of = family(model)
     model.set_attn_implementation("eager")
-    for sequence, images in zip(ref.sequences, ref.images, strict=True):
+    for sequence, media in zip(ref.sequences, ref.media, strict=True):
         token_ids, entered = torch.tensor([sequence]), []
         hooks = [
             ref.loaded.decoder_layers[layer].register_forward_pre_hook(
@@ -260,7 +293,7 @@ def dense_taps(ref: Shown, layers: tuple[int, ...]) -> list[torch.Tensor]:
             for layer in layers
         ]
         with torch.no_grad():
-            model(token_ids, use_cache=False, **inputs(family, images, token_ids, len(ref.prompts[len(taps)])))
+            model(token_ids, use_cache=False, **inputs(of, media, token_ids, len(ref.prompts[len(taps)])))
         for hook in hooks:
             hook.remove()
         forget_positions(model)

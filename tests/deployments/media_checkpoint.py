@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tests.runtime.vision_world import random_model
+from tests.runtime.media_world import random_model
 
 MARKS = ("<image>", "<begin>", "<end>", "<video>")
 TEMPLATE = (
@@ -31,7 +31,7 @@ PROCESSORS = {
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
-    """A checkpoint of one of `vision_world.CONFIGS`, one token per byte and those that stand for images."""
+    """A checkpoint of one of `media_world.CONFIGS`, one token per byte and those that stand for images."""
     entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,16 +1,17 @@
-"""Models that take images write what generate() writes, whatever is drafted, cached, preempted or replayed."""
+"""Models that take images or audio write what generate() writes, whatever is drafted, cached, preempted or replayed."""
 
 import pytest
 
 from tests.runtime.lossless_table import AXES, drafter_of, rows
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.recorded_graphs import RecordingDevice
-from tests.runtime.vision_world import CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
+from tests.runtime.media_world import AUDIO_CONFIGS, CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
+ALL = CONFIGS | AUDIO_CONFIGS
 ROOMS = {
     "roomy": {},
     # Requests wait for room or are preempted, and prompts come in pieces.
@@ -27,23 +28,23 @@ def run_of():
 
     def make(ref, drafter=None, params=None, speculation=TREE, on_host=None, **limits):
         engines.append(new_engine(ref.loaded, engine_config(speculation, **limits), drafter, on_host))
-        return ShownRun(engines[-1], ref.prompts, ref.images, params or greedy_params(NUM_TOKENS))
+        return ShownRun(engines[-1], ref.prompts, ref.media, params or greedy_params(NUM_TOKENS))
 
     yield make
     for engine in engines:
         engine.model.remove_taps()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_references_are_decisive_and_their_images_are_served(name):
     ref = shown(name)
-    assert ref.loaded.images == "served"
+    assert ref.loaded.takes == {ref.loaded.media.family.kind: "served"}
     assert ref.smallest_gap > 1e-4
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(AXES, rows(CONFIGS, ROOMS))
+@pytest.mark.parametrize(AXES, rows(ALL, ROOMS))
 def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     ref, speculation = shown(model), {"tree": TREE, "chain": CHAIN}[shape]
     on_host = None if device == "host" else False
@@ -54,7 +55,7 @@ def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
     ref = shown(name)
     run = run_of(ref, None, None, CHAIN, **ROOMS["tight"] | {"max_model_len": 120, "enable_prefix_caching": False})
@@ -63,14 +64,14 @@ def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", [*reversed(CONFIGS)])
+@pytest.mark.parametrize("name", [*reversed(ALL)])
 def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
     """A replay rotates what is behind an image by what its slot says then."""
     ref = shown(name)
     limits = engine_config(TREE, max_num_seqs=3, max_num_batched_tokens=40)
     engine = build_engine(ref.loaded, limits, drafter_of("right", ref, TREE), InProcessChannel, RecordingDevice())
     try:
-        run = ShownRun(engine, ref.prompts, ref.images, greedy_params(NUM_TOKENS))
+        run = ShownRun(engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))
         assert run.finish() == ref.continuations
     finally:
         engine.model.remove_taps()
@@ -78,7 +79,7 @@ def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_sampled_text_is_that_of_plain_decoding(run_of, name):
     ref = shown(name)
     params = [SamplingParams(NUM_TOKENS, 0.8, 0.9, seed=seed, ignore_eos=True) for seed in range(len(ref.prompts))]
@@ -92,12 +93,12 @@ def test_sampled_text_is_that_of_plain_decoding(run_of, name):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_prefix_with_the_same_images_is_found_and_its_text_stays(run_of, name):
+@pytest.mark.parametrize("name", ALL)
+def test_a_prefix_with_the_same_media_is_found_and_its_text_stays(run_of, name):
     ref = shown(name)
     first = run_of(ref, block_size=4, num_kv_blocks=400)
     first.finish()
-    again = ShownRun(first.engine, ref.prompts, ref.images, greedy_params(NUM_TOKENS))
+    again = ShownRun(first.engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))
     assert again.finish() == ref.continuations
     assert [again.last[index].num_cached_tokens for index in range(len(ref.prompts))] == [
         (len(prompt) - 1) // 4 * 4 for prompt in ref.prompts
@@ -105,14 +106,16 @@ def test_a_prefix_with_the_same_images_is_found_and_its_text_stays(run_of, name)
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_equal_tokens_of_another_image_share_no_prefix(run_of, name):
     """The text before the image is shared, and nothing behind its first token."""
     ref, other = shown(name), shown(name)
     run = run_of(ref, block_size=4, num_kv_blocks=400)
     run.finish()
-    prompt, (mine, *_) = ref.prompts[0], ref.images[0]
-    changed = mine.of(mine.start, mine.length, {**mine.arrays, "pixel_values": -mine.arrays["pixel_values"]}, mine.grid)
+    prompt, (mine, *_) = ref.prompts[0], ref.media[0]
+    shown_in = ref.loaded.media.family.inputs[0]
+    arrays = {**mine.arrays, shown_in: -mine.arrays[shown_in]}
+    changed = mine.of(mine.start, mine.length, arrays, mine.grid, mine.kind)
     again = ShownRun(run.engine, [prompt], [(changed,)], greedy_params(NUM_TOKENS))
     text = again.finish()
     assert again.last[0].num_cached_tokens == mine.start // 4 * 4
@@ -122,7 +125,7 @@ def test_equal_tokens_of_another_image_share_no_prefix(run_of, name):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_equal_tokens_without_an_image_share_no_prefix_with_it(run_of, name):
     """Placeholders that a caller writes are words of the vocabulary."""
     ref = shown(name)
@@ -130,19 +133,19 @@ def test_equal_tokens_without_an_image_share_no_prefix_with_it(run_of, name):
     run.finish()
     bare = ShownRun(run.engine, [ref.prompts[0]], [()], greedy_params(1))
     bare.finish()
-    assert bare.last[0].num_cached_tokens == ref.images[0][0].start // 4 * 4
+    assert bare.last[0].num_cached_tokens == ref.media[0][0].start // 4 * 4
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["acquire", "wait"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(name, what):
     """Prompts are replayed with their images in them."""
     ref = shown(name)
     taps = dense_taps(ref, TAPS)
     one = Rig(ref, ContextDrafter(ref, taps), lambda end: FailingEnd(end, what, 2, False), max_num_batched_tokens=64)
     try:
-        run = ShownRun(one.engine, ref.prompts, ref.images, greedy_params(NUM_TOKENS))
+        run = ShownRun(one.engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))
         while one.engine.drafter_state == "attached":
             one.step(run)
         one.step(run)
@@ -156,13 +159,13 @@ def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(name, what)
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ALL)
 def test_another_engine_goes_on_from_the_tokens_so_far(run_of, name):
     """As after the loss of the first one, to which the images are handed over too."""
     ref = shown(name)
     begun = [
-        Request(str(index), tuple(prompt), greedy_params(NUM_TOKENS), tuple(tokens[:7]), images=images)
-        for index, (prompt, images, tokens) in enumerate(zip(ref.prompts, ref.images, ref.continuations, strict=True))
+        Request(str(index), tuple(prompt), greedy_params(NUM_TOKENS), tuple(tokens[:7]), media=media)
+        for index, (prompt, media, tokens) in enumerate(zip(ref.prompts, ref.media, ref.continuations, strict=True))
     ]
     engine = new_engine(ref.loaded, engine_config())
     run = ShownRun(engine, [], [], [])

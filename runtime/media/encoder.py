@@ -1,4 +1,4 @@
-"""The vision part of a loaded model: images to embeddings, once each as long as they are remembered."""
+"""The vision or audio part of a loaded model: media to embeddings, once each as long as they are remembered."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -11,16 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.device_clock import DeviceClock
-from wingbeat.runtime.scheduling.images import ImageInput
-from wingbeat.runtime.vision.families import VisionFamily
+from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.scheduling.media import MediaInput
 
 MOST_AT_ONCE = 8
-"""Images of one pass."""
+"""Images or sounds of one pass."""
 _ATTENTION = "sdpa"
 
 
-class ImageFeatures(NamedTuple):
-    """What the language model reads of an image."""
+class MediaFeatures(NamedTuple):
+    """What the language model reads of an image or a sound."""
 
     embeddings: Tensor
     """[length, hidden_size], in the place of its tokens' own."""
@@ -43,47 +43,47 @@ class EncoderFigures:
     """That are remembered now."""
 
 
-class ImageEncoder:
-    """A model's own encoder behind a bounded memory of the images that it was last asked for.
+class MediaEncoder:
+    """A model's own encoder behind a bounded memory of the media that it was last asked for.
 
     Args:
         model: in its final form; its language part may attend by another function.
         max_bytes: of the features that are remembered beyond a call.
     """
 
-    def __init__(self, model: PreTrainedModel, family: VisionFamily, max_bytes: int) -> None:
+    def __init__(self, model: PreTrainedModel, family: MediaFamily, max_bytes: int) -> None:
         self.family = family
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
-        self.device_clock = DeviceClock(model.device)
+        self.device_clock = DeviceClock(next(model.parameters()).device)
         """Of the stage `encoder`, which lies within the verifier's `prefill` or `verify`."""
         self._model = model
-        self._towers = _vision_models(model)
-        self._known: OrderedDict[bytes, ImageFeatures] = OrderedDict()
+        self._towers = _towers(model)
+        self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
 
-    def features(self, images: Iterable[ImageInput]) -> dict[bytes, ImageFeatures]:
+    def features(self, media: Iterable[MediaInput]) -> dict[bytes, MediaFeatures]:
         """By digest.
 
         Raises:
-            ValueError: the encoder makes more or fewer embeddings of an image than it has tokens.
+            ValueError: the encoder makes more or fewer embeddings of a medium than it has tokens.
         """
-        wanted = {image.digest: image for image in images}
+        wanted = {one.digest: one for one in media}
         found = {digest: self._known[digest] for digest in wanted if digest in self._known}
         for digest in found:
             self._known.move_to_end(digest)
         self.figures.num_hits += len(found)
-        missing = [image for digest, image in wanted.items() if digest not in found]
+        missing = [one for digest, one in wanted.items() if digest not in found]
         for group in _alike(missing):
             began = self.device_clock.begin()
             made = self._encode(group)
             self.device_clock.end("encoder", began)
-            for image, features in zip(group, made, strict=True):
-                if len(features.embeddings) != image.length:
+            for one, features in zip(group, made, strict=True):
+                if len(features.embeddings) != one.length:
                     raise ValueError(
-                        f"images: one has {image.length} tokens, and the encoder made {len(features.embeddings)}"
+                        f"{one.kind} of {one.length} tokens, and the encoder made {len(features.embeddings)}"
                     )
-                found[image.digest] = features
-                self._remember(image.digest, features)
+                found[one.digest] = features
+                self._remember(one.digest, features)
         return found
 
     def forget(self) -> None:
@@ -92,7 +92,7 @@ class ImageEncoder:
         self.figures = EncoderFigures()
         self.device_clock.reset()
 
-    def _remember(self, digest: bytes, features: ImageFeatures) -> None:
+    def _remember(self, digest: bytes, features: MediaFeatures) -> None:
         self._known[digest] = features
         self.figures.num_encoded += 1
         self.figures.num_bytes += features.num_bytes
@@ -101,47 +101,47 @@ class ImageEncoder:
             self.figures.num_bytes -= oldest.num_bytes
 
     @torch.inference_mode()
-    def _encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:
+    def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
         for tower in self._towers:
             if tower.config._attn_implementation != _ATTENTION:  # it is set with the language model's
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight
-        arrays = {name: np.concatenate([image.arrays[name] for image in images]) for name in self.family.inputs}
+        arrays = {name: np.concatenate([one.arrays[name] for one in media]) for name in self.family.inputs}
         tensors = {name: torch.from_numpy(array).to(embedding.device) for name, array in arrays.items()}
         tensors = {
             name: tensor.to(embedding.dtype) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
-        output = self._model.get_image_features(**tensors)
-        parts = output.pooler_output
+        output = self.family.encode(self._model, tensors)
+        parts = getattr(output, "pooler_output", output)
         if isinstance(parts, Tensor) and parts.dim() == 2:
-            parts = parts.split([image.length for image in images])
-        deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(images)
+            parts = parts.split([one.length for one in media])
+        deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(media)
         # Parts of one tensor would keep all of it in memory.
         return [
-            ImageFeatures(
+            MediaFeatures(
                 part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)
             )
             for part, layers in zip(parts, deep, strict=True)
         ]
 
 
-def _vision_models(model: PreTrainedModel) -> list[PreTrainedModel]:
+def _towers(model: PreTrainedModel) -> list[PreTrainedModel]:
     """The parts of a model that have an attention setting of their own and are not of its language part."""
     language = {id(part) for part in model.get_decoder().modules()}
     named = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part) not in language]
     return [part for part in named if part.config is not model.config]
 
 
-def _alike(images: list[ImageInput]) -> list[list[ImageInput]]:
+def _alike(media: list[MediaInput]) -> list[list[MediaInput]]:
     """In groups whose arrays can lie side by side."""
-    groups: list[list[ImageInput]] = []
-    open_groups: dict[tuple, list[ImageInput]] = {}
-    for image in images:
-        shape = tuple((name, array.shape[1:], array.dtype) for name, array in image.arrays.items())
+    groups: list[list[MediaInput]] = []
+    open_groups: dict[tuple, list[MediaInput]] = {}
+    for one in media:
+        shape = tuple((name, array.shape[1:], array.dtype) for name, array in one.arrays.items())
         group = open_groups.get(shape)
         if group is None or len(group) == MOST_AT_ONCE:
             group = open_groups[shape] = []
             groups.append(group)
-        group.append(image)
+        group.append(one)
     return groups

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
 
-from tests.runtime.vision_world import CONFIGS, MORE, PLACEHOLDER, image, random_model, shown, with_images
-from wingbeat.runtime.scheduling.images import SERVED
+from tests.runtime.media_world import CONFIGS, MORE, PLACEHOLDER, medium, random_model, shown, with_media
+from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.vision.families import FAMILIES, ImagesNotServed, family_of
-from wingbeat.runtime.vision.positions import rotations
+from wingbeat.runtime.media.families import FAMILIES, MediaNotServed, family_of
+from wingbeat.runtime.media.positions import rotations
 
 
 @pytest.mark.parametrize("grids", [[(2, 3)], [(4, 2), (1, 5)], [(3, 3), (5, 1), (2, 2)]])
@@ -17,7 +17,7 @@ from wingbeat.runtime.vision.positions import rotations
 def test_positions_are_those_of_transformers(name, grids):
     model = shown(name).loaded.model
     places = {3 * index + index * index: (index, grid) for index, grid in enumerate(grids)}
-    prompt, images = with_images(model, list(range(20)), places)
+    prompt, images = with_media(model, list(range(20)), places)
     token_ids = torch.tensor([prompt])
     expected, delta = model.model.get_rope_index(
         token_ids,
@@ -45,27 +45,27 @@ OTHERS = {
 
 @pytest.mark.parametrize("reason", OTHERS)
 def test_other_families_are_refused_by_name(reason):
-    with pytest.raises(ImagesNotServed, match=reason):
-        family_of(OTHERS[reason]())
+    with pytest.raises(MediaNotServed, match=reason):
+        family_of(OTHERS[reason](), "image")
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_the_other_families_pass_the_trial(name):
-    assert prepare_model(random_model(name), name).images == SERVED
+    assert [*prepare_model(random_model(name), name).takes.values()] == [SERVED]
 
 
 def test_a_model_whose_images_come_out_otherwise_is_served_for_text(monkeypatch):
     monkeypatch.setitem(FAMILIES, "qwen2_5_vl", FAMILIES["llava"])
     loaded = prepare_model(random_model("qwen2_5_vl"), "wrong")
-    assert loaded.vision is None
-    assert "images are not served" in loaded.images
+    assert loaded.media is None
+    assert "images are not served" in loaded.takes["image"]
 
 
 def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_image():
-    encoder = shown("qwen3_vl").loaded.vision.encoder
+    encoder = shown("qwen3_vl").loaded.media.encoder
     model = shown("qwen3_vl").loaded.model
     encoder.forget()
-    images = [image(model, seed, 0, grid) for seed, grid in ((1, (2, 3)), (2, (4, 2)), (1, (2, 3)))]
+    images = [medium(model, seed, 0, grid) for seed, grid in ((1, (2, 3)), (2, (4, 2)), (1, (2, 3)))]
     found = encoder.features(images)
     assert [len(found[one.digest].embeddings) for one in images] == [6, 8, 6]
     assert [len(part) for part in found[images[0].digest].deep] == [6, 6]
@@ -75,10 +75,10 @@ def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_
 
 
 def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
-    encoder = shown("llava").loaded.vision.encoder
+    encoder = shown("llava").loaded.media.encoder
     model, before = shown("llava").loaded.model, encoder.max_bytes
     encoder.forget()
-    images = [image(model, seed, 0) for seed in range(3)]
+    images = [medium(model, seed, 0) for seed in range(3)]
     size = encoder.features(images[:1])[images[0].digest].num_bytes
     encoder.max_bytes = 2 * size
     try:
@@ -96,6 +96,6 @@ def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
 
 
 def test_embeddings_of_another_number_than_tokens_are_an_error():
-    encoder, model = shown("llava").loaded.vision.encoder, shown("llava").loaded.model
-    with pytest.raises(ValueError, match="one has 5 tokens, and the encoder made 16"):
-        encoder.features([image(model, 9, 0)._replace(length=5)])
+    encoder, model = shown("llava").loaded.media.encoder, shown("llava").loaded.model
+    with pytest.raises(ValueError, match="image of 5 tokens, and the encoder made 16"):
+        encoder.features([medium(model, 9, 0)._replace(length=5)])

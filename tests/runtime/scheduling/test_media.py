@@ -7,7 +7,7 @@ from wingbeat.cluster.routing import PromptBlocks
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.block_hashes import hash_block, salted_root
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.scheduling.images import ImageInput, prefix_ids
+from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Scheduler
@@ -15,11 +15,11 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 def image(start, length, value=0.0):
-    return ImageInput.of(start, length, {"pixel_values": np.full(3, value)})
+    return MediaInput.of(start, length, {"pixel_values": np.full(3, value)})
 
 
 def seq(num_tokens, *images, computed=0):
-    made = Sequence(Request("a", tuple(range(num_tokens)), SamplingParams(), images=images))
+    made = Sequence(Request("a", tuple(range(num_tokens)), SamplingParams(), media=images))
     made.num_computed = computed
     return made
 
@@ -39,7 +39,7 @@ def test_an_image_waits_for_a_round_that_has_room_for_it():
     config = EngineConfig(max_num_seqs=3, max_model_len=64, max_num_batched_tokens=12, num_kv_blocks=40, block_size=4)
     scheduler = Scheduler(config, BlockManager(40, 4), frozenset(), whole_images=True)
     for name, num_tokens, images in (("a", 9, ()), ("b", 14, (image(0, 10),)), ("c", 3, ())):
-        scheduler.add(Request(name, tuple(range(num_tokens)), SamplingParams(), images=images))
+        scheduler.add(Request(name, tuple(range(num_tokens)), SamplingParams(), media=images))
     rounds = []
     for _ in range(3):
         plan = scheduler.schedule()
@@ -65,7 +65,7 @@ def test_blocks_are_hashed_by_what_an_image_shows_and_as_before_without():
 
 def test_a_router_hashes_a_prompt_with_images_as_its_engine_does():
     sequence = seq(20, image(5, 6))
-    blocks = PromptBlocks(prefix_ids(sequence.token_ids, sequence.request.images), 4, "", "")
+    blocks = PromptBlocks(prefix_ids(sequence.token_ids, sequence.request.media), 4, "", "")
     expected = salted_root("")
     for index in range(4):
         expected = hash_block(expected, sequence.prefix_ids()[4 * index : 4 * index + 4])
@@ -75,7 +75,7 @@ def test_a_router_hashes_a_prompt_with_images_as_its_engine_does():
 def test_the_digest_is_of_names_types_shapes_and_values():
     arrays = {"pixel_values": np.arange(6, dtype=np.float32).reshape(2, 3)}
     digests = {
-        ImageInput.of(0, 1, given).digest
+        MediaInput.of(0, 1, given).digest
         for given in (
             arrays,
             {"pixel": arrays["pixel_values"]},
@@ -85,4 +85,4 @@ def test_the_digest_is_of_names_types_shapes_and_values():
         )
     }
     assert len(digests) == 5
-    assert ImageInput.of(3, 2, {"pixel_values": arrays["pixel_values"].T.copy().T}).digest in digests
+    assert MediaInput.of(3, 2, {"pixel_values": arrays["pixel_values"].T.copy().T}).digest in digests

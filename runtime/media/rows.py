@@ -1,4 +1,4 @@
-"""A round's rows that hold images: their embeddings, what they see, and by which positions they are rotated."""
+"""A round's rows that hold images or audio: their embeddings, what they see, and by which positions they are rotated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from wingbeat.runtime.media.encoder import MediaEncoder
+from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.media.positions import rotations
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import ARE, MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.vision.encoder import ImageEncoder
-from wingbeat.runtime.vision.families import VisionFamily
-from wingbeat.runtime.vision.positions import rotations
 
 _CACHE_BYTES = 2**28
 
 
-class ImageRows(NamedTuple):
-    """Rows of a flattened batch in whose place an image's features come."""
+class MediaRows(NamedTuple):
+    """Rows of a flattened batch in whose place features of media come."""
 
     rows: Tensor
-    """int64 [num_image_rows]"""
+    """int64 [num_media_rows]"""
     embeddings: Tensor
-    """[num_image_rows, hidden_size]"""
+    """[num_media_rows, hidden_size]"""
     deep: tuple[Tensor, ...] = ()
-    """As `ImageFeatures.deep`, of these rows."""
+    """As `MediaFeatures.deep`, of these rows."""
 
 
-class Vision:
-    """What a model that takes images adds to a batch."""
+class MediaPart:
+    """What a model that takes media of one kind adds to a batch."""
 
-    def __init__(self, model: PreTrainedModel, family: VisionFamily) -> None:
+    def __init__(self, model: PreTrainedModel, family: MediaFamily) -> None:
         self.family = family
-        self.encoder = ImageEncoder(model, family, _CACHE_BYTES)
+        self.encoder = MediaEncoder(model, family, _CACHE_BYTES)
         self._config = model.config
 
     @property
@@ -52,52 +52,53 @@ class Vision:
         return self.family.rotates_in_grids
 
     def check(self, request: Request, most_at_once: int) -> None:
-        """Refuse images that the model cannot have.
+        """Refuse media that the model cannot have.
 
         Args:
             most_at_once: prompt tokens of a round.
 
         Raises:
-            ValueError: one line that begins with "images".
+            ValueError: one line that begins with the kind of the media.
         """
+        kind, inputs = self.family.kind, self.family.inputs
         if request.adapter is not None:
-            raise ValueError("images are not served with LoRA adapters")
+            raise ValueError(f"{ARE[kind]} not served with LoRA adapters")
         end = 0
-        for image in request.images:
-            if set(image.arrays) != set(self.family.inputs):
-                raise ValueError(f"images hold {', '.join(image.arrays)}: {', '.join(self.family.inputs)} are needed")
-            if image.length != self.family.num_tokens(self._config, image.arrays):
-                raise ValueError(f"images: {image.length} tokens are not those of the image")
-            if image.start < end or image.end >= len(request.prompt_token_ids):
-                raise ValueError("images overlap, or are not followed by text")
-            if self.sees_whole_images and image.length > most_at_once:
+        for one in request.media:
+            if one.kind != kind or set(one.arrays) != set(inputs):
+                raise ValueError(f"{one.kind} of {', '.join(one.arrays)}: {kind} of {', '.join(inputs)} is needed")
+            if one.length != self.family.num_tokens(self._config, one.arrays):
+                raise ValueError(f"{kind}: {one.length} tokens are not those of its arrays")
+            if one.start < end or one.end >= len(request.prompt_token_ids):
+                raise ValueError(f"{kind} overlaps another one, or is not followed by text")
+            if self.sees_whole_images and one.length > most_at_once:
                 raise ValueError(
-                    f"images: one has {image.length} tokens, and max_num_batched_tokens is {most_at_once}; raise it"
+                    f"{kind} of {one.length} tokens, and max_num_batched_tokens is {most_at_once}; raise it"
                 )
-            end = image.end
+            end = one.end
 
-    def rows(self, chunks: Sequence[Chunk], starts: Sequence[int], device: torch.device) -> ImageRows | None:
-        """Of chunks, whose first rows are `starts`; None where they hold no image."""
+    def rows(self, chunks: Sequence[Chunk], starts: Sequence[int], device: torch.device) -> MediaRows | None:
+        """Of chunks, whose first rows are `starts`; None where they hold no media."""
         within = [
-            (image, start + image_start - chunk.start, image_start - image.start, image_end - image.start)
+            (one, start + first - chunk.start, first - one.start, last - one.start)
             for chunk, start in zip(chunks, starts, strict=True)
-            for image, image_start, image_end in images_within(chunk)
+            for one, first, last in media_within(chunk)
         ]
         if not within:
             return None
-        features = self.encoder.features(image for image, *_ in within)
+        features = self.encoder.features(one for one, *_ in within)
         rows = np.concatenate([np.arange(row, row + last - first) for _, row, first, last in within])
-        parts = [(features[image.digest], slice(first, last)) for image, _, first, last in within]
+        parts = [(features[one.digest], slice(first, last)) for one, _, first, last in within]
         embeddings = torch.cat([of.embeddings[part] for of, part in parts])
         depth = len(parts[0][0].deep)
         deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
-        return ImageRows(upload(rows, device), embeddings, deep)
+        return MediaRows(upload(rows, device), embeddings, deep)
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""
         if not self.sees_whole_images:
             return None
-        spans = [(start - chunk.start, end - chunk.start) for _, start, end in images_within(chunk)]
+        spans = [(start - chunk.start, end - chunk.start) for _, start, end in media_within(chunk)]
         if not spans:
             return None
         seen = torch.ones(chunk.length, chunk.length, dtype=torch.bool).tril()
@@ -112,54 +113,54 @@ class Vision:
         Args:
             positions: of the rows, moved as far as what is behind the images is.
         """
-        with_images = [(chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.images]
+        with_images = [(chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.media]
         if not with_images:
             return positions[None]
         thrice = positions.repeat(3, 1)
         for chunk, start in with_images:
-            found = rotations(chunk.seq.request.images, chunk.start, chunk.start + chunk.length)
+            found = rotations(chunk.seq.request.media, chunk.start, chunk.start + chunk.length)
             thrice[:, start : start + chunk.length] = upload(found, positions.device)
         return thrice[:, None]
 
 
-def images_within(chunk: Chunk) -> list[tuple[ImageInput, int, int]]:
-    """Images with tokens in a chunk, and which: their first position, and the one behind the last."""
+def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
+    """Media with tokens in a chunk, and which: their first position, and the one behind the last."""
     end = chunk.start + chunk.length
     return [
-        (image, max(image.start, chunk.start), min(image.end, end))
-        for image in chunk.seq.request.images
-        if image.start < end and image.end > chunk.start
+        (one, max(one.start, chunk.start), min(one.end, end))
+        for one in chunk.seq.request.media
+        if one.start < end and one.end > chunk.start
     ]
 
 
-class Images(Feature):
-    """Images in prompts: rows that hold their embeddings, which tokens see each other, and how these are rotated."""
+class Media(Feature):
+    """Media in prompts: rows that hold their embeddings, which tokens see each other, and how these are rotated."""
 
-    kind = ImageRows
+    kind = MediaRows
 
-    def __init__(self, vision: Vision, slots: SlotState, model: nn.Module, decoder_layers: nn.ModuleList) -> None:
-        self.vision, self.slots = vision, slots
+    def __init__(self, part: MediaPart, slots: SlotState, model: nn.Module, decoder_layers: nn.ModuleList) -> None:
+        self.part, self.slots = part, slots
         self.model, self.decoder_layers = model, tuple(decoder_layers)
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """See `Feature.visible`."""
-        return self.vision.visible(chunk)
+        return self.part.visible(chunk)
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
         """See `Feature.positions`; [3, 1, num_rows] where images are among the rows."""
-        if not self.vision.rotates_in_grids:
+        if not self.part.rotates_in_grids:
             return positions
         moved = positions[0] + self.slots.position_deltas[placed.slots]
-        return self.vision.rotated(moved, () if placed.plan is None else placed.plan.chunks, placed.starts)
+        return self.part.rotated(moved, () if placed.plan is None else placed.plan.chunks, placed.starts)
 
-    def column(self, placed: Placed) -> ImageRows | None:
+    def column(self, placed: Placed) -> MediaRows | None:
         """See `Feature.column`."""
         if placed.plan is None:
             return None
-        return self.vision.rows(placed.plan.chunks, placed.starts, self.slots.device)
+        return self.part.rows(placed.plan.chunks, placed.starts, self.slots.device)
 
     @contextmanager
-    def entered(self, column: ImageRows | None, inputs: dict[str, Any]) -> Iterator[None]:
+    def entered(self, column: MediaRows | None, inputs: dict[str, Any]) -> Iterator[None]:
         """See `Feature.entered`: embeddings in their rows, and what is added to the results of the first layers."""
         if column is None:
             yield

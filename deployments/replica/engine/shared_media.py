@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.deployments.fleet.wire import SharedImages, WireRequest
+from wingbeat.deployments.fleet.wire import SharedMedia, WireRequest
 from wingbeat.runtime.scheduling.request import Request
 
 _ALIGNMENT = 64
@@ -24,17 +24,17 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def share_images(sent: WireRequest) -> tuple[WireRequest, int | None]:
+def share_media(sent: WireRequest) -> tuple[WireRequest, int | None]:
     """The request with its images in memory of their own, and its file descriptor, which the caller closes.
 
     Raises:
         OSError: there is no room for them.
     """
-    if not sent.request.images:
+    if not sent.request.media:
         return sent, None
     fd, end, images = os.memfd_create("wingbeat-images"), 0, []
     try:
-        for image in sent.request.images:
+        for image in sent.request.media:
             places = {}
             for name, given in image.arrays.items():
                 array = np.ascontiguousarray(given)
@@ -46,11 +46,11 @@ def share_images(sent: WireRequest) -> tuple[WireRequest, int | None]:
     except BaseException:
         os.close(fd)
         raise
-    shared = SharedImages(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(images))
+    shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(images))
     return WireRequest(sent.number, replace(sent.request, images=()), shared), fd
 
 
-def attach_images(sent: WireRequest) -> Request:
+def attach_media(sent: WireRequest) -> Request:
     """The inverse, in the engine's process; nothing is copied.
 
     Raises:

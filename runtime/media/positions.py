@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.media import MediaInput
 
 
-def rotations(images: tuple[ImageInput, ...], begin: int, end: int) -> np.ndarray:
+def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:
     """Of positions `begin` to `end` of a sequence: int64 [3, end - begin].
 
     A text token has one number three times; an image's have its row and column, counted from where it begins, and what

@@ -10,8 +10,8 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import expected_tokens, wait_until
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ARRAYS = {
@@ -19,7 +19,7 @@ ARRAYS = {
     "image_grid_thw": np.array([[1, 4, 6]]),
     "nothing": np.zeros((0, 3), dtype=np.float16),
 }
-IMAGES = (ImageInput.of(1, 2, ARRAYS, (2, 3)), ImageInput.of(4, 1, {"pixel_values": np.ones(3)}))
+IMAGES = (MediaInput.of(1, 2, ARRAYS, (2, 3)), MediaInput.of(4, 1, {"pixel_values": np.ones(3)}))
 
 
 def same(image, other):
@@ -39,30 +39,30 @@ def open_memory():
 
 
 def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
-    packed, memory = share_images(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
-    got = received(attach_images(packed), "a").images
+    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
+    got = received(attach_media(packed), "a").images
     os.close(memory)
     assert all(map(same, got, IMAGES))
-    assert not packed.request.images
+    assert not packed.request.media
     assert not any(isinstance(value, np.ndarray) for image in packed.images.images for value in image.arrays.values())
 
 
 def test_a_request_without_images_is_left_alone():
     packed = WireRequest(7, Request("a", (1, 2, 3), SamplingParams()))
-    assert share_images(packed) == (packed, None)
-    assert attach_images(packed) is packed.request
+    assert share_media(packed) == (packed, None)
+    assert attach_media(packed) is packed.request
 
 
 def test_images_whose_request_has_gone_are_no_images():
-    packed, memory = share_images(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
+    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
     os.close(memory)
     with pytest.raises(OSError, match="No such file"):
-        attach_images(packed)
+        attach_media(packed)
 
 
 def with_images(**fields):
     request = make_request(**fields)
-    return Request(request.request_id, request.prompt_token_ids, request.params, images=IMAGES)
+    return Request(request.request_id, request.prompt_token_ids, request.params, media=IMAGES)
 
 
 def test_the_memory_of_images_goes_with_their_requests():

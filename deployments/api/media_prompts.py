@@ -11,12 +11,12 @@ from wingbeat.deployments.api.bodies.content_parts import ImagePart, unserved_pa
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.runtime.scheduling.images import SERVED, ImageInput
+from wingbeat.runtime.scheduling.media import SERVED, MediaInput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import ImageReader
-    from wingbeat.runtime.vision.processor import ReadImage
+    from wingbeat.deployments.media.reader import MediaReader
+    from wingbeat.runtime.media.processor import ReadMedia
 
 
 logger = logging.getLogger(__name__)
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 NEEDS_PILLOW = "images need Pillow and aiohttp, which are in the extra wingbeat[images]"
 
 
-class ImagesRefused(NamedTuple):
-    """In the place of an `ImageReader`, for a model that could take images."""
+class MediaRefused(NamedTuple):
+    """In the place of an `MediaReader`, for a model that could take images."""
 
     reason: str
 
 
-def image_reader(
+def media_reader(
     images: str | None, folder: Path, limits: MediaLimits, tokenizer: Tokenizer
-) -> "ImageReader | ImagesRefused | None":
+) -> "MediaReader | MediaRefused | None":
     """What reads images for a model; nothing that it needs is imported for a model of text.
 
     Args:
@@ -42,21 +42,21 @@ def image_reader(
     if images is None:
         return None
     if images != SERVED:
-        return ImagesRefused(images)
-    from wingbeat.runtime.vision.families import ImagesNotServed
-    from wingbeat.runtime.vision.processor import ImageProcessor
+        return MediaRefused(images)
+    from wingbeat.runtime.media.families import MediaNotServed
+    from wingbeat.runtime.media.processor import ImageProcessor
 
     try:
-        from wingbeat.deployments.media.reader import ImageReader
+        from wingbeat.deployments.media.reader import MediaReader
 
-        return ImageReader(ImageProcessor.load(folder, tokenizer.hugging_face), limits)
-    except (ImportError, ImagesNotServed) as error:
+        return MediaReader(ImageProcessor.load(folder, tokenizer.hugging_face), limits)
+    except (ImportError, MediaNotServed) as error:
         reason = NEEDS_PILLOW if isinstance(error, ImportError) else str(error)
         logger.warning("%s", reason)
-        return ImagesRefused(reason)
+        return MediaRefused(reason)
 
 
-async def read_images(reader: "ImageReader | ImagesRefused | None", body: ChatBody) -> "list[ReadImage]":
+async def read_media(reader: "MediaReader | MediaRefused | None", body: ChatBody) -> "list[ReadMedia]":
     """A request's images, in the order of their parts.
 
     Args:
@@ -66,7 +66,7 @@ async def read_images(reader: "ImageReader | ImagesRefused | None", body: ChatBo
         ApiError: 400 naming the image that cannot be used, or the field that images do not go with.
     """
     parts = body.images
-    if reader is None or isinstance(reader, ImagesRefused):
+    if reader is None or isinstance(reader, MediaRefused):
         raise _unserved(parts[0], reader)
     limit = reader.limits.max_images
     if len(parts) > limit:
@@ -80,7 +80,7 @@ async def read_images(reader: "ImageReader | ImagesRefused | None", body: ChatBo
         raise invalid(parts[getattr(error, "index", 0)].path, str(error)) from error
 
 
-def expand(reader: "ImageReader | ImagesRefused | None", text: str, images: "Sequence[ReadImage]") -> str:
+def expand(reader: "MediaReader | MediaRefused | None", text: str, images: "Sequence[ReadMedia]") -> str:
     """A conversation's text with its images' tokens in it.
 
     Raises:
@@ -95,8 +95,8 @@ def expand(reader: "ImageReader | ImagesRefused | None", text: str, images: "Seq
 
 
 def place(
-    reader: "ImageReader | ImagesRefused | None", token_ids: Sequence[int], images: "Sequence[ReadImage]"
-) -> tuple[ImageInput, ...]:
+    reader: "MediaReader | MediaRefused | None", token_ids: Sequence[int], images: "Sequence[ReadMedia]"
+) -> tuple[MediaInput, ...]:
     """Where a prompt's images are; raises ApiError where its tokens are not those of its images."""
     if not images:
         return ()
@@ -107,7 +107,7 @@ def place(
 
 
 @contextmanager
-def held(reader: "ImageReader | ImagesRefused | None", images: tuple[ImageInput, ...]) -> Iterator[None]:
+def held(reader: "MediaReader | MediaRefused | None", images: tuple[MediaInput, ...]) -> Iterator[None]:
     """While it is entered, a request's images count among those that are held.
 
     Raises:
@@ -126,6 +126,6 @@ def held(reader: "ImageReader | ImagesRefused | None", images: tuple[ImageInput,
         reader.num_held_bytes -= num_bytes
 
 
-def _unserved(part: ImagePart, reader: ImagesRefused | None) -> ApiError:
+def _unserved(part: ImagePart, reader: MediaRefused | None) -> ApiError:
     path = part.path.removesuffix(".image_url")
     return unserved_part("image_url", path, "only 'text' is" if reader is None else reader.reason)

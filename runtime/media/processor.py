@@ -1,0 +1,177 @@
+"""A checkpoint's processor of images or audio, and how these stand in its prompts; no torch, no weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wingbeat.runtime.media.audio import window_shape
+from wingbeat.runtime.media.families import MediaNotServed, family_of
+from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.scheduling.media import ARE, IMAGE, MediaInput
+
+
+class ReadMedia(NamedTuple):
+    """An image or a sound as the model's encoder takes it."""
+
+    arrays: dict[str, np.ndarray]
+    num_tokens: int
+    grid: tuple[int, int] | None = None
+
+
+class MediaProcessor(ABC):
+    """transformers' own processor of a checkpoint.
+
+    Args:
+        processor: of images or of sound.
+        config: of the whole model.
+        names: by id, how the tokenizer writes the tokens that stand for media and around them.
+    """
+
+    def __init__(self, processor: Any, config: Any, family: MediaFamily, names: dict[int, str]) -> None:
+        self.kind = family.kind
+        self._processor = processor
+        self._config = config
+        self._family = family
+        self._token_id = family.token_id(config)
+        self._token = names[self._token_id]
+        self._mark = names[config.boi_token_index] if family.surrounded else self._token
+        self._end = names[config.eoi_token_index] if family.surrounded else ""
+
+    @abstractmethod
+    def read(self, decoded: Any) -> ReadMedia:
+        """One that was decoded.
+
+        Raises:
+            ValueError: the model takes none like it.
+        """
+
+    def expand(self, text: str, media: Sequence[ReadMedia]) -> str:
+        """A prompt in which each mark has become as many tokens as its medium has.
+
+        Raises:
+            ValueError: it has other marks than those of its media, such as text that looks like one.
+        """
+        parts = text.split(self._mark)
+        if len(parts) - 1 != len(media) or (self._mark != self._token and self._token in text):
+            raise ValueError(f"hold {self._token!r} in their text, which stands for {self.kind}")
+        written = [parts[0]]
+        for one, part in zip(media, parts[1:], strict=True):
+            tokens = self._token * one.num_tokens
+            written.append(f"\n\n{self._mark}{tokens}{self._end}\n\n" if self._family.surrounded else tokens)
+            written.append(part)
+        return "".join(written)
+
+    def place(self, token_ids: Sequence[int], media: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
+        """Where the media are in an expanded prompt's tokens.
+
+        Raises:
+            ValueError: they are not there.
+        """
+        placed, at = [], 0
+        for one in media:
+            while at < len(token_ids) and token_ids[at] != self._token_id:
+                at += 1
+            end = at + one.num_tokens
+            if set(token_ids[at:end]) != {self._token_id} or end > len(token_ids):
+                raise ValueError(f"have {self.kind} that the tokenizer does not keep whole")
+            placed.append(MediaInput.of(at, one.num_tokens, one.arrays, one.grid, self.kind))
+            at = end
+        if self._token_id in token_ids[at:]:
+            raise ValueError(f"have more of the tokens that stand for {self.kind} than they have {self.kind}")
+        return tuple(placed)
+
+
+class ImageProcessor(MediaProcessor):
+    """The one that needs Pillow alone."""
+
+    def read(self, decoded: Any) -> ReadMedia:
+        """A picture of Pillow, in RGB; see `MediaProcessor.read`."""
+        options = {"do_pan_and_scan": False} if self._family.surrounded else {}
+        made = self._processor(decoded, return_tensors="np", **options)
+        arrays = {name: np.asarray(made[name]) for name in self._family.inputs}
+        return ReadMedia(arrays, self._family.num_tokens(self._config, arrays), self._family.grid(self._config, arrays))
+
+
+class AudioProcessor(MediaProcessor):
+    """Whisper's, which makes a spectrogram of each window."""
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples per second that it takes."""
+        return self._processor.sampling_rate
+
+    @property
+    def max_seconds(self) -> float:
+        """That the model hears of one sound."""
+        return float("inf") if self._family.windows else float(self._processor.chunk_length)
+
+    def read(self, decoded: np.ndarray) -> ReadMedia:
+        """Samples at `sampling_rate`, float32 [num_samples]; see `MediaProcessor.read`."""
+        size = self._processor.n_samples
+        if not self._family.windows and len(decoded) > size:
+            raise ValueError(f"it lasts {len(decoded) / self.sampling_rate:.2f} s, the model hears {self.max_seconds:g} s")
+        made = self._processor(
+            [decoded[start : start + size] for start in range(0, len(decoded), size)],
+            sampling_rate=self.sampling_rate,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="np",
+        )
+        features, mask = self._family.inputs
+        arrays = {features: made["input_features"], mask: made["attention_mask"]}
+        num_tokens = self._family.num_tokens(self._config, arrays)
+        if not num_tokens:
+            raise ValueError("it is too short")
+        return ReadMedia(arrays, num_tokens)
+
+
+def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
+    """Of a checkpoint's folder.
+
+    Args:
+        tokenizer: transformers' own.
+
+    Raises:
+        MediaNotServed: its media of this kind are not served, Pillow is missing, or transformers cannot read the
+            processor.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        family = family_of(config, kind)
+        made = _image_processor(folder) if kind == IMAGE else _audio_processor(folder, config)
+    except MediaNotServed:
+        raise
+    except ImportError as error:
+        raise MediaNotServed("images need Pillow, which is in the extra wingbeat[images]") from error
+    except Exception as error:
+        # As with tokenizers, a damaged or missing file raises nearly anything.
+        reason = " ".join(str(error).split())[:200]
+        raise MediaNotServed(f"{ARE[kind]} not served: no processor of {kind} in {folder}: {reason}") from error
+    ids = [family.token_id(config)]
+    ids += [config.boi_token_index, config.eoi_token_index] if family.surrounded else []
+    names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return (ImageProcessor if kind == IMAGE else AudioProcessor)(made, config, family, names)
+
+
+def _image_processor(folder: Path) -> Any:
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False, backend="pil")
+
+
+def _audio_processor(folder: Path, config: Any) -> Any:
+    """Raises ValueError for another one than Whisper's, or one whose spectrograms the model's encoder does not take."""
+    from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
+
+    made = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not isinstance(made, WhisperFeatureExtractor):
+        raise ValueError(f"it is a {type(made).__name__}, not a WhisperFeatureExtractor")
+    wanted = window_shape(config)
+    if (made.feature_size, made.nb_max_frames) != wanted:
+        raise ValueError(f"its windows are {made.feature_size} x {made.nb_max_frames}, those of the model {wanted[0]} x {wanted[1]}")
+    return made

@@ -1,0 +1,132 @@
+"""Whether a model that takes images or audio is served with them: noise in a text, held against generate().
+
+Text is served whatever comes of it. Nothing of an encoder is imported for a model without one.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.scheduling.media import ARE, SERVED, MediaInput
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.trial import Reference, TrialText, reference_logits, try_model
+from wingbeat.runtime.verifier_errors import BackendLost
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.media.family import MediaFamily
+
+logger = logging.getLogger(__name__)
+
+_GRIDS = ((2, 3), (4, 2))
+"""Rows and columns of the images' tokens, or of audio their product, where the family leaves that to the medium."""
+_BEFORE, _BEFORE_WHOLE = 3, 9
+"""Tokens before the first image: it begins within the first chunk of a prompt, or behind the second one where no chunk
+may end in it."""
+
+
+@dataclass(frozen=True)
+class MediaTrial:
+    """What a model says to the media that it has an encoder for."""
+
+    refusals: dict[str, str] = field(default_factory=dict)
+    """By kind: why they are not served, where that is known already."""
+    family: "MediaFamily | None" = None
+    references: tuple[Reference, ...] = ()
+
+    def serve(self, loaded: LoadedModel) -> None:
+        """Let a prepared model have its media if it says the same to them as before."""
+        loaded.takes |= self.refusals
+        if self.family is None:
+            return
+        from wingbeat.runtime.media.rows import MediaPart
+
+        kind = self.family.kind
+        loaded.media, loaded.takes[kind] = MediaPart(loaded.model, self.family), SERVED
+        try:
+            try_model(loaded, list(self.references))
+        except (torch.OutOfMemoryError, MemoryError, BackendLost):
+            raise
+        except Exception as error:
+            # As with a text's trial: modeling code raises whatever its assumptions lead to.
+            loaded.media, loaded.takes[kind] = None, f"{ARE[kind]} not served: in a text {error}"
+            logger.warning("%s: %s", loaded.name, loaded.takes[kind])
+        else:
+            loaded.media.encoder.forget()
+
+
+def media_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool = True) -> MediaTrial:
+    """What transformers says to texts with media in them; before anything of the model is switched.
+
+    Args:
+        texts: that it is tried with.
+        whole: False where several processes have parts of it.
+    """
+    if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
+        return MediaTrial()
+    from wingbeat.runtime.media.families import MediaNotServed, family_of, kinds_of
+
+    refusals, trial = {}, MediaTrial()
+    for kind in kinds_of(model.config):
+        try:
+            if not whole:
+                raise MediaNotServed(f"{ARE[kind]} not served where tensor_parallel_size is above 1")
+            trial = _tried(model, family_of(model.config, kind), texts)
+        except MediaNotServed as error:
+            refusals[kind] = str(error)
+    return MediaTrial(refusals, trial.family, trial.references)
+
+
+def _tried(model: PreTrainedModel, family: "MediaFamily", texts: list[TrialText]) -> MediaTrial:
+    from wingbeat.runtime.media.family import MediaNotServed
+
+    try:
+        shown = [_with_media(model, family, text, count) for text, count in zip(texts, (2, 1), strict=True)]
+        references = reference_logits(model, shown, lambda text, ids: _inputs(model, family, text, ids))
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # As above.
+        failed = f"transformers' own generate() fails: {type(error).__name__}: {error}"
+        raise MediaNotServed(f"{ARE[family.kind]} not served: {failed}") from error
+    finally:
+        _forget_last_positions(model)
+    return MediaTrial(family=family, references=tuple(references))
+
+
+def _with_media(model: PreTrainedModel, family: "MediaFamily", text: TrialText, count: int) -> TrialText:
+    """A text with `count` images or sounds among its tokens."""
+    config, prompt, media = model.config, list(text.prompt), []
+    at = _BEFORE_WHOLE if family.sees_whole_images else _BEFORE
+    for grid in _GRIDS[:count]:
+        arrays = family.example(config, *grid)
+        length = family.num_tokens(config, arrays)
+        at = min(at, len(prompt) - 1)
+        prompt[at:at] = [family.token_id(config)] * length
+        media.append(MediaInput.of(at, length, arrays, family.grid(config, arrays), family.kind))
+        at += length + 2
+    return text._replace(prompt=prompt, media=tuple(media))
+
+
+def _inputs(model: PreTrainedModel, family: "MediaFamily", text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
+    """What generate() takes of the media beside each row of token ids."""
+    parameter = next(model.parameters())
+    given = {}
+    for name in family.inputs:
+        array = np.concatenate([one.arrays[name] for one in text.media] * len(token_ids))
+        tensor = torch.from_numpy(array).to(parameter.device)
+        given[name] = tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
+    if family.marks is not None:
+        given[family.marks] = (token_ids == family.token_id(model.config)).long()
+    return given
+
+
+def _forget_last_positions(model: PreTrainedModel) -> None:
+    """What transformers keeps of the last sequence in the model itself would move the next one's text."""
+    for module in model.modules():
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None

@@ -1,1 +1,0 @@
-"""Images: from arrays that a processor made to embeddings in the rows of a prompt."""
