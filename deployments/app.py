@@ -83,7 +83,7 @@ class Router:
         self._bound_host = await bound_host() if door is None else door.host
         warn_if_open(config, self._bound_host)
         folder = config.model_dir(with_weights=False)
-        if not ConfigFile.read(folder).has_vision:
+        if not ConfigFile.read(folder).has_media:
             keep_torch_out()
         self._tokenizer = Tokenizer.load(folder)
         self._parsers = parsers_of(config, self._tokenizer.chat_template)
@@ -142,11 +142,11 @@ class Router:
 
     def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config
-        images = media_reader(
-            self._pool.info.images, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
+        media = media_reader(
+            self._pool.info.takes, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
         )
         service = CompletionService(
-            self._pool, self._tokenizer, self._parsers, self._monitor.own, images, config.max_answer_bytes
+            self._pool, self._tokenizer, self._parsers, self._monitor.own, media, config.max_answer_bytes
         )
         limits = HttpLimits(
             max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"

@@ -4,6 +4,7 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 
 
 def access_of(config: AppConfig, bound_host: str | None) -> Access:
@@ -27,11 +28,12 @@ def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
 
 
 def media_limits_of(config: AppConfig) -> MediaLimits:
-    """How much the images of requests may ask of a router."""
-    held = config.max_media_memory_bytes
+    """How much the images and the audio of requests may ask of a router."""
+    held, most = config.max_media_memory_bytes, config.media_per_request()
     return MediaLimits(
         allowed_domains=frozenset(config.allowed_media_domains or ()),
-        max_images=config.images_per_request(),
+        max_images=most[IMAGE],
+        max_audios=most[AUDIO],
         max_bytes=min(MediaLimits.max_bytes, held),
         max_held_bytes=held,
     )

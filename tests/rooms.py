@@ -21,7 +21,7 @@ cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
     deployments.page deployments.parsing deployments.request_context runtime.lora runtime.prefixes
-    runtime.scheduling runtime.text_stream runtime.tokenizer runtime.media
+    runtime.media runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
     deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
     deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
@@ -49,11 +49,11 @@ deployments.launch: cluster.channels cluster.process_tree deployments.app deploy
 deployments.limits:
 deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
 deployments.log: deployments.request_context
-deployments.media: deployments.limits runtime.media
+deployments.media: deployments.limits runtime.media runtime.scheduling
 deployments.metrics: deployments.options deployments.request_context runtime.histogram runtime.scheduling
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
-    runtime.hub runtime.lora runtime.refusals runtime.settings runtime.static_tree runtime.tensor_files
-    runtime.tensor_parallel
+    runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
+    runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
@@ -66,6 +66,7 @@ deployments.request_context:
 deployments.start_up:
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing
+    runtime.scheduling
 deployments.watchdog: cluster.channels cluster.process_tree
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:

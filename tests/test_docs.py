@@ -11,8 +11,8 @@ from wingbeat.deployments.options import foreign_names
 from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 from wingbeat.runtime.grammar import grammar_masker
-from wingbeat.runtime.verifier.loading import trial
 from wingbeat.runtime.media import encoder
+from wingbeat.runtime.verifier.loading import trial
 
 MOST_SETTINGS = 75
 DOCS = Path(__file__).parents[1] / "docs"

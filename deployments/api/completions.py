@@ -37,6 +37,7 @@ from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id
+from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -56,14 +57,14 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
-        images: "MediaReader | media_prompts.MediaRefused | None" = None,
+        media: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes)
         self.turn = asyncio.Lock()
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, images)
+        self.prompts = Prompts(pool, tokenizer, media)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
@@ -106,7 +107,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            with media_prompts.held(self.prompts.images, generation.choices[0].request.media):
+            with media_prompts.held(self.prompts.media, generation.choices[0].request.media):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
                 if generation.shares_prompt:
@@ -176,6 +177,7 @@ class CompletionService:
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(lengths),
+            num_audio_tokens=sum(one.length for prompt in prompts for one in prompt.media if one.kind == AUDIO),
             answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,

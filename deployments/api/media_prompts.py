@@ -1,17 +1,17 @@
-"""The images of a chat request: refused by name, or read for the model."""
+"""The images or the audio of a chat request: refused by name, or read for the model."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.content_parts import ImagePart, unserved_part
+from wingbeat.deployments.api.bodies.content_parts import MediaContent, unserved_part
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.runtime.scheduling.media import SERVED, MediaInput
+from wingbeat.runtime.scheduling.media import AUDIO, IMAGE, SERVED, MediaInput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,104 +21,114 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEEDS_PILLOW = "images need Pillow and aiohttp, which are in the extra wingbeat[images]"
+NEEDS = {
+    IMAGE: "images need Pillow and aiohttp, which are in the extra wingbeat[images]",
+    AUDIO: "audio needs aiohttp, which is in the extra wingbeat[audio]",
+}
+_PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 
 
 class MediaRefused(NamedTuple):
-    """In the place of an `MediaReader`, for a model that could take images."""
+    """In the place of a `MediaReader`, for a model that could take media."""
 
-    reason: str
+    reasons: Mapping[str, str]
+    """By kind."""
 
 
 def media_reader(
-    images: str | None, folder: Path, limits: MediaLimits, tokenizer: Tokenizer
+    takes: Mapping[str, str], folder: Path, limits: MediaLimits, tokenizer: Tokenizer
 ) -> "MediaReader | MediaRefused | None":
-    """What reads images for a model; nothing that it needs is imported for a model of text.
+    """What reads media for a model; nothing that it needs is imported for a model of text.
 
     Args:
-        images: as in `ModelInfo`.
+        takes: as in `ModelInfo`.
         folder: the model's checkpoint.
     """
-    if images is None:
+    if not takes:
         return None
-    if images != SERVED:
-        return MediaRefused(images)
-    from wingbeat.runtime.media.families import MediaNotServed
-    from wingbeat.runtime.media.processor import ImageProcessor
+    kind = next((kind for kind, said in takes.items() if said == SERVED), None)
+    if kind is None:
+        return MediaRefused(takes)
+    from wingbeat.runtime.media.family import MediaNotServed
+    from wingbeat.runtime.media.processor import load_processor
 
     try:
-        from wingbeat.deployments.media.reader import MediaReader
+        from wingbeat.deployments.media.reader import MediaReader, decoder_of
 
-        return MediaReader(ImageProcessor.load(folder, tokenizer.hugging_face), limits)
+        processor = load_processor(folder, tokenizer.hugging_face, kind)
+        return MediaReader(processor, limits, decoder_of(processor, limits))
     except (ImportError, MediaNotServed) as error:
-        reason = NEEDS_PILLOW if isinstance(error, ImportError) else str(error)
+        reason = NEEDS[kind] if isinstance(error, ImportError) else str(error)
         logger.warning("%s", reason)
-        return MediaRefused(reason)
+        return MediaRefused({**takes, kind: reason})
 
 
 async def read_media(reader: "MediaReader | MediaRefused | None", body: ChatBody) -> "list[ReadMedia]":
-    """A request's images, in the order of their parts.
+    """A request's media, in the order of their parts.
 
     Args:
         reader: the model's; None for one of text alone.
 
     Raises:
-        ApiError: 400 naming the image that cannot be used, or the field that images do not go with.
+        ApiError: 400 naming the part that cannot be used, or the field that media do not go with.
     """
-    parts = body.images
+    parts = body.media
     if reader is None or isinstance(reader, MediaRefused):
-        raise _unserved(parts[0], reader)
-    limit = reader.limits.max_images
+        raise _unserved(parts[0], "only 'text' is" if reader is None else reader.reasons.get(parts[0].type))
+    kind = reader.processor.kind
+    if (other := next((part for part in parts if part.type != kind), None)) is not None:
+        raise _unserved(other, f"only {_PARTS[kind]}")
+    limit = reader.limits.most(kind)
     if len(parts) > limit:
-        problem = f"is image {limit + 1} of the request; this server takes {limit} (limit_mm_per_prompt)"
+        problem = f"is {kind} {limit + 1} of the request; this server takes {limit} (limit_mm_per_prompt)"
         raise invalid(parts[limit].path, problem)
     if body.truncate_prompt_tokens is not None:
-        raise invalid("truncate_prompt_tokens", "cannot be used with images, which would be cut")
+        raise invalid("truncate_prompt_tokens", "cannot be used with images or audio, which would be cut")
     try:
-        return await reader.read([part.url for part in parts])
+        return await reader.read([part.source for part in parts])
     except MediaError as error:
         raise invalid(parts[getattr(error, "index", 0)].path, str(error)) from error
 
 
-def expand(reader: "MediaReader | MediaRefused | None", text: str, images: "Sequence[ReadMedia]") -> str:
-    """A conversation's text with its images' tokens in it.
+def expand(reader: "MediaReader | MediaRefused | None", text: str, media: "Sequence[ReadMedia]") -> str:
+    """A conversation's text with its media's tokens in it.
 
     Raises:
-        ApiError: the text has other marks than those of its images.
+        ApiError: the text has other marks than those of its media.
     """
-    if not images:
+    if not media:
         return text
     try:
-        return reader.processor.expand(text, images)
+        return reader.processor.expand(text, media)
     except ValueError as error:
         raise invalid("messages", str(error)) from error
 
 
 def place(
-    reader: "MediaReader | MediaRefused | None", token_ids: Sequence[int], images: "Sequence[ReadMedia]"
+    reader: "MediaReader | MediaRefused | None", token_ids: Sequence[int], media: "Sequence[ReadMedia]"
 ) -> tuple[MediaInput, ...]:
-    """Where a prompt's images are; raises ApiError where its tokens are not those of its images."""
-    if not images:
+    """Where a prompt's media are; raises ApiError where its tokens are not those of its media."""
+    if not media:
         return ()
     try:
-        return reader.processor.place(token_ids, images)
+        return reader.processor.place(token_ids, media)
     except ValueError as error:
         raise invalid("messages", str(error)) from error
 
 
 @contextmanager
-def held(reader: "MediaReader | MediaRefused | None", images: tuple[MediaInput, ...]) -> Iterator[None]:
-    """While it is entered, a request's images count among those that are held.
+def held(reader: "MediaReader | MediaRefused | None", media: tuple[MediaInput, ...]) -> Iterator[None]:
+    """While it is entered, a request's media count among those that are held.
 
     Raises:
         EngineOverloaded: there is no room for them now.
     """
-    num_bytes = sum(image.num_bytes for image in images)
+    num_bytes = sum(one.num_bytes for one in media)
     if not num_bytes:
         yield
         return
     if reader.num_held_bytes and reader.num_held_bytes + num_bytes > reader.limits.max_held_bytes:
-        raise EngineOverloaded("There is no room for more images now. Retry shortly.")
+        raise EngineOverloaded("There is no room for more images or audio now. Retry shortly.")
     reader.num_held_bytes += num_bytes
     try:
         yield
@@ -126,6 +136,5 @@ def held(reader: "MediaReader | MediaRefused | None", images: tuple[MediaInput, 
         reader.num_held_bytes -= num_bytes
 
 
-def _unserved(part: ImagePart, reader: MediaRefused | None) -> ApiError:
-    path = part.path.removesuffix(".image_url")
-    return unserved_part("image_url", path, "only 'text' is" if reader is None else reader.reason)
+def _unserved(part: MediaContent, reason: str | None) -> ApiError:
+    return unserved_part(part.part_type, part.part_path, reason or "only 'text' is")

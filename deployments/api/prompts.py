@@ -1,4 +1,4 @@
-"""Prompts of requests: templates, tokens, adapters, saved prefixes and images, each checked against the model.
+"""Prompts of requests: templates, tokens, adapters, saved prefixes and media, each checked against the model.
 
 Work on long texts and bodies is outside the event loop, so that other streams keep moving.
 """
@@ -21,6 +21,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.media import ARE
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:
@@ -170,16 +171,16 @@ class Prompts:
     """Makes the prompts of one model's requests.
 
     Args:
-        images: reads images; None for a model of text alone.
+        media: reads images or audio; None for a model of text alone.
     """
 
     def __init__(
         self,
         pool: EnginePool,
         tokenizer: Tokenizer,
-        images: "MediaReader | media_prompts.MediaRefused | None" = None,
+        media: "MediaReader | media_prompts.MediaRefused | None" = None,
     ) -> None:
-        self.images = images
+        self.media = media
         self.off_loop = OffLoop()
         """Where long texts are worked on."""
         self._pool = pool
@@ -187,8 +188,8 @@ class Prompts:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the chat template is given contents in parts: that of a model that takes images."""
-        return self.images is not None
+        """Whether the chat template is given contents in parts: that of a model that takes media."""
+        return self.media is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
@@ -196,11 +197,11 @@ class Prompts:
 
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
-        if body.images:
+        if body.media:
             if self.adapter_of(body.model) is not None:
-                raise invalid("model", "is an adapter, with which images are not served")
-            images = await media_prompts.read_media(self.images, body)
-            return await asyncio.to_thread(self._chat_prompt, body, images)
+                raise invalid("model", f"is an adapter, with which {ARE[body.media[0].type]} not served")
+            media = await media_prompts.read_media(self.media, body)
+            return await asyncio.to_thread(self._chat_prompt, body, media)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
         return await self.off_loop.run(size, self._chat_prompt, body)
@@ -247,15 +248,13 @@ class Prompts:
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 
-    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadMedia]" = ()) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, media: "Sequence[ReadMedia]" = ()) -> Prompt:
         text = self.chat_text(body)
-        if (num_tokens := sum(image.num_tokens for image in images)) > self._pool.info.max_model_len:
+        if (num_tokens := sum(one.num_tokens for one in media)) > self._pool.info.max_model_len:
             raise prompt_too_long("messages", self._pool.info.max_model_len, num_tokens)
-        expanded = media_prompts.expand(self.images, text, images)
+        expanded = media_prompts.expand(self.media, text, media)
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
-        return Prompt(
-            token_ids, end=text[-PROMPT_END_CHARS:], images=media_prompts.place(self.images, token_ids, images)
-        )
+        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=media_prompts.place(self.media, token_ids, media))
 
     def _tokens(
         self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool

@@ -230,7 +230,7 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Find
         "max_model_len": loaded.max_position_embeddings,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "layers": groups,
-        "images": loaded.images,
+        "takes": loaded.takes,
     }, sum(layer.kv_size for layer in loaded.layers)
 
 
@@ -296,8 +296,7 @@ def _content(found: Findings) -> Iterator[tuple[str, str]]:
         refusal = f"refused: {found['probe'].get('reason')}"
         agrees = "its attention agrees with transformers' own"
         yield "as a verifier", agrees if found["probe"]["can_be_verifier"] else refusal
-        if found["probe"].get("images") is not None:
-            yield "images", found["probe"]["images"]
+        yield from found["probe"].get("takes", {}).items()
         modules = found["mtp"]
         text = "none" if modules is None else f"{modules['modules']} of {modules['parameters']:,} parameters"
         yield "prediction modules (MTP)", text

@@ -1,6 +1,6 @@
 """What the HTTP surface is told of the engines behind it: their model, and why a request did not run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wingbeat.runtime.lora.resident import AdapterName
 
@@ -73,7 +73,7 @@ class ModelInfo:
     """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
     adapters: tuple[AdapterName, ...] = ()
     """LoRA adapters that it is served with from the start."""
-    images: str | None = None
-    """`served`, or why those of a model that takes images are not; None for a model of text."""
+    takes: dict[str, str] = field(default_factory=dict)
+    """By kind of media that the model has an encoder for: `served`, or why they are not."""
     text_identity: str = ""
     """Of the settings, what decides the text; `AppConfig.text_identity`."""

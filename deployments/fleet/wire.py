@@ -49,11 +49,11 @@ class GivenUp(NamedTuple):
 
 
 class SharedMedia(NamedTuple):
-    """Where the images of a request lie while it is on its way to its engine's process."""
+    """Where the media of a request lie while it is on its way to its engine's process."""
 
     path: str
     size: int
-    images: tuple[MediaInput, ...]
+    media: tuple[MediaInput, ...]
     """With the place of each array in the memory as the array."""
 
 
@@ -63,7 +63,7 @@ class WireRequest(NamedTuple):
     number: int
     """Within the connection."""
     request: Request
-    images: SharedMedia | None = None
+    media: SharedMedia | None = None
     """Those that are not in the request, because both processes map their memory."""
 
 

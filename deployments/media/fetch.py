@@ -1,4 +1,4 @@
-"""Images from the hosts that an operator allows, and from no address inside the operator's own network.
+"""Images and audio from the hosts that an operator allows, and from no address inside the operator's own network.
 
 A name is resolved once for each connection; all of its addresses are checked, and the connection goes to those, so that
 a second look-up cannot answer otherwise. Every hop of a redirect is checked in the same way.
@@ -14,11 +14,14 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
+from wingbeat.runtime.scheduling.media import IMAGE
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """(host, port) -> its addresses; raises OSError where there is none."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 2**16
+_UNSAID = frozenset({"application/octet-stream", "binary/octet-stream"})
+"""What a host says that does not know what it sends; aiohttp has the first one where nothing is said."""
 
 
 def is_public(address: str) -> bool:
@@ -42,16 +45,22 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class Fetcher:
-    """Fetches images over http and https.
+    """Fetches images or audio over http and https.
 
     Args:
+        kind: of the media, which is a content type's first half.
         resolve: finds addresses.
         may_connect: whether an address may be connected to.
     """
 
     def __init__(
-        self, limits: MediaLimits, resolve: Resolve = look_up, may_connect: Callable[[str], bool] = is_public
+        self,
+        limits: MediaLimits,
+        kind: str = IMAGE,
+        resolve: Resolve = look_up,
+        may_connect: Callable[[str], bool] = is_public,
     ) -> None:
+        self._kind = kind
         self._limits = limits
         self._resolver = _CheckedResolver(resolve, may_connect)
 
@@ -68,7 +77,7 @@ class Fetcher:
                     connector=connector,
                     cookie_jar=aiohttp.DummyCookieJar(),
                     auto_decompress=False,
-                    headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+                    headers={"Accept": f"{self._kind}/*", "Accept-Encoding": "identity"},
                 ) as session:
                     return await self._follow(session, url)
         except TimeoutError as error:
@@ -93,6 +102,11 @@ class Fetcher:
         raise MediaError(f"is redirected more than {self._limits.max_redirects} times")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        content_type = response.content_type.lower()
+        if content_type.partition("/")[0] != self._kind and content_type not in _UNSAID:
+            raise MediaError(f"is of content type {content_type[:64]}, which is no {self._kind}")
+        if (response.content_length or 0) > self._limits.max_bytes:
+            raise MediaError(f"has more than {self._limits.max_bytes} bytes")
         body = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             body += chunk

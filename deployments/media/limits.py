@@ -1,12 +1,13 @@
-"""How much an image may ask of a router, and the error of one that asks for more."""
+"""How much an image or a sound may ask of a router, and the error of one that asks for more."""
 
 from dataclasses import dataclass
 
-from wingbeat.deployments.limits import MAX_HELD_MEDIA_BYTES, MAX_IMAGES
+from wingbeat.deployments.limits import MAX_AUDIOS, MAX_HELD_MEDIA_BYTES, MAX_IMAGES
+from wingbeat.runtime.scheduling.media import IMAGE
 
 
 class MediaError(ValueError):
-    """An image cannot be used; says what is wrong with it, for the one who sent it."""
+    """An image or a sound cannot be used; says what is wrong with it, for the one who sent it."""
 
 
 @dataclass(frozen=True)
@@ -14,14 +15,21 @@ class MediaLimits:
     """Of one request."""
 
     allowed_domains: frozenset[str] = frozenset()
-    """Hosts that images are fetched from; none fetches nothing."""
+    """Hosts that media are fetched from; none fetches nothing."""
     max_images: int = MAX_IMAGES
     max_bytes: int = 16 * 2**20
-    """Of an image as it is sent or fetched."""
+    """Of an image or a sound as it is sent or fetched."""
     max_pixels: int = 25_000_000
     """Of an image, before anything of it is decoded."""
     timeout_s: float = 5.0
-    """To fetch an image, redirects included."""
+    """To fetch one, redirects included."""
     max_redirects: int = 3
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
-    """Of what is made of images, over all requests of a router that have not ended."""
+    """Of what is made of media, over all requests of a router that have not ended."""
+    max_audios: int = MAX_AUDIOS
+    max_audio_s: float = 600.0
+    """Of a sound, before anything of it is decoded."""
+
+    def most(self, kind: str) -> int:
+        """Of a kind in one request."""
+        return self.max_images if kind == IMAGE else self.max_audios

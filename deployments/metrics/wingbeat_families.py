@@ -19,7 +19,7 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _rounds(snapshot)
     yield from _drafter(snapshot)
     yield from _kv(snapshot)
-    yield from _images(snapshot)
+    yield from _media(snapshot)
     yield from _routers(snapshot)
 
 
@@ -133,15 +133,19 @@ def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, figure("num_pinned_blocks")))
 
 
-def _images(snapshot: FleetSnapshot) -> Iterator[Metric]:
+def _media(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    known = "Times that an image or a sound in a prompt chunk was known already."
     parts = (
-        ("wingbeat_images_encoded", "num_encoded", "Images that the vision encoder has run over."),
-        ("wingbeat_image_cache_hits", "num_hits", "Times that an image in a prompt chunk was known already."),
+        ("wingbeat_media_encoded", "num_encoded", "Images or sounds that the model's encoder of them has run over."),
+        ("wingbeat_media_cache_hits", "num_hits", known),
+        ("wingbeat_media_encoder_seconds", "encoder_s", "Seconds that the encoder's passes took on their device."),
     )
     for name, field, text in parts:
-        yield counter(name, text, LABELS, rows(snapshot, figure("images", field)))
-    text = "Bytes of the images' embeddings that are remembered."
-    yield gauge("wingbeat_image_cache_bytes", text, LABELS, rows(snapshot, figure("images", "num_bytes")))
+        yield counter(name, text, LABELS, rows(snapshot, figure("media", field)))
+    text = "Tokens of prompts that stood for audio, by requests that have ended."
+    yield counter("wingbeat_prompt_audio_tokens", text, LABELS, rows(snapshot, figure("clients", "audio_tokens")))
+    text = "Bytes of the embeddings of media that are remembered."
+    yield gauge("wingbeat_media_cache_bytes", text, LABELS, rows(snapshot, figure("media", "num_bytes")))
 
 
 def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:

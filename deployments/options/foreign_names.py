@@ -74,6 +74,7 @@ _HINTS = {
 DROPPED = {
     "cpu_memory_utilization": "use {kv_cache_memory_bytes}; without it KV takes a quarter of the free RAM",
     "max_image_bytes": NOT_NEEDED + "an image has 16 MiB at most; {max_media_memory_bytes} bounds all of them",
+    "max_image_memory_bytes": "use {max_media_memory_bytes}, which counts audio too",
     "max_image_pixels": NOT_NEEDED + "an image has 25,000,000 pixels at most; {max_media_memory_bytes} bounds all",
     "media_timeout_s": NOT_NEEDED + "an image is fetched within 5 s, redirects included",
     "num_cpus_per_drafter": NOT_NEEDED + "it is 0.3; {drafter_resources} says which nodes drafters may run on",

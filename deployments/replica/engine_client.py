@@ -45,8 +45,8 @@ class EngineClient:
         self._event_loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
-        self._images: dict[tuple[str, int], list[int]] = {}
-        """Memory of their images, as file descriptors, of those that have some."""
+        self._media: dict[tuple[str, int], list[int]] = {}
+        """Memory of their media, as file descriptors, of those that have some."""
         self._trials = Trials()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -115,20 +115,20 @@ class EngineClient:
         self._streams.tell_loads_soon()
 
     def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """The requests with their images in memory that the engine maps; those that find no room fail."""
+        """The requests with their media in memory that the engine maps; those that find no room fail."""
         for one in requests:
             try:
                 shared, fd = share_media(one)
             except OSError as error:
-                problem = f"its images find no room in memory: {error}"
+                problem = f"its media find no room in memory: {error}"
                 self._streams.get(client_id).give_up(one.number, Verdict.FAILED, problem)
                 continue
             if fd is not None:
-                self._images.setdefault((client_id, one.number), []).append(fd)
+                self._media.setdefault((client_id, one.number), []).append(fd)
             yield shared
 
     def _close_media(self, request: tuple[str, int]) -> None:
-        for fd in self._images.pop(request, ()):
+        for fd in self._media.pop(request, ()):
             os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
@@ -209,7 +209,7 @@ class EngineClient:
                 if (stream := self._streams.get(client_id)) is not None:
                     stream.give_up(number, verdict, reason)
         self._open.clear()
-        for request in list(self._images):
+        for request in list(self._media):
             self._close_media(request)
         if self._asking is not None:
             self._asking.cancel()

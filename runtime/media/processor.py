@@ -112,7 +112,9 @@ class AudioProcessor(MediaProcessor):
         """Samples at `sampling_rate`, float32 [num_samples]; see `MediaProcessor.read`."""
         size = self._processor.n_samples
         if not self._family.windows and len(decoded) > size:
-            raise ValueError(f"it lasts {len(decoded) / self.sampling_rate:.2f} s, the model hears {self.max_seconds:g} s")
+            raise ValueError(
+                f"it lasts {len(decoded) / self.sampling_rate:.2f} s, the model hears {self.max_seconds:g} s"
+            )
         made = self._processor(
             [decoded[start : start + size] for start in range(0, len(decoded), size)],
             sampling_rate=self.sampling_rate,
@@ -173,5 +175,7 @@ def _audio_processor(folder: Path, config: Any) -> Any:
         raise ValueError(f"it is a {type(made).__name__}, not a WhisperFeatureExtractor")
     wanted = window_shape(config)
     if (made.feature_size, made.nb_max_frames) != wanted:
-        raise ValueError(f"its windows are {made.feature_size} x {made.nb_max_frames}, those of the model {wanted[0]} x {wanted[1]}")
+        raise ValueError(
+            f"its windows are {made.feature_size} x {made.nb_max_frames}, those of the model {wanted[0]} x {wanted[1]}"
+        )
     return made

@@ -24,13 +24,13 @@ from transformers import (
 
 from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
 from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import auto_class
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
 
 NUM_TOKENS = 30
 PLACEHOLDER = 90

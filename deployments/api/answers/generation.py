@@ -124,7 +124,7 @@ class Prompt(NamedTuple):
     """Text the answer begins with."""
     end: str = ""
     """Of a conversation, the end of its text."""
-    images: tuple[MediaInput, ...] = ()
+    media: tuple[MediaInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class Generation:
     choices: tuple[Choice, ...]
     choices_per_prompt: int
     num_prompt_tokens: int
+    num_audio_tokens: int
+    """Of them, those that stand for audio."""
     """Every prompt counted once, however many choices it has."""
     include_usage: bool
     continuous_usage: bool

@@ -115,7 +115,9 @@ class Totals:
             "total_tokens": num_prompt_tokens + self._num_completion_tokens,
         }
         if self.complete:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached_tokens}
+            details = usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached_tokens}
+            if self._generation.num_audio_tokens:
+                details["audio_tokens"] = self._generation.num_audio_tokens
         return usage
 
     def metrics(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from wingbeat.deployments.api.bodies.content_parts import ImagePart, TextPart, flat_parts
+from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, flat_parts
 from wingbeat.deployments.api.bodies.requests import GenerationBody
 from wingbeat.deployments.api.bodies.tool_requests import (
     MAX_TOOLS,
@@ -28,6 +28,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
     ignored_fields,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -36,13 +37,13 @@ _OWN_FIELDS["tool_call_id"] = "tool"
 
 
 class ChatMessage(Part):
-    """One message; its content is text, and images between it."""
+    """One message; its content is text, and images or audio between it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
-    """Its text; that of all parts where there are images."""
-    parts: SkipJsonSchema[list[TextPart | ImagePart] | None] = None
-    """Of a content with images; no field of a request."""
+    """Its text; that of all parts where there are media."""
+    parts: SkipJsonSchema[list[TextPart | MediaContent] | None] = None
+    """Of a content with media; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
@@ -59,20 +60,21 @@ class ChatMessage(Part):
         for name, role in _OWN_FIELDS.items():
             if getattr(self, name) is not None and self.role != role:
                 raise ValueError(f"'{name}' belongs to messages of role '{role}'")
-        if self.images and self.role != "user":
-            raise invalid(self.images[0].path, "is not in a message of role 'user', which alone may have images")
+        if self.media and self.role != "user":
+            problem = f"is not in a message of role 'user', which alone may have {self.media[0].type}"
+            raise invalid(self.media[0].path, problem)
         return self
 
     @property
-    def images(self) -> list[ImagePart]:
+    def media(self) -> list[MediaContent]:
         """Among its parts."""
-        return [part for part in self.parts or () if part.type == "image"]
+        return [part for part in self.parts or () if isinstance(part, MediaContent)]
 
     def as_template_input(self, in_parts: bool = False) -> dict[str, Any]:
         """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect.
 
         Args:
-            in_parts: text is a list of one part, as templates of models with images read it.
+            in_parts: text is a list of one part, as templates of models with media read it.
         """
         fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content", "parts"})
         if self.parts is not None:
@@ -88,7 +90,7 @@ class ChatMessage(Part):
 
 
 def flat_messages(value: Any) -> Any:
-    """The messages with their content as text, or as parts where there are images, without fields that ask for nothing.
+    """The messages with their content as text, or as parts where there are media, without fields that ask for nothing.
 
     Raises:
         ApiError: 400 naming the part that is malformed or not served.
@@ -139,8 +141,11 @@ def _object(text: str) -> Any:
         return None
 
 
-def _part_as_template_input(part: TextPart | ImagePart) -> dict[str, Any]:
-    return {"type": "image"} if part.type == "image" else {"type": "text", "text": part.text}
+def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    # Qwen2-Audio's template looks for the URL.
+    return {"type": "audio", "audio_url": ""} if part.type == AUDIO else {"type": part.type}
 
 
 def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
@@ -267,9 +272,9 @@ class ChatBody(GenerationBody):
         return self.tool_choice
 
     @property
-    def images(self) -> list[ImagePart]:
+    def media(self) -> list[MediaContent]:
         """Of all messages."""
-        return [image for message in self.messages for image in message.images]
+        return [one for message in self.messages for one in message.media]
 
     def template_messages(self, in_parts: bool = False) -> list[dict[str, Any]]:
         """The messages as a chat template reads them; `in_parts` as for `ChatMessage.as_template_input`."""

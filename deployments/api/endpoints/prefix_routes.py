@@ -82,8 +82,8 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
             param = "prompt" if own.prompt is not None else "add_special_tokens"
             raise invalid(param, "is given beside 'messages'; give one of them")
         body = ChatBody.of_fields(chat)
-        if body.images:
-            raise invalid(body.images[0].path, "is an image; saved prefixes have text alone")
+        if body.media:
+            raise invalid(body.media[0].path, "is no text; saved prefixes have text alone")
         token_ids = await asyncio.to_thread(conversation_tokens, tokenizer, body, limit, service.prompts.in_parts)
         return "messages", SavedPrefix(own.name, 0, token_ids, adapter, as_conversation(body))
     beside = sorted(name for name in chat if chat[name] is not None)

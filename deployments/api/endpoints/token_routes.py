@@ -42,7 +42,7 @@ class TokenizeBody(RequestBody):
 
     unserved: ClassVar = {
         "chat_template": refused("the prompt would be another one"),
-        "mm_processor_kwargs": refused("images are not counted here"),
+        "mm_processor_kwargs": refused("images and audio are not counted here"),
     }
 
     model: str | None = None
@@ -101,8 +101,8 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
         raise invalid("prompt", "is given beside 'messages'; give one of them")
     body = ChatBody.of_fields({name: value for name, value in fields.items() if name in CHAT_FIELDS})
     service.check_model(body.model)
-    if body.images:
-        raise invalid(body.images[0].path, "is not counted here; only text is")
+    if body.media:
+        raise invalid(body.media[0].path, "is not counted here; only text is")
     text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
     token_ids = await service.prompts.off_loop.run(len(text), _encoded, service, text, bool(own.add_special_tokens))
     return await _answer(service, token_ids, bool(own.return_token_strs))

@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, check_detail, input_audio
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
+from wingbeat.deployments.media.source import MediaSource
+from wingbeat.runtime.scheduling.media import IMAGE
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ROLES = ("system", "developer", "user", "assistant")
@@ -16,6 +19,7 @@ _ITEMS = {
 }
 """Fields of an item by its type; nobody here could read an encrypted content, and none is written."""
 _PART = frozenset(("type", "text", "logprobs"))
+_IMAGE = frozenset(("type", "image_url", "detail", "file_id"))
 
 
 def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict[str, Any]]:
@@ -67,11 +71,12 @@ class _Conversation:
         role = item.get("role")
         if role not in ROLES:
             raise invalid(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-        content = _text(item.get("content"), f"{path}.content")
+        given, where = item.get("content"), f"{path}.content"
         if role == "assistant":
             message = self._open_answer()
-            message["content"] = message["content"] + content
+            message["content"] = message["content"] + _text(given, where)
         else:
+            content = _parts(given, where) if role == "user" and _has_media(given) else _text(given, where)
             self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: dict[str, Any], path: str) -> None:
@@ -105,11 +110,50 @@ def _text(content: Any, path: str) -> str:
     return "\n".join(_part_texts(content, path))
 
 
+def _has_media(content: Any) -> bool:
+    return isinstance(content, list) and any(_kind(part) in _MEDIA for part in content)
+
+
+def _parts(parts: list[Any], path: str) -> list[TextPart | MediaContent]:
+    """Parts of a chat, read: their paths are those of this input."""
+    read: list[TextPart | MediaContent] = []
+    for index, part in enumerate(parts):
+        where = f"{path}[{index}]"
+        if (reader := _MEDIA.get(_kind(part))) is not None:
+            read.append(reader(part, where))
+        else:
+            read.append(TextPart(type="text", text=_part_text(part, where)))
+    return read
+
+
+def _input_image(part: dict[str, Any], path: str) -> MediaContent:
+    ignored_fields().pass_over_unknown(part, _IMAGE, path)
+    if part.get("file_id") is not None:
+        raise unsupported(f"{path}.file_id", "no files are kept: give the image_url")
+    check_detail(part, path)
+    source = MediaSource(_string(part, "image_url", path))
+    return MediaContent(type=IMAGE, source=source, path=f"{path}.image_url", part_path=path, part_type="input_image")
+
+
+_MEDIA = {"input_image": _input_image, "input_audio": input_audio}
+"""By a part's type, what reads it."""
+
+
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else str(kind)
+
+
 def _part_texts(parts: list[Any], path: str) -> Iterable[str]:
     for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS:
-            message = f"Content parts of type {shown(str(kind))!r} are not supported; only text is."
-            raise ApiError(message, param=f"{path}[{index}].type", code="unsupported_value")
-        ignored_fields().pass_over_unknown(part, _PART, f"{path}[{index}]")
-        yield _string(part, "text", f"{path}[{index}]")
+        yield _part_text(part, f"{path}[{index}]")
+
+
+def _part_text(part: Any, path: str) -> str:
+    kind = _kind(part)
+    if kind not in TEXT_PARTS:
+        served = "only text is" if kind not in _MEDIA else "only users' messages may have them"
+        message = f"Content parts of type {shown(kind)!r} are not supported; {served}."
+        raise ApiError(message, param=f"{path}.type", code="unsupported_value")
+    ignored_fields().pass_over_unknown(part, _PART, path)
+    return _string(part, "text", path)

@@ -78,7 +78,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
         adapters=served,
-        images=engine.loaded.images,
+        takes=engine.loaded.takes,
     )
     spec = engine.channel_spec if config.has_drafter() and not config.drafts_in_engine() else None
 

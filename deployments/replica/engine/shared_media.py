@@ -1,4 +1,4 @@
-"""Images on their way from a replica to its engine's process: as memory that both map, and not through their link.
+"""Media on their way from a replica to its engine's process: as memory that both map, and not through their link.
 
 The memory has no name. The engine finds it among the replica's open files, and it goes when both have let go of it.
 """
@@ -25,29 +25,29 @@ class _Place(NamedTuple):
 
 
 def share_media(sent: WireRequest) -> tuple[WireRequest, int | None]:
-    """The request with its images in memory of their own, and its file descriptor, which the caller closes.
+    """The request with its media in memory of their own, and its file descriptor, which the caller closes.
 
     Raises:
         OSError: there is no room for them.
     """
     if not sent.request.media:
         return sent, None
-    fd, end, images = os.memfd_create("wingbeat-images"), 0, []
+    fd, end, media = os.memfd_create("wingbeat-media"), 0, []
     try:
-        for image in sent.request.media:
+        for one in sent.request.media:
             places = {}
-            for name, given in image.arrays.items():
+            for name, given in one.arrays.items():
                 array = np.ascontiguousarray(given)
                 places[name] = _Place(end, array.dtype.str, array.shape)
                 _write(fd, memoryview(array.reshape(-1).view(np.uint8)), end)
                 end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-            images.append(image._replace(arrays=places))
+            media.append(one._replace(arrays=places))
         os.ftruncate(fd, max(end, 1))
     except BaseException:
         os.close(fd)
         raise
-    shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(images))
-    return WireRequest(sent.number, replace(sent.request, images=()), shared), fd
+    shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(media))
+    return WireRequest(sent.number, replace(sent.request, media=()), shared), fd
 
 
 def attach_media(sent: WireRequest) -> Request:
@@ -56,21 +56,21 @@ def attach_media(sent: WireRequest) -> Request:
     Raises:
         OSError, ValueError: the memory is gone, because the request is.
     """
-    if sent.images is None:
+    if sent.media is None:
         return sent.request
-    fd = os.open(sent.images.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(sent.media.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        memory = mmap.mmap(fd, sent.images.size, prot=mmap.PROT_READ)
+        memory = mmap.mmap(fd, sent.media.size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     attached = []
-    for image in sent.images.images:
+    for one in sent.media.media:
         arrays = {}
-        for name, place in image.arrays.items():
+        for name, place in one.arrays.items():
             count = int(np.prod(place.shape))
             arrays[name] = np.frombuffer(memory, place.dtype, count, place.offset).reshape(place.shape)
-        attached.append(image._replace(arrays=arrays))
-    return replace(sent.request, images=tuple(attached))
+        attached.append(one._replace(arrays=arrays))
+    return replace(sent.request, media=tuple(attached))
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

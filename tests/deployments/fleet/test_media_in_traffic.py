@@ -19,12 +19,12 @@ ARRAYS = {
     "image_grid_thw": np.array([[1, 4, 6]]),
     "nothing": np.zeros((0, 3), dtype=np.float16),
 }
-IMAGES = (MediaInput.of(1, 2, ARRAYS, (2, 3)), MediaInput.of(4, 1, {"pixel_values": np.ones(3)}))
+IMAGES = (MediaInput.of(1, 2, ARRAYS, (2, 3)), MediaInput.of(4, 1, {"input_features": np.ones(3)}, kind="audio"))
 
 
 def same(image, other):
     assert image[:3] == other[:3]
-    assert image.grid == other.grid
+    assert (image.grid, image.kind) == (other.grid, other.kind)
     assert image.arrays.keys() == other.arrays.keys()
     return all(
         np.array_equal(array, other.arrays[name]) and array.dtype == other.arrays[name].dtype
@@ -35,16 +35,16 @@ def same(image, other):
 def open_memory():
     """Of images, among this process's files."""
     links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
-    return sum("wingbeat-images" in link for link in links)
+    return sum("wingbeat-media" in link for link in links)
 
 
 def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
     packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
-    got = received(attach_media(packed), "a").images
+    got = received(attach_media(packed), "a").media
     os.close(memory)
     assert all(map(same, got, IMAGES))
     assert not packed.request.media
-    assert not any(isinstance(value, np.ndarray) for image in packed.images.images for value in image.arrays.values())
+    assert not any(isinstance(value, np.ndarray) for image in packed.media.media for value in image.arrays.values())
 
 
 def test_a_request_without_images_is_left_alone():
@@ -76,7 +76,7 @@ def test_the_memory_of_images_goes_with_their_requests():
         left.cancel()
         await asyncio.gather(*requests)
         await asyncio.to_thread(wait_until, lambda: open_memory() == 4)
-        assert all(map(same, source.engines["a"].taken[0].images, IMAGES))
+        assert all(map(same, source.engines["a"].taken[0].media, IMAGES))
         source.engines["a"].taken.clear()
         await asyncio.to_thread(wait_until, lambda: open_memory() == 0)
 
@@ -96,6 +96,6 @@ def test_another_engine_gets_the_images_of_what_it_continues():
         source.kill(first)
         assert tokens(await request) == expected_tokens((1, 2, 3), 7, 150)
         heir = next(engine for name, engine in source.engines.items() if name != first)
-        assert all(map(same, heir.taken[0].images, IMAGES))
+        assert all(map(same, heir.taken[0].media, IMAGES))
 
     run(scenario, "a", "b")

@@ -21,9 +21,9 @@ from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.decode import decode_image
 from wingbeat.deployments.media.fetch import Fetcher, is_public
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.deployments.media.reader import MediaReader
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.deployments.media.reader import MediaReader, decoder_of
 from wingbeat.runtime.media.processor import ReadMedia
+from wingbeat.runtime.scheduling.media import MediaInput
 
 LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), 2, 2**16, 10_000, 0.5, 2)
 GOOD = encoded(picture())
@@ -31,6 +31,8 @@ GOOD = encoded(picture())
 
 class NoProcessor:
     """Takes pictures of any shape but strips."""
+
+    kind = "image"
 
     def read(self, image):
         if image.width > 20 * image.height:
@@ -44,8 +46,12 @@ class NoProcessor:
         return ()
 
 
+def reader_of(limits, fetcher=None):
+    return MediaReader(NoProcessor(), limits, decoder_of(NoProcessor(), limits), fetcher)
+
+
 def service(fetcher=None, limits=LIMITS):
-    return CompletionService(FakePool(), TOKENIZER, images=MediaReader(NoProcessor(), limits, fetcher))
+    return CompletionService(FakePool(), TOKENIZER, media=reader_of(limits, fetcher))
 
 
 def body_of(*urls):
@@ -120,7 +126,6 @@ PARTS = {
     ),
     "field": ({"type": "image_url", "image_url": {"url": "data:"}, "uuid": "1"}, "uuid", "Unknown parameter"),
     "inner field": ({"type": "image_url", "image_url": {"url": "data:", "size": 1}}, "image_url.size", "Unknown"),
-    "audio": ({"type": "input_audio", "input_audio": {}}, "type", "'input_audio' are not supported"),
     "video": ({"type": "video_url", "video_url": {"url": "data:"}}, "type", "'video_url' are not supported"),
 }
 
@@ -148,7 +153,7 @@ def test_what_parts_are_read_into_is_no_field_of_a_request():
 
 @pytest.mark.parametrize(
     ("images", "reason"),
-    [(None, "only 'text' is"), (MediaRefused("images of model_type x are not served"), "model_type x")],
+    [(None, "only 'text' is"), (MediaRefused({"image": "images are not served with model_type x"}), "model_type x")],
 )
 def test_a_model_without_images_refuses_them_by_the_parts_type(images, reason):
     served = CompletionService(FakePool(), TOKENIZER, media=images)
@@ -176,7 +181,7 @@ async def site(addresses):
 
     @routes.get("/good")
     async def good(request):
-        return web.Response(body=GOOD)
+        return web.Response(body=GOOD, content_type="image/png")
 
     @routes.get("/endless")
     async def endless(request):
@@ -205,7 +210,7 @@ async def site(addresses):
         server = web.TCPSite(runner, "127.0.0.1", 0)
         await server.start()
         port = server._server.sockets[0].getsockname()[1]
-        fetcher = Fetcher(LIMITS, resolve, lambda address: address == "127.0.0.1" or is_public(address))
+        fetcher = Fetcher(LIMITS, "image", resolve, lambda address: address == "127.0.0.1" or is_public(address))
         yield Site(port, fetcher, seen)
     finally:
         await runner.cleanup()
@@ -295,7 +300,7 @@ def test_which_addresses_are_public(address, public):
 
 
 def test_images_of_running_requests_are_bounded_and_what_has_ended_makes_room():
-    reader = MediaReader(NoProcessor(), MediaLimits(max_held_bytes=100))
+    reader = reader_of(MediaLimits(max_held_bytes=100))
     image = MediaInput.of(0, 1, {"pixel_values": np.zeros(10)})
     with held(reader, (image,)):
         with pytest.raises(EngineOverloaded), held(reader, (image,)):

@@ -11,8 +11,8 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
-from tests.runtime.models import engine_config, new_engine
 from tests.runtime.media_world import CONFIGS, random_model
+from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
@@ -67,11 +67,11 @@ def generated(name, folder):
     return out[0, token_ids.shape[1] :].tolist()
 
 
-def service_of(folder, vocab_size, images=SERVED):
+def service_of(folder, vocab_size, said=SERVED):
     tokenizer = Tokenizer.load(folder)
     pool = FakePool()
-    pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, media=images)
-    return CompletionService(pool, tokenizer, images=media_reader(images, folder, MediaLimits(), tokenizer))
+    pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, takes={"image": said})
+    return CompletionService(pool, tokenizer, media=media_reader(pool.info.takes, folder, MediaLimits(), tokenizer))
 
 
 @pytest.mark.few(1)
@@ -79,7 +79,7 @@ def service_of(folder, vocab_size, images=SERVED):
 def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path):
     folder = write_checkpoint(name, tmp_path)
     loaded = load_model(folder, torch.float32, torch.device("cpu"))
-    assert loaded.images == SERVED
+    assert loaded.takes == {"image": SERVED}
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
     packed, memory = share_media(WireRequest(3, generation.choices[0].request))
@@ -94,7 +94,7 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
 
 
 def test_text_alone_is_written_in_parts_for_the_template(llava):
-    service = service_of(llava, 261, images="images are not served: of this model")
+    service = service_of(llava, 261, said="images are not served: of this model")
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode())
     assert service.prompts.chat_text(body) == "user: hello\nassistant: "
 
@@ -113,18 +113,19 @@ def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
         "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "assert media_reader(loaded.images, None, None, None) is None\n"
+        "assert media_reader(loaded.takes, None, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = ("wingbeat.runtime.media", "wingbeat.deployments.media.")
-    assert [name for name in got if name.startswith(ours)] == ["wingbeat.deployments.media.limits"]
+    light = {f"wingbeat.deployments.media.{name}" for name in ("limits", "source")}
+    assert {name for name in got if name.startswith(ours)} == light
 
 
 def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.decode", raising=False)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.reader", raising=False)
-    refused = media_reader(SERVED, llava, MediaLimits(), Tokenizer.load(llava))
+    refused = media_reader({"image": SERVED}, llava, MediaLimits(), Tokenizer.load(llava))
     assert isinstance(refused, MediaRefused)
-    assert "wingbeat[images]" in refused.reason
+    assert "wingbeat[images]" in refused.reasons["image"]

@@ -6,10 +6,10 @@ import torch
 from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
 
 from tests.runtime.media_world import CONFIGS, MORE, PLACEHOLDER, medium, random_model, shown, with_media
-from wingbeat.runtime.scheduling.media import SERVED
-from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.media.families import FAMILIES, MediaNotServed, family_of
 from wingbeat.runtime.media.positions import rotations
+from wingbeat.runtime.scheduling.media import SERVED
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
 @pytest.mark.parametrize("grids", [[(2, 3)], [(4, 2), (1, 5)], [(3, 3), (5, 1), (2, 2)]])

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.runtime.lossless_table import AXES, drafter_of, rows
+from tests.runtime.media_world import AUDIO_CONFIGS, CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.recorded_graphs import RecordingDevice
-from tests.runtime.media_world import AUDIO_CONFIGS, CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
