@@ -1,4 +1,4 @@
-"""Rows of a round that hold images or audio: their embeddings, what they see, and by which positions they are rotated."""
+"""Rows of a round that hold images or audio: their embeddings, what they see, and what they are rotated by."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

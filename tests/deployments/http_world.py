@@ -14,6 +14,7 @@ from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
+from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
@@ -21,6 +22,7 @@ from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
+from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.lora.resident import AdapterName
@@ -212,8 +214,9 @@ def app_for(
     updates_adapters: bool = False,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,
+    media: "MediaReader | MediaRefused | None" = None,
 ):
-    service = CompletionService(pool, tokenizer, parsers, max_answer_bytes=max_answer_bytes)
+    service = CompletionService(pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes)
     return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters, marks=marks)
 
 

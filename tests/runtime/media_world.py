@@ -105,7 +105,7 @@ AUDIO_CONFIGS = {
         audio_token_id=mark,
     ),
 }
-"""The same of audio: one window, and several; a token is made of 4 frames."""
+"""The same of audio: a sound is one window, or several of 6 tokens; a token is made of 4 frames."""
 
 
 MORE = {

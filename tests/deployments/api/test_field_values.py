@@ -152,7 +152,7 @@ def test_messages_are_checked_part_by_part(messages, param):
 
 
 def test_a_refused_content_part_is_named():
-    assert "'input_audio'" in refused(chat, messages=[{"role": "user", "content": [{"type": "input_audio"}]}]).message
+    assert "'input_file'" in refused(chat, messages=[{"role": "user", "content": [{"type": "input_file"}]}]).message
 
 
 def test_text_parts_are_joined():

@@ -84,7 +84,16 @@ class TestRequests:
             ({"max_tokens": 9000}, "max_tokens"),
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
-            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+            ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
+            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source.type"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "a"}}]}]},
+                "messages[0].content[0].type",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]},
+                "messages[0].content[0].type",
+            ),
             ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
             ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
             ({"tools": [{"type": "bash_20250124", "name": "bash"}, {"name": "f"}]}, "tools[1].input_schema"),

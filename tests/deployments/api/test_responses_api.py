@@ -97,7 +97,21 @@ class TestRequests:
             ({"input": []}, "input"),
             ({"input": 3}, "input"),
             ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
-            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+            ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+                "input[0].content[0].file_id",
+            ),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+                "input[0].content[0].type",
+            ),
+            ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].input_audio"),
+            (
+                {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+                "input[0].content[0].type",
+            ),
             ({"input": [{"role": "robot", "content": ""}]}, "input[0].role"),
             ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
             ({"tools": [{"type": "function"}]}, "tools[0].name"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 
@@ -84,12 +85,12 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
     packed, memory = share_media(WireRequest(3, generation.choices[0].request))
     request = received(attach_media(packed), "0")
+    os.close(memory)
     engine = new_engine(loaded, engine_config())
     engine.add_request(request)
     tokens = []
     while engine.has_unfinished_requests():
         tokens += [token for output in engine.step() for token in output.token_ids]
-    assert memory is not None
     assert tokens == generated(name, folder)
 
 
