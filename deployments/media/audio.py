@@ -1,5 +1,6 @@
 """From a sound's bytes to samples of one channel. Of one that lasts too long nothing but its header is read."""
 
+import importlib
 import io
 
 import numpy as np
@@ -62,12 +63,14 @@ def _wav(data: bytes, max_seconds: float) -> tuple[np.ndarray, int]:
 
 def _mp3(data: bytes, max_seconds: float) -> tuple[np.ndarray, int]:
     try:
-        import soundfile
+        soundfile = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # it looks for its library when it is imported
         raise MediaError("is mp3, which needs soundfile, which is in the extra wingbeat[audio]") from error
     parts, num_frames = [], 0
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.format != "MP3":  # which other formats hide behind an ID3 tag
+                raise MediaError(f"is no mp3 but {file.format}")
             _check(file.channels, file.samplerate, 0, max_seconds)
             # What a header says of the length need not be so.
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
@@ -75,6 +78,6 @@ def _mp3(data: bytes, max_seconds: float) -> tuple[np.ndarray, int]:
                 _check(file.channels, file.samplerate, num_frames, max_seconds)
                 parts.append(block.mean(axis=1))
             rate = file.samplerate
-    except (soundfile.SoundFileError, RuntimeError) as error:
+    except RuntimeError as error:
         raise MediaError("is no mp3 that can be decoded") from error
     return np.concatenate(parts) if parts else np.zeros(0, np.float32), rate

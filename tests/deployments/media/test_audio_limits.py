@@ -267,3 +267,7 @@ def test_mp3_is_decoded_within_its_limits():
         decoded(mp3(400.0))
     with pytest.raises(MediaError, match="is no mp3 that can be decoded"):
         decoded(b"\xff\xfb" + base64.b64encode(bytes(3000)))
+    flac = io.BytesIO()
+    soundfile.write(flac, np.zeros(2_000_000), 24_000, format="FLAC")
+    with pytest.raises(MediaError, match="is no mp3"):
+        decoded(b"ID3\x04\0\0\0\0\0\0" + flac.getvalue())
