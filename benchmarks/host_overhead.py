@@ -26,7 +26,7 @@ from wingbeat.runtime.protocol.messages import (
     outcome_layout,
     reply_layout,
 )
-from wingbeat.runtime.round.flight import RoundInFlight, launched_round
+from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
@@ -67,8 +67,8 @@ class InstantRunner:
         if key not in self._made:
             self._made[key] = self._make(*key)
         paths, sampled = self._made[key]
-        chunk_taps = torch.zeros(sum(chunk.length for chunk in plan.chunks), self.taps_size)
-        return launched_round(plan, paths._replace(slots=rows.slots), sampled, chunk_taps, 0.0)
+        first = FirstTokens(sampled, torch.zeros(sum(chunk.length for chunk in plan.chunks), self.taps_size))
+        return launched_round(plan, paths._replace(slots=rows.slots), first, 0.0)
 
     def _make(self, num_reqs: int, num_sampled: int) -> tuple[AcceptedPaths, torch.Tensor]:
         token_ids = torch.full((num_reqs, self.max_path), TOKEN_ID)
