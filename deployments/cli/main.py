@@ -18,6 +18,7 @@ from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
+from wingbeat.deployments.cli.vllm_words import without_vllm
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import show_lines
 from wingbeat.deployments.options.foreign_names import hint
@@ -38,6 +39,8 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     args = sys.argv[1:] if args is None else args
     show_lines("wingbeat.runtime.hub")
     try:
+        if args[:1] == ["serve"]:
+            args = ["serve", *_without_vllm(args[1:])]
         code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
@@ -47,6 +50,14 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
+
+
+def _without_vllm(args: list[str]) -> list[str]:
+    """The words of `serve` with options of vLLM as settings; a line on stderr for each that changes nothing."""
+    words = without_vllm(args, AppConfig)
+    for note in words.notes:
+        print(f"wingbeat: {note}", file=sys.stderr)
+    return words.args
 
 
 def _complain(message: str) -> int:

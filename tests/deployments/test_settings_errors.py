@@ -13,6 +13,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.options import foreign_names
 from wingbeat.deployments.options.problems import SettingsError
+from wingbeat.deployments.options.vllm_options import VLLM
 
 
 @pytest.mark.parametrize("build", [app.build, wingbeat.build])
@@ -36,6 +37,7 @@ def test_tools_that_take_no_function_find_the_demo_as_an_application():
         ({"qqq": 1}, "there is no setting qqq"),
         ({"max_num_seqs": "many"}, "max_num_seqs many: input should be a valid integer"),
         ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
+        ({"enforce_eager": True}, "there is no setting enforce_eager: cuda_graphs off"),
         ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
         ({"api_key": 5}, "api_key: input should be"),
         ({"tool_call_parser": "json:loads"}, "tool_call_parser is 'json:loads': must be a class derived"),
@@ -66,19 +68,17 @@ def test_no_error_of_python_settings_shows_an_address_of_pydantic(values: dict):
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("--speculative-config", "DRAFTER after MODEL, or --drafter"),
-        ("--enable-lora", "--lora-modules is enough"),
-        ("--chat-template", "chat_template.jinja"),
-        ("--trust-remote-code", "never run"),
-        ("--data-parallel-size", "use --num-replicas"),
+        ("--mem-fraction-static=0.8", "use --gpu-memory-utilization"),
+        ("--speculative-algorithm=EAGLE3", "DRAFTER after MODEL, or --drafter"),
+        ("--tp-size=2", "use --tensor-parallel-size"),
     ],
 )
 def test_options_of_other_servers_get_a_hint(option: str, says: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "org/model", option, "1"])
+        cli.main(["serve", "org/model", option])
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith(f"wingbeat: {option}: ")
+    assert said.startswith(f"wingbeat: {option.partition('=')[0]}: ")
     assert says in said
     assert said.count("\n") == 1
 
@@ -94,10 +94,10 @@ def test_a_setting_of_old_is_refused_with_what_happens_now(name: str):
 
 def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     fields = set(AppConfig.model_fields)
-    names = {*foreign_names._HINTS, *foreign_names.DROPPED}
+    names = {*foreign_names.SGLANG, *foreign_names.DROPPED, *(n for n, row in VLLM.items() if row.kind != "same")}
     assert not fields & names
     named = []
     for name in names:
-        foreign_names.hint(name, lambda setting: named.append(setting) or setting)
+        assert foreign_names.hint(name, lambda setting: named.append(setting) or setting) is not None
     assert set(named) <= fields
     assert foreign_names.hint("--max-model-len") is None

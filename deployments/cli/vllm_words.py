@@ -1,0 +1,129 @@
+"""The words of a `vllm serve` line as `wingbeat serve` takes them: options of vLLM become settings of ours."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from wingbeat.deployments.cli.options import UserError, option_name
+from wingbeat.deployments.options.foreign_rows import translate
+from wingbeat.deployments.options.problems import plain_type
+from wingbeat.deployments.options.speculative_config import PLACE, flat
+from wingbeat.deployments.options.vllm_options import SHORT, VLLM
+
+COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "help": True}
+"""Options of `wingbeat serve` beside the settings: whether no value follows."""
+_ONE_BY_ONE = "lora_modules"
+"""Of which vLLM takes one word after the other."""
+_SAID = {"true": True, "false": False, "none": None}
+
+
+class Words(NamedTuple):
+    """A command line without options of vLLM's own."""
+
+    args: list[str]
+    notes: list[str]
+    """A line for each option that changes nothing."""
+
+
+def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
+    """The words of `wingbeat serve`, with settings in the place of vLLM's options.
+
+    Args:
+        settings: whose fields are options too.
+
+    Raises:
+        UserError: an option is not served, or says another thing than one of ours; one line.
+    """
+    flags = {name: plain_type(field.annotation) is bool for name, field in settings.model_fields.items()}
+    kept, values, own, bare = _sorted(args, flags | COMMANDS_OWN)
+    beside = own | ({"model": bare[0]} if bare else {})
+    try:
+        found = translate(flat(values), VLLM, _as_written, flags, option_name, beside)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for name in found.settings.keys() & own.keys():
+        raise UserError(f"{option_name(name)} {own[name]}: another option says {found.settings[name]}; give one")
+    added = [word for name, value in found.settings.items() for word in _option(name, value)]
+    return Words(kept + added, found.notes)
+
+
+class _Sorted(NamedTuple):
+    kept: list[str]
+    """Words that stay as they are."""
+    values: dict[str, Any]
+    """By option of vLLM's."""
+    own: dict[str, str]
+    """By option that stays."""
+    bare: list[str]
+    """Words without an option's name, which stay too."""
+
+
+def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
+    found, index = _Sorted([], {}, {}, []), 0
+    while index < len(args):
+        word, index = args[index], index + 1
+        name, negated, said = _name(word)
+        foreign = name is not None and name.partition(".")[0] in {*VLLM, PLACE} - {*COMMANDS_OWN}
+        if name is None or not (foreign or name in own):
+            found.kept.append(word)
+            found.bare.extend([] if word.startswith("-") else [word])
+            continue
+        flag = own[name] if name in own else VLLM[name].flag if name in VLLM else False
+        if said is None and not flag and index < len(args):
+            said, index = args[index], index + 1
+        elif said is None and not flag:
+            raise UserError(f"{option_name(name)} needs a value")
+        if not foreign:
+            found.kept.extend([word.partition("=")[0].replace("_", "-"), *([] if flag else [str(said)])])
+            found.own[name] = str(said)
+            continue
+        found.values[name] = _value(name, said, flag and not negated, own)
+        while name == _ONE_BY_ONE and index < len(args) and _is_adapter(args[index]):
+            found.values[name], index = [*_listed(found.values[name]), args[index]], index + 1
+    return found
+
+
+def _name(word: str) -> tuple[str | None, bool, str | None]:
+    """An option's name with underscores, whether it is turned off, and the value behind its `=`."""
+    option, sign, said = word.partition("=")
+    if not option.startswith("--"):
+        return SHORT.get(option[1:] if option.startswith("-") else ""), False, said if sign else None
+    first, dot, rest = option[2:].partition(".")
+    name = first.replace("-", "_")
+    negated = name.startswith("no_")
+    return name.removeprefix("no_") + dot + rest.replace("-", "_"), negated, said if sign else None
+
+
+def _value(name: str, said: str | None, turned_on: bool, own: Mapping[str, bool]) -> Any:
+    """As it would stand in a YAML file; words of our own settings stay, to be read as such."""
+    if said is None:
+        return turned_on
+    if name in own and not own[name]:
+        return said
+    if said.lower() in _SAID:
+        return _SAID[said.lower()]
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said
+
+
+def _as_written(name: str) -> str:
+    option, dot, field = name.partition(".")
+    return option_name(option) + dot + field
+
+
+def _is_adapter(word: str) -> bool:
+    return not word.startswith("-") and ("=" in word or word.startswith("{"))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [option_name(name) if value else option_name(f"no_{name}")]
+    return [option_name(name), json.dumps(value) if isinstance(value, dict | list) else str(value)]

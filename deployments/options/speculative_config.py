@@ -1,0 +1,120 @@
+"""vLLM's `speculative_config`: which drafter is meant, and how far it drafts."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused
+
+PLACE = "speculative_config"
+_BY_FOLDER = "{drafter} is the folder, or the name on the hub, in `model`; its files tell the kind"
+_OF_MODEL = "{drafter} is `mtp`, the modules in the model's own checkpoint; so for every `..._mtp`"
+METHODS = {
+    **dict.fromkeys(("eagle", "eagle3", "dflash", "dspark", "jetspec", "p_eagle", "draft_model"), _BY_FOLDER),
+    "mtp": _OF_MODEL,
+    **dict.fromkeys(("ngram", "ngram_gpu"), "{drafter} is `ngram`"),
+    "suffix": "{drafter} is `suffix`",
+}
+"""By vLLM's name of a method: what stands for it."""
+_ALLOWED = "there is no such drafter here: use eagle3, eagle, mtp, draft_model, dflash, suffix or ngram"
+_BY_RULE = "measured costs and tracked acceptance decide each round's depth"
+
+
+def flat(values: Given) -> dict[str, Any]:
+    """Options with the fields of `speculative_config`, an object or its JSON, beside them as `speculative_config.x`.
+
+    Raises:
+        ValueError: it is no object.
+    """
+    found, said = dict(values), values.get(PLACE)
+    if said is None:
+        return found
+    del found[PLACE]
+    if isinstance(said, str):
+        try:
+            said = json.loads(said)
+        except ValueError as error:
+            raise ValueError(f"{PLACE} is no JSON: {error}") from None
+    if not isinstance(said, Mapping):
+        raise ValueError(f'{PLACE} is {said!r}: must be an object, such as {{"method": "eagle3", "model": "DIR"}}')
+    return found | {f"{PLACE}.{name}": value for name, value in said.items()}
+
+
+def _method(given: Given) -> str:
+    """As the table of methods has it; empty where none is given."""
+    text = str(given.get(f"{PLACE}.method") or "").lower().replace("-", "_")
+    return "mtp" if text.endswith("_mtp") else text
+
+
+def _drafter(name: str, value: Any, given: Given) -> dict[str, Any]:
+    method = _method(given)
+    if method not in METHODS:
+        raise ValueError(_ALLOWED)
+    if METHODS[method] != _BY_FOLDER:
+        return {"drafter": method.removesuffix("_gpu")}
+    if given.get(f"{PLACE}.model") is None:
+        raise ValueError("it needs `model`, the drafter's folder or its name on the hub")
+    return {}
+
+
+def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
+    method = _method(given)
+    if method in ("ngram", "ngram_gpu", "suffix") or (method == "mtp" and model == given.get("model")):
+        return {}
+    if method == "mtp":
+        raise ValueError("MTP modules are read from the model's own checkpoint: leave `model` out")
+    if str(model).strip("[]") == "ngram":  # as it is given without a method
+        return {"drafter": "ngram"}
+    revision = given.get(f"{PLACE}.revision")
+    return {"drafter": f"{model}@{revision}" if revision else str(model)}
+
+
+def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError("must be a whole number from 1 on; without the whole of it, {drafter} none drafts nothing")
+    of_model = not _method(given) and given.get(f"{PLACE}.model") is None
+    return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
+
+
+_NGRAM = left_out("the last 4, 3 and 2 tokens are looked up, in this order")
+_SUFFIX = left_out("the draft's shape alone bounds what is matched")
+_AS_VERIFIER = left_out("a drafter runs as its verifier does")
+_FORCED = refused("tokens are those of plain decoding; {forced_acceptance} draws acceptance, for benchmarks alone")
+_FIELDS = {
+    "method": becomes("{drafter}, by the table of methods", _drafter),
+    "model": becomes("{drafter}, the folder or the name on the hub", _model),
+    "num_speculative_tokens": becomes("{draft_steps}: levels of a tree; with {draft_top_k} 1, of a chain", _tokens),
+    "revision": becomes("{drafter} as `model@revision`", lambda name, value, given: {}),
+    "code_revision": refused("code of a checkpoint is never run"),
+    "draft_tensor_parallel_size": left_out(
+        "a drafter is one process", 1, otherwise="{tensor_parallel_size} divides the verifier alone; leave it out"
+    ),
+    "quantization": refused("the drafter's config.json says it; {drafter_weights} fp8 rounds a head"),
+    "max_model_len": left_out("a drafter goes as far as its own positions and {max_model_len}"),
+    "disable_by_batch_size": left_out(_BY_RULE + ", 0 among them"),
+    "num_speculative_tokens_per_batch_size": left_out(_BY_RULE),
+    "disable_padded_drafter_batch": _AS_VERIFIER,
+    "enforce_eager": _AS_VERIFIER,
+    "attention_backend": _AS_VERIFIER,
+    "moe_backend": _AS_VERIFIER,
+    "parallel_drafting": left_out("a head's files say whether it drafts in one pass"),
+    "draft_sample_method": left_out("a sampled answer is that of plain decoding, by its seed"),
+    "rejection_sample_method": left_out(
+        "tokens are those of plain decoding",
+        *("standard", "strict", "probabilistic"),
+        otherwise="{forced_acceptance} draws acceptance, for benchmarks alone",
+    ),
+    "synthetic_acceptance_rate": _FORCED,
+    "synthetic_acceptance_rates": _FORCED,
+    "speculative_token_tree": refused("trees follow the drafter's scores, within {draft_top_k} and {verify_tree_size}"),
+    "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
+    "draft_load_config": refused("files are read as they are"),
+    "prompt_lookup_max": _NGRAM,
+    "prompt_lookup_min": _NGRAM,
+    "suffix_decoding_max_tree_depth": _SUFFIX,
+    "suffix_decoding_max_cached_requests": _SUFFIX,
+    "suffix_decoding_max_spec_factor": _SUFFIX,
+    "suffix_decoding_min_token_prob": _SUFFIX,
+}
+SPECULATIVE: dict[str, Row] = {f"{PLACE}.{name}": row for name, row in _FIELDS.items()}
+"""Fields of vLLM's `speculative_config`, as `flat` names them."""

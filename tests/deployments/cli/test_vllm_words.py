@@ -1,0 +1,183 @@
+"""A `vllm serve` line, word for word, behind `wingbeat serve`: the settings it makes, or the line that refuses it."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.cli.options import UserError, build_config, option_name
+from wingbeat.deployments.cli.vllm_words import COMMANDS_OWN, without_vllm
+from wingbeat.deployments.options.vllm_options import VLLM
+
+MODEL = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "verifier")
+HEAD = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter")
+
+
+def settings_of(line: str) -> tuple[dict[str, Any], list[str]]:
+    """What `wingbeat serve` would build, by the fields that a line gives, and the notes."""
+    seen: dict[str, Any] = {}
+    words = without_vllm(shlex.split(line), AppConfig)
+
+    def run(config: AppConfig, host: str = "", port: int = 0) -> None:
+        seen.update({name: getattr(config, name) for name in config.model_fields_set}, host=host, port=port)
+
+    import typer
+
+    from wingbeat.deployments.cli.options import model_command
+
+    app = typer.Typer()
+    app.command()(model_command(AppConfig, run, arguments=("model", "drafter")))
+    app(words.args, standalone_mode=False)
+    return seen, words.notes
+
+
+def test_a_script_of_vllm_serves_the_same_model():
+    found, notes = settings_of(
+        f"{MODEL} --host 0.0.0.0 --port 9000 --served-model-name demo --api-key secret --dtype float "
+        "--max-model-len 1k "
+        "--max-num-seqs 8 --max-num-batched-tokens 512 --gpu-memory-utilization 0.8 --enable-prefix-caching -tp 1 "
+        "--kv-cache-dtype auto --enforce-eager --seed 0 --disable-log-requests --enable-auto-tool-choice "
+        "--tool-call-parser hermes --reasoning-parser qwen3 "
+        f"""--speculative-config '{{"method": "eagle3", "model": "{HEAD}", "num_speculative_tokens": 3}}'"""
+    )
+    assert (found.pop("host"), found.pop("port")) == ("0.0.0.0", 9000)
+    assert [key.get_secret_value() for key in found.pop("api_key")] == ["secret"]
+    assert found == {
+        "model": Path(MODEL),
+        "served_model_name": "demo",
+        "dtype": "float32",
+        "max_model_len": 1000,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "gpu_memory_utilization": 0.8,
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": 1,
+        "kv_cache_dtype": "auto",
+        "cuda_graphs": False,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "qwen3",
+        "drafter": HEAD,
+        "draft_steps": 3,
+    }
+    assert [note.partition(" ")[0] for note in notes] == [
+        "--seed",
+        "--disable-log-requests",
+        "--enable-auto-tool-choice",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("--speculative-config.method ngram --speculative-config.num_speculative_tokens 4", ("ngram", 4)),
+        ("""--speculative_config '{"method": "suffix"}'""", ("suffix", None)),
+        ("""-sc '{"method": "deepseek_mtp", "num_speculative_tokens": 1}'""", ("mtp", 1)),
+        ("""--speculative-config '{"num_speculative_tokens": 2}'""", ("mtp", 2)),
+        (f"""--speculative-config '{{"model": "{HEAD}"}}'""", (HEAD, None)),
+        (f"""--speculative-config={json.dumps({"method": "draft_model", "model": HEAD})!r}""", (HEAD, None)),
+        (f"""--speculative-config='{{"method": "dflash", "model": "{HEAD}"}}'""", (HEAD, None)),
+        ("""--speculative-config '{"model": "[ngram]", "prompt_lookup_max": 4}'""", ("ngram", None)),
+        (
+            """--speculative-config '{"method": "eagle", "model": "org/head", "revision": "v2"}'""",
+            ("org/head@v2", None),
+        ),
+    ],
+)
+def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, int | None]):
+    args = without_vllm([MODEL, *shlex.split(words)], AppConfig).args
+    steps = [] if settings[1] is None else ["--draft-steps", str(settings[1])]
+    assert sorted(args) == sorted([MODEL, "--drafter", settings[0], *steps])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--trust-remote-code", "--trust-remote-code True: code of a checkpoint is never run; leave it out"),
+        ("--enable-lora", "--enable-lora True: give --lora-modules, or --lora-update-dir to load adapters later"),
+        ("--quantization awq", "--quantization awq: the checkpoint's quantization_config says nothing"),
+        ("--chat-template x.jinja", "--chat-template x.jinja: put the template into the model's folder"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2: use --tensor-parallel-size"),
+        ("--data-parallel-size 2", "--data-parallel-size 2: use --num-replicas"),
+        ("--tokenizer org/other", "--tokenizer org/other: put its files into the model's folder"),
+        ("--no-enable-chunked-prefill", "--enable-chunked-prefill False: long prompts always do"),
+        ("--compilation-config 3", "--compilation-config 3: use --compile and --cuda-graphs"),
+        ("--ssl-keyfile k", "--ssl-keyfile k: serve behind a proxy that speaks HTTPS"),
+        ("--seed", "--seed needs a value"),
+        ("--speculative-config x", "speculative_config is no JSON"),
+        ("--speculative-config 3", "speculative_config is 3: must be an object"),
+        (
+            """--speculative-config '{"method": "medusa", "model": "d"}'""",
+            "--speculative-config.method medusa: there is no",
+        ),
+        ("""--speculative-config '{"method": "eagle3"}'""", "--speculative-config.method eagle3: it needs `model`"),
+        ("""--speculative-config '{"methd": "ngram"}'""", "--speculative-config.methd is unknown: did you mean"),
+        ("""--speculative-config '{"method": "mtp", "model": "d"}'""", "leave `model` out"),
+        (
+            """--speculative-config '{"method": "ngram", "num_speculative_tokens": 0}'""",
+            "must be a whole number from 1",
+        ),
+        ("""--drafter none --speculative-config.method ngram""", "--drafter none: another option says ngram; give one"),
+        ("--num-kv-blocks 9 --num-gpu-blocks-override 7", "--num-kv-blocks 9: another option says 7; give one"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", MODEL, *shlex.split(words)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert line in said
+    assert said.count("\n") == 1
+
+
+def test_a_quantised_checkpoint_may_be_named_as_what_it_is(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    for kernel in ("awq", "awq_marlin"):
+        assert without_vllm([str(tmp_path), "--quantization", kernel], AppConfig).args == [str(tmp_path)]
+
+
+def test_adapters_stand_one_word_after_the_other_as_in_vllm():
+    words = """--enable-lora --lora-modules a=/a '{"name": "b", "path": "/b"}' --max-loras 4"""
+    args = without_vllm([MODEL, *shlex.split(words)], AppConfig).args
+    assert args[args.index("--lora-modules") + 1] == '{"a": "/a", "b": "/b"}'
+    assert args[-2:] == ["--max-loras", "4"]
+
+
+def test_words_that_only_wingbeat_has_stay_as_they_are():
+    args = [MODEL, "none", "--threads", "2", "--no-adaptive", "--draft-steps=3", "--host", "::1", "--nonsense", "x"]
+    assert without_vllm(args, AppConfig) == (
+        [MODEL, "none", "--threads", "2", "--no-adaptive", "--draft-steps", "3", "--host", "::1", "--nonsense", "x"],
+        [],
+    )
+    assert without_vllm(["--num_kv_blocks", "9"], AppConfig).args == ["--num-kv-blocks", "9"]
+
+
+@pytest.mark.parametrize("name", [name for name, row in VLLM.items() if row.kind == "left out"])
+def test_what_nothing_needs_is_left_out_or_refused_and_never_silent(name: str):
+    row = VLLM[name]
+    assert row.read(name, row.values[0] if row.values else "x", {}) == {}
+    if row.values:
+        with pytest.raises(ValueError, match=r"\w"):
+            row.read(name, "something else", {})
+
+
+@pytest.mark.parametrize("name", [name for name, row in VLLM.items() if row.kind == "refused"])
+def test_what_is_refused_says_so_and_asks_for_nothing_when_off(name: str):
+    assert VLLM[name].read(name, False, {}) == {}
+    if name not in COMMANDS_OWN and "." not in name:
+        with pytest.raises(UserError, match=f"^{option_name(name)} "):
+            without_vllm([MODEL, *([option_name(name)] if VLLM[name].flag else [option_name(name), "7"])], AppConfig)
+
+
+@pytest.mark.parametrize("name", [name for name, row in VLLM.items() if row.kind == "same"])
+def test_options_of_the_same_name_are_settings(name: str):
+    assert name in AppConfig.model_fields
+
+
+def test_help_and_completion_know_nothing_of_it():
+    assert without_vllm(["--help"], AppConfig) == (["--help"], [])
+    assert without_vllm([], AppConfig) == ([], [])
+    assert build_config(AppConfig, {"drafter": "none"}).drafter == "none"
