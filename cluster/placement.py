@@ -21,6 +21,8 @@ ONE_NODE, ANY_NODES = "STRICT_PACK", "PACK"
 NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ROUNDING = 1e-6
+ACCELERATOR_TYPE, ACCELERATOR_AMOUNT = "accelerator_type:", 0.001
+"""Ray's own resource of the nodes that have such GPUs, and so little of it that it never runs out."""
 
 ChannelKind = Literal["shm", "cuda_ipc", "remote"]
 
@@ -49,9 +51,17 @@ class Share(NamedTuple):
         return {NO_NARROWING: "1"} if self.num_gpus > 0 else {}
 
 
-def pair_bundles(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> list[dict[str, float]]:
-    """Bundles of one replica, the verifier's first; the drafter's behind it, where there is one."""
-    own = [verifier.bundle()] if drafter is None else [verifier.bundle(), drafter.bundle()]
+def pair_bundles(
+    verifier: Share, drafter: Share | None, num_ranks: int = 1, accelerator_type: str | None = None
+) -> list[dict[str, float]]:
+    """Bundles of one replica, the verifier's first; the drafter's behind it, where there is one.
+
+    Args:
+        accelerator_type: Ray's name of the GPUs of the nodes that the verifier may be placed on; None: any node.
+    """
+    kind = {} if accelerator_type is None else {f"{ACCELERATOR_TYPE}{accelerator_type}": ACCELERATOR_AMOUNT}
+    first = verifier.bundle() | kind
+    own = [first] if drafter is None else [first, drafter.bundle()]
     return own + [verifier.bundle() for _ in range(1, num_ranks)]
 
 

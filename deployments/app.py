@@ -199,15 +199,22 @@ def build(args: AppConfig | Mapping[str, Any]) -> Application:
     Raises:
         SettingsError: a setting is unknown or wrong, or needs more GPUs than there are; one line that names it.
     """
-    config = args if isinstance(args, AppConfig) else _settings(args)
+    return build_placed(args if isinstance(args, AppConfig) else _settings(args))
+
+
+def build_placed(config: AppConfig, accelerator_type: str | None = None) -> Application:
+    """`build` of settings that are read; `accelerator_type` as `build_at`; raises as `build`."""
     placed = shares_in_cluster(config) if ray.is_initialized() else shares_here(config)
     if placed.line is not None:
         logger.info("%s", placed.line)
-    return build_at(placed.config, None)
+    return build_at(placed.config, None, accelerator_type)
 
 
-def build_at(config: AppConfig, door: DoorKey | None) -> Application:
+def build_at(config: AppConfig, door: DoorKey | None, accelerator_type: str | None = None) -> Application:
     """The application whose only router listens at a door on the node of Ray's head; None: wherever Serve does.
+
+    Args:
+        accelerator_type: Ray's name of the GPUs that verifiers are placed on; None: any.
 
     Raises:
         SettingsError: a parser of the user's own is none.
@@ -217,7 +224,7 @@ def build_at(config: AppConfig, door: DoorKey | None) -> Application:
     except ValueError as error:
         raise SettingsError(str(error)) from None
     pool = _drafter_pool().bind(config) if config.shares_drafters() else None
-    return _router(config, door is not None).bind(config, _verifier(config).bind(config, pool), door)
+    return _router(config, door is not None).bind(config, _verifier(config, accelerator_type).bind(config, pool), door)
 
 
 def _settings(given: Mapping[str, Any]) -> AppConfig:
@@ -234,7 +241,7 @@ def __getattr__(name: str) -> Application:
     return build({})
 
 
-def _verifier(config: AppConfig) -> serve.Deployment:
+def _verifier(config: AppConfig, accelerator_type: str | None) -> serve.Deployment:
     verifier = config.verifier_share()
     drafter = config.drafter_share() if config.has_own_drafter() else None
     return serve.deployment(
@@ -244,7 +251,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
             **verifier.actor_options(),
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars() | config.environment()},
         },
-        placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size),
+        placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size, accelerator_type),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,

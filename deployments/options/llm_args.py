@@ -1,0 +1,116 @@
+"""Arguments of Ray Serve LLM's `build_openai_app` as settings: objects, YAML files or YAML text."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from wingbeat.deployments.options.foreign_rows import Translated, shown, translate
+from wingbeat.deployments.options.llm_config import ACCELERATOR, GPU_PART, INGRESS, LLM_CONFIG, NESTED
+from wingbeat.deployments.options.speculative_config import flat
+from wingbeat.deployments.options.vllm_options import VLLM
+from wingbeat.runtime.drafters.choice import parse_drafter
+
+FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")
+WITH_DRAFTER = 0.7
+"""Of a part of a GPU, what a verifier has beside a drafter with weights."""
+
+
+class Model(NamedTuple):
+    """What one entry of `llm_configs` asks for."""
+
+    settings: dict[str, Any]
+    accelerator_type: str | None
+    """Ray's name of the GPUs that a pair is placed on."""
+    notes: list[str]
+    """A line for each field that changes nothing."""
+
+
+def read_args(args: Any, own: Collection[str]) -> Model:
+    """The model of an application.
+
+    Args:
+        args: an object with `llm_configs`, the path of a YAML file or its text.
+        own: names of our settings, which may stand among `engine_kwargs`.
+
+    Raises:
+        ValueError: a field is unknown, not served or contradicts another one; one line that names it.
+    """
+    fields = _object(args, "args")
+    for name in fields:
+        if name not in FIELDS:
+            raise ValueError(f"{name} is unknown: there are {', '.join(FIELDS)}")
+    if fields.get("ingress_cls_config"):
+        raise ValueError("ingress_cls_config is given: the router is Wingbeat's; leave it out")
+    configs = fields.get("llm_configs")
+    if not isinstance(configs, list) or not configs:
+        raise ValueError("llm_configs must be a list with a model")
+    if len(configs) > 1:
+        raise ValueError(
+            f"llm_configs has {len(configs)} models: give each an application of its own, with a name and a route_prefix"
+        )
+    ingress = fields.get("ingress_deployment_config") or {}
+    routers = translate(ingress, INGRESS, lambda name: f"ingress_deployment_config.{name}", ())
+    return _placed(_joined(_read_config(_object(configs[0], "llm_configs[0]"), own), routers))
+
+
+def _read_config(fields: Mapping[str, Any], own: Collection[str]) -> Translated:
+    values = _flat_fields(fields)
+    if not (fields.get("model_loading_config") or {}).get("model_id"):
+        raise ValueError("llm_configs[0].model_loading_config.model_id must be given")
+    said = translate(values, LLM_CONFIG, lambda name: f"llm_configs[0].{name}", ())
+    options = flat(_object(fields.get("engine_kwargs") or {}, "engine_kwargs"))
+    engine = translate(options, VLLM, lambda name: f"engine_kwargs.{name}", own, beside=said.settings)
+    return _joined(said, engine)
+
+
+def _flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with those of nested objects behind a dot."""
+    found = dict(fields)
+    for name in NESTED:
+        inner = found.pop(name, None)
+        if inner is None:
+            continue
+        for field, value in _object(inner, name).items():
+            found[f"{name}.{field}"] = value
+    return found
+
+
+def _joined(one: Translated, other: Translated) -> Translated:
+    for name in one.settings.keys() & other.settings.keys():
+        if one.settings[name] != other.settings[name]:
+            values = f"{shown(one.settings[name])} and {shown(other.settings[name])}"
+            raise ValueError(f"{name} is said twice, as {values}: give one of them")
+    return Translated(one.settings | other.settings, [*one.notes, *other.notes])
+
+
+def _placed(said: Translated) -> Model:
+    """Shares of a GPU that is had in part: a drafter with weights has some of it."""
+    settings = dict(said.settings)
+    accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
+    if part is not None:
+        drafter = parse_drafter(settings.get("drafter", "auto"), Path(settings["model"]))
+        own = round(WITH_DRAFTER * part, 4) if drafter.needs_gpu else part
+        shares = {"num_gpus_per_verifier": own, "num_gpus_per_drafter": round(part - own, 4)}
+        settings = {**shares, **settings}
+    return Model(settings, accelerator, said.notes)
+
+
+def _object(value: Any, place: str) -> Mapping[str, Any]:
+    """An object as it is, as a pydantic model such as Ray's own `LLMConfig`, or as YAML, by its file or its text."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(exclude_unset=True)
+    if isinstance(value, str):
+        text = Path(value).read_text(encoding="utf-8") if _is_file(value) else value
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{place} is no YAML: {error}") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{place} is {shown(value)}: must be an object, a YAML file that is there, or its text")
+    return value
+
+
+def _is_file(text: str) -> bool:
+    return "\n" not in text and len(text) < 4096 and Path(text).is_file()
