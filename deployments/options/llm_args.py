@@ -48,7 +48,7 @@ def read_args(args: Any, own: Collection[str]) -> Model:
         raise ValueError("llm_configs must be a list with a model")
     if len(configs) > 1:
         raise ValueError(
-            f"llm_configs has {len(configs)} models: give each an application of its own, with a name and a route_prefix"
+            f"llm_configs has {len(configs)} models: give each an application of its own, by name and route_prefix"
         )
     ingress = fields.get("ingress_deployment_config") or {}
     routers = translate(ingress, INGRESS, lambda name: f"ingress_deployment_config.{name}", ())

@@ -1,4 +1,4 @@
-"""Ray Serve LLM's `LLMConfig`, as people write it in YAML: what becomes of each field. Knows nothing of Ray's objects."""
+"""Ray Serve LLM's `LLMConfig`, as people write it in YAML: what becomes of each field. Knows no object of Ray's."""
 
 from collections.abc import Mapping
 from pathlib import Path

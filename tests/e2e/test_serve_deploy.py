@@ -1,8 +1,6 @@
 """`serve deploy`, as an operator calls it, on a cluster that runs: the examples, an update under load, and joining."""
 
 import json
-import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -17,90 +15,14 @@ import httpx
 import pytest
 import yaml
 
-from tests.ports import free_port
+from tests.e2e.operators_cluster import START_S, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "serve").glob("*.yaml"))
 ON_A_GPU = ("model", "drafter", "dtype", "device", "num_gpus_per_verifier", "num_gpus_per_drafter")
-START_S = 300.0
 NUM_STREAMS = 4
 LONG_TOKENS = 500
-HOLD_A_CLUSTER = """
-import json, sys, ray
-context = ray.init(num_cpus=8, num_gpus=0, include_dashboard=True, dashboard_port=int(sys.argv[1]),
-                   object_store_memory=200 * 2**20, log_to_driver=False)
-print(json.dumps([context.address_info["gcs_address"], context.dashboard_url]), flush=True)
-sys.stdin.read()
-"""
-
-
-class Cluster:
-    """A Ray that somebody else has started on this machine, and the commands of its operator."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port, dashboard_port = free_port(), free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "240"}
-        token = secrets.token_hex(32)
-        self.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self.environ.pop("RAY_ADDRESS", None)
-        self._holder = subprocess.Popen(
-            [sys.executable, "-c", HOLD_A_CLUSTER, str(dashboard_port)],
-            env=self.environ,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        line = next((line for line in self._holder.stdout if line.startswith("[")), None)
-        assert line is not None, "Ray has not started; its error is above"
-        self.address, dashboard = json.loads(line)
-        self._dashboard = f"http://{dashboard}"
-
-    def serve(self, *words: str) -> str:
-        """What Serve's command line prints."""
-        command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", *words, "-a", self._dashboard]
-        done = subprocess.run(
-            command, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert not done.returncode, done.stderr
-        return done.stdout
-
-    def deploy(self, document: dict[str, Any], folder: Path) -> None:
-        """`serve deploy`; returns before anything has been started."""
-        file = folder / "config.yaml"
-        file.write_text(yaml.safe_dump(document))
-        self.serve("deploy", str(file))
-
-    def application(self) -> dict[str, Any]:
-        """The one application, as Serve's REST interface shows it."""
-        details = httpx.get(f"{self._dashboard}/api/serve/applications/", headers=self._headers, timeout=60).json()
-        (application,) = details["applications"].values()
-        return application
-
-    def replicas(self, deployment: str) -> set[str]:
-        """Names of a deployment's replicas that run."""
-        replicas = self.application()["deployments"][deployment]["replicas"]
-        return {replica["replica_id"] for replica in replicas if replica["state"] == "RUNNING"}
-
-    def wait_until_it_runs(self) -> None:
-        """Raises where it does not, with what Serve says."""
-        deadline = time.monotonic() + START_S
-        while (application := self.application())["status"] != "RUNNING":
-            assert application["status"] in ("DEPLOYING", "NOT_STARTED", "UNHEALTHY"), application
-            assert time.monotonic() < deadline, application
-            time.sleep(1.0)
-
-    def shut_down(self) -> None:
-        """`serve shutdown`, proxies included."""
-        self.serve("shutdown", "-y")
-
-    def close(self) -> None:
-        """End the Ray that was started."""
-        self._holder.stdin.close()
-        self._holder.wait(60)
 
 
 @pytest.fixture(scope="module")

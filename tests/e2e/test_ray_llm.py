@@ -1,0 +1,80 @@
+"""Files that were written for Ray Serve LLM, deployed with another import_path and asked."""
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.operators_cluster import START_S, Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ray_llm"
+RAYS, OURS = "ray.serve.llm:build_openai_app", "wingbeat.deployments.ray_llm:build_openai_app"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Cluster]:
+    """A cluster without applications."""
+    folder = Path(tempfile.mkdtemp(prefix="wbl"))
+    cluster = Cluster(folder)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    yield running
+    running.shut_down()
+
+
+def with_our_door(cluster: Cluster, name: str) -> dict[str, Any]:
+    """The example as Ray Serve LLM would have it, but for its import_path, and the test's own port."""
+    rays = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text().replace(OURS, RAYS))
+    ours = copy.deepcopy(rays)
+    for application in ours["applications"]:
+        assert application["import_path"] == RAYS
+        application["import_path"] = OURS
+    return ours | {"http_options": {"host": "127.0.0.1", "port": cluster.port}}
+
+
+def chat(cluster: Cluster, model: str, prefix: str = "", **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "def main("}], "max_tokens": 24, "temperature": 0}
+    answer = httpx.post(f"{cluster.url}{prefix}/v1/chat/completions", json=body | fields, timeout=START_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_file_of_ray_serve_llm_is_served_behind_our_door_and_speculates(cluster: Cluster, tmp_path: Path):
+    cluster.deploy(with_our_door(cluster, "demo"), tmp_path)
+    cluster.wait_until_it_runs()
+    answer = chat(cluster, "demo")
+    plain = chat(cluster, "demo", speculation={"enabled": False})
+    assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+    assert answer["metrics"]["speculative_decoding"]["num_accepted_tokens"] > 0
+    assert (
+        "num_accepted_tokens" not in (plain.get("metrics") or {}).get("speculative_decoding", {})
+        or not plain["metrics"]["speculative_decoding"]["num_accepted_tokens"]
+    )
+    (card,) = httpx.get(f"{cluster.url}/v1/models", timeout=START_S).json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("demo", 1024)
+
+
+def test_two_applications_serve_two_models_on_one_cluster(cluster: Cluster, tmp_path: Path):
+    cluster.deploy(with_our_door(cluster, "two_models"), tmp_path)
+    cluster.wait_until_it_runs()
+    texts = {
+        name: chat(cluster, name, f"/{name}", ignore_eos=True)["choices"][0]["message"]["content"]
+        for name in ("demo", "small")
+    }
+    assert all(texts.values())
+    assert texts["demo"] != texts["small"]
+    body = {"model": "demo", "prompt": "x"}
+    wrong = httpx.post(f"{cluster.url}/small/v1/completions", json=body, timeout=START_S)
+    assert wrong.status_code == 404
