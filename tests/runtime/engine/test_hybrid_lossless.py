@@ -1,5 +1,7 @@
 """Models with recurrent state write what generate() writes, whatever is drafted, cached, preempted or replayed."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +22,7 @@ from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.llm import LLM, build_engine
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -55,8 +57,12 @@ def test_references_are_decisive_and_varied(name):
 @pytest.mark.parametrize(AXES, rows(CONFIGS, ROOMS))
 def test_the_text_is_that_of_generate(model, kind, shape, room, device):
     ref, speculation = hybrid(model), {"tree": TREE, "chain": CHAIN}[shape]
-    drafter, on_host = drafter_of(kind, ref, speculation), None if device == "host" else False
-    engine = new_engine(ref.loaded, config_of(speculation, **ROOMS[room]), drafter, on_host)
+    drafter, config = drafter_of(kind, ref, speculation), config_of(speculation, **ROOMS[room])
+    if device == "host":
+        engine = new_engine(ref.loaded, config, drafter)
+    else:  # where a drafter within the engine is asked as soon as a round is launched
+        at_once = partial(InProcessChannel, device=ref.loaded.device)
+        engine = build_engine(ref.loaded, config, drafter, at_once, on_host=False)
     try:
         assert Run(engine, ref.prompts, greedy_params(NUM_TOKENS)).finish() == ref.continuations
     finally:
