@@ -56,6 +56,7 @@ deployments.options: deployments.host_names deployments.limits runtime.config ru
     runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
+deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.log deployments.metrics runtime.checks runtime.config

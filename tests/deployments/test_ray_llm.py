@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
