@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
