@@ -132,7 +132,7 @@ class CompletionService:
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
-        response_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
+        unique_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         asked = body.speculation or SpeculationOptions()
@@ -156,7 +156,7 @@ class CompletionService:
                     # A prompt's first choice alone reports on it.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
-                    f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
+                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
                 )
                 choices.append(
                     Choice(
@@ -170,7 +170,7 @@ class CompletionService:
                     )
                 )
         return Generation(
-            response_id=response_id,
+            response_id=unique_id if body.request_id is None else f"{prefix}-{body.request_id}",
             created=int(time.time()),
             model=self.pool.info.model_name if adapter is None else adapter.name,
             seed=seed,

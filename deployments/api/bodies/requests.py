@@ -52,6 +52,10 @@ class SpeculationOptions(Part):
         return self
 
 
+REQUEST_ID = r"^[!-~]{1,128}$"
+"""Printable ASCII without spaces."""
+
+
 class GenerationBody(SamplingFields, RequestBody):
     """The fields that completions and chat completions share."""
 
@@ -72,6 +76,8 @@ class GenerationBody(SamplingFields, RequestBody):
     """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; by default around a plain prompt alone."""
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
+    """The caller's name of the request, which the answer's `id` ends by."""
     user: Any = None
     """Cannot change the result, as `metadata`."""
     metadata: Any = None
