@@ -190,7 +190,7 @@ def same_texts(done: list[Series]) -> str:
 
 
 def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
-    """The application to measure; where they are asked for, with other drafters, with the drafter elsewhere, without."""
+    """The application to measure; where asked for, with other drafters, with the drafter elsewhere, without."""
     settings = {
         "model": pair.model,
         "served_model_name": "benchmark",

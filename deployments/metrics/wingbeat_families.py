@@ -138,7 +138,6 @@ def _media(snapshot: FleetSnapshot) -> Iterator[Metric]:
     parts = (
         ("wingbeat_media_encoded", "num_encoded", "Images or sounds that the model's encoder of them has run over."),
         ("wingbeat_media_cache_hits", "num_hits", known),
-        ("wingbeat_media_encoder_seconds", "encoder_s", "Seconds that the encoder's passes took on their device."),
     )
     for name, field, text in parts:
         yield counter(name, text, LABELS, rows(snapshot, figure("media", field)))

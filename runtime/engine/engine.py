@@ -322,7 +322,7 @@ class Engine:
             policy=self.policy.stats(),
             graphs=graphs,
             stages=stages_of(graphs, self.clock.drafter),
-            device_s=self.runner.device_clock.seconds | self.loaded.image_seconds() | self.clock.draft_s,
+            device_s=self.runner.device_clock.seconds | self.loaded.encoder_seconds() | self.clock.draft_s,
             loras=lora_requests(scheduler.running, scheduler.waiting, self.config.max_loras),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,

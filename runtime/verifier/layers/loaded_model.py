@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.media.rows import Media, MediaPart
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
@@ -22,6 +21,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
+    from wingbeat.runtime.media.rows import MediaPart
     from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
 
@@ -45,7 +45,7 @@ class LoadedModel:
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
-    media: MediaPart | None = None
+    media: "MediaPart | None" = None
     """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
@@ -119,9 +119,9 @@ class LoadedModel:
         """`EncoderFigures` as plain data; None where it serves no media."""
         return None if self.media is None else asdict(self.media.encoder.figures)
 
-    def image_seconds(self) -> dict[str, float]:
-        """Of the device, by stage; empty where it serves no images."""
-        return {} if self.vision is None else self.vision.encoder.device_clock.seconds
+    def encoder_seconds(self) -> dict[str, float]:
+        """Of the device, by stage; empty where it serves no media."""
+        return {} if self.media is None else self.media.encoder.device_clock.seconds
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -159,12 +159,17 @@ def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -
     Args:
         states: keeper of its layers' own states.
     """
-    adapters, media = loaded.adapters, loaded.media
-    return (
-        *(() if adapters is None else (Adapters(adapters, slots),)),
-        *(() if states is None else (states,)),
-        *(() if media is None else (Media(media, slots, loaded.model, loaded.decoder_layers),)),
-    )
+    found: list[Feature] = []
+    if loaded.adapters is not None:
+        found.append(Adapters(loaded.adapters, slots))
+    if states is not None:
+        found.append(states)
+    if loaded.media is not None:
+        # A model of text is served without the code of images and audio.
+        from wingbeat.runtime.media.rows import Media
+
+        found.append(Media(loaded.media, slots, loaded.model, loaded.decoder_layers))
+    return tuple(found)
 
 
 def num_words(table: nn.Module) -> int:

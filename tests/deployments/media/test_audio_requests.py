@@ -89,9 +89,9 @@ def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     while engine.has_unfinished_requests():
         tokens += [token for output in engine.step() for token in output.token_ids]
     assert tokens == generated(name, folder)
-    figures = engine.stats().media
-    assert figures["num_encoded"] == len(SOUNDS[name])
-    assert figures["encoder_s"] > 0
+    stats = engine.stats()
+    assert stats.media["num_encoded"] == len(SOUNDS[name])
+    assert stats.device_s["encoder"] > 0
 
 
 def test_usage_tells_the_tokens_of_audio(qwen2_audio):

@@ -41,7 +41,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "by_context": {"1-512": SPECULATION, "513-2048": SpeculationMetrics()},
         "tree_nodes": Histogram((1, 8), [0, 4, 0], 20.0),
         "num_spec_tokens": 5,
-        "media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096, "encoder_s": 0.25},
+        "media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
         "loras": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},
         "stages": {"verifier": {"captured": 9, "failed": 1, "eager": 2}},
