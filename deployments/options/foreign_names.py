@@ -21,6 +21,23 @@ SGLANG = {
 }
 """Options of SGLang, with underscores; what stands in braces is a setting of ours."""
 
+TENSORRT_AND_MLC = {
+    "draft_len_schedule": NOT_NEEDED + "{adaptive} decides it each round, by what is measured",
+    "draft_step": "use {draft_steps}",
+    "dynamic_tree_max_topk": "use {draft_top_k}",
+    "kv_cache_page_size": "use {block_size}",
+    "max_draft_len": "use {draft_steps}",
+    "max_num_sequence": "use {max_num_seqs}",
+    "max_single_sequence_length": "use {max_model_len}",
+    "max_total_draft_tokens": "use {verify_tree_size}, which counts the root too",
+    "prefill_chunk_size": "use {max_num_batched_tokens}",
+    "spec_draft_length": "use {draft_steps}",
+    "spec_tree_width": "use {draft_top_k}",
+    "speculative_mode": _DRAFTER,
+    "tensor_parallel_shards": "use {tensor_parallel_size}",
+}
+"""Options of TensorRT-LLM, TensorRT Edge-LLM and MLC-LLM, likewise."""
+
 DROPPED = {
     "cpu_memory_utilization": "use {kv_cache_memory_bytes}; without it KV takes a quarter of the free RAM",
     "max_image_bytes": NOT_NEEDED + "an image has 16 MiB at most; {max_media_memory_bytes} bounds all of them",
@@ -35,7 +52,7 @@ DROPPED = {
     "target_queue_s": "it is 2 s; for another, {autoscaling_config} takes policy.policy_kwargs.target_queue_s",
 }
 """Settings that Wingbeat once had; in braces, those that are left."""
-_OTHERS = SGLANG | DROPPED | {PLACE: _DRAFTER + "; {draft_steps} is its number of tokens"}
+_OTHERS = SGLANG | TENSORRT_AND_MLC | DROPPED | {PLACE: _DRAFTER + "; {draft_steps} is its number of tokens"}
 
 
 def hint(option: str, write: Write = str) -> str | None:

@@ -71,6 +71,8 @@ def test_no_error_of_python_settings_shows_an_address_of_pydantic(values: dict):
         ("--mem-fraction-static=0.8", "use --gpu-memory-utilization"),
         ("--speculative-algorithm=EAGLE3", "DRAFTER after MODEL, or --drafter"),
         ("--tp-size=2", "use --tensor-parallel-size"),
+        ("--max-total-draft-tokens", "use --verify-tree-size"),
+        ("--spec-draft-length", "use --draft-steps"),
     ],
 )
 def test_options_of_other_servers_get_a_hint(option: str, says: str, capsys: pytest.CaptureFixture[str]):
@@ -94,7 +96,7 @@ def test_a_setting_of_old_is_refused_with_what_happens_now(name: str):
 
 def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     fields = set(AppConfig.model_fields)
-    names = {*foreign_names.SGLANG, *foreign_names.DROPPED, *(n for n, row in VLLM.items() if row.kind != "same")}
+    names = {*foreign_names.SGLANG, *foreign_names.TENSORRT_AND_MLC, *foreign_names.DROPPED, *(n for n, row in VLLM.items() if row.kind != "same")}
     assert not fields & names
     named = []
     for name in names:
