@@ -24,7 +24,7 @@ SGLANG = {
 TENSORRT_AND_MLC = {
     "draft_len_schedule": NOT_NEEDED + "{adaptive} decides it each round, by what is measured",
     "draft_step": "use {draft_steps}",
-    "dynamic_tree_max_topk": "use {draft_top_k}",
+    "dynamic_tree_max_topK": "use {draft_top_k}",
     "kv_cache_page_size": "use {block_size}",
     "max_draft_len": "use {draft_steps}",
     "max_num_sequence": "use {max_num_seqs}",
