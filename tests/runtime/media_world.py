@@ -35,7 +35,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 NUM_TOKENS = 30
 PLACEHOLDER = 90
 WINDOW = 8
-SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1}
+SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1, "audioflamingo3": 1}
 """Of the weights, 0 where not given: others write one token over and over, or the placeholder."""
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _PATCHES = {"image_size": 16, "patch_size": 4}

@@ -101,7 +101,7 @@ def test_text_alone_is_written_in_parts_for_the_template(llava):
 
 
 @pytest.mark.slow
-def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
+def test_a_model_of_text_is_served_without_pillow_and_without_the_code_of_media():
     """Where Pillow is installed, transformers imports it for itself."""
     code = (
         "import sys\n"
@@ -118,9 +118,10 @@ def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    ours = ("wingbeat.runtime.media", "wingbeat.deployments.media.")
     light = {f"wingbeat.deployments.media.{name}" for name in ("limits", "source")}
-    assert {name for name in got if name.startswith(ours)} == light
+    assert {name for name in got if name.startswith("wingbeat.deployments.media.")} == light
+    heavy = {f"wingbeat.runtime.media.{name}" for name in ("families", "processor")}
+    assert not heavy & set(got)
 
 
 def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monkeypatch):
