@@ -250,7 +250,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "fully_sharded_loras": left_out("an adapter is held whole", flag=True),
     "limit_mm_per_prompt": same(_images),
     "mm_processor_kwargs": refused("change preprocessor_config.json in a copy of the model's folder", {}, "{}"),
-    "mm_processor_cache_gb": left_out("{max_image_memory_bytes} bounds all images"),
+    "mm_processor_cache_gb": left_out("{max_media_memory_bytes} bounds all images and audio"),
     "allowed_media_domains": same(),
     "allowed_local_media_path": refused("send data URLs; files of the server are not read", ""),
     # Tools, thoughts, grammars, templates.

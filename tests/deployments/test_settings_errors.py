@@ -1,6 +1,7 @@
 """Wrong settings, by whichever way they come: one line, the setting's name, no addresses, and what to write instead."""
 
 import pickle
+from itertools import chain
 
 import click
 import pytest
@@ -96,7 +97,8 @@ def test_a_setting_of_old_is_refused_with_what_happens_now(name: str):
 
 def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     fields = set(AppConfig.model_fields)
-    names = {*foreign_names.SGLANG, *foreign_names.TENSORRT_AND_MLC, *foreign_names.DROPPED, *(n for n, row in VLLM.items() if row.kind != "same")}
+    others = (foreign_names.SGLANG, foreign_names.TENSORRT_AND_MLC, foreign_names.DROPPED)
+    names = {*chain(*others), *(n for n, row in VLLM.items() if row.kind != "same")}
     assert not fields & names
     named = []
     for name in names:
