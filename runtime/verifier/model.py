@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, with_packed
+from wingbeat.runtime.verifier.layers.cpu_layers import LayersAtOnce, Taps
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple
     return len(tap_layers) * loaded.hidden_size + sum(loaded.layers[layer].kv_size for layer in kv_layers)
 
 
-class LayerTaps:
+class LayerTaps(Taps):
     """Keeps the residual stream that enters chosen layers (EAGLE-3 section 3.1).
 
     Args:
@@ -85,6 +86,7 @@ class VerifierModel(nn.Module):
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
+        self._layers = (loaded.decoder_layers,)  # in a tuple: they are the model's submodules, and no others
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
@@ -123,6 +125,9 @@ class VerifierModel(nn.Module):
         with ExitStack() as entered:
             for enter in rows.around:
                 entered.enter_context(enter(inputs))
+            (layers,) = self._layers
+            if isinstance(layers, LayersAtOnce):
+                entered.enter_context(layers.entered(rows))
             output = self.model(use_cache=False, **inputs)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None

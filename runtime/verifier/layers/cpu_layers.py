@@ -1,7 +1,8 @@
 """Decoder layers of the Llama kind on CPUs: all that follow one another are one call of our kernels."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_wei
 
 _MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
+
+
+class Taps:
+    """Whose methods, as hooks, look at what enters a layer and leave it as it is."""
 
 
 class _Ahead(NamedTuple):
@@ -222,6 +227,58 @@ def _knows_runs(rows: Rows) -> bool:
     """Whether the host knows which rows an adapter has, as our kernels need it."""
     adapted = rows.columns.get(AdapterRows)
     return adapted is None or adapted.runs is not None
+
+
+KNOWN_DECODERS = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}Model"
+    for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
+)
+"""Their code hands what a layer leaves to the next one, and does nothing else between two."""
+
+
+class LayersAtOnce(nn.ModuleList):
+    """A model's list of layers that all are of one stack: within a pass, the model's loop over it is one step.
+
+    Calls of modules, with what transformers does around each, take longer than small layers do.
+    """
+
+    @contextmanager
+    def entered(self, rows: Rows) -> Iterator[None]:
+        """Until the block ends the list is one step, where these rows and the layers are such that it may be."""
+        self.__dict__["_one_step"] = rows.packed is not None and _knows_runs(rows) and all(map(_is_plain, self))
+        try:
+            yield
+        finally:
+            self.__dict__["_one_step"] = False
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.__dict__.get("_one_step") and isinstance(index, slice) and index == slice(None, len(self)):
+            return (self._run_all,)
+        return super().__getitem__(index)
+
+    def _run_all(self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+        """What the loop makes of hidden states; arguments as those of a layer."""
+        rows: Rows = kwargs[ROWS_KEYWORD]
+        for layer in self._modules.values():
+            for tap in layer._forward_pre_hooks.values():
+                tap(layer, (hidden_states,), {})
+            stack, index = layer.__dict__["_stack"], layer.self_attn.layer_idx
+            hidden_states = stack.run(index, hidden_states, position_embeddings, rows)
+        return hidden_states
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is still of its stack, and nothing but taps looks at what enters it."""
+    only_taps = all(isinstance(getattr(hook, "__self__", None), Taps) for hook in layer._forward_pre_hooks.values())
+    return "_stack" in layer.__dict__ and only_taps and not layer._forward_hooks
+
+
+def join_steps(model: nn.Module, layers: nn.ModuleList) -> None:
+    """Let the loop of a known decoder over its layers be one step, where all of them are of one stack."""
+    decoder = next((module for module in model.modules() if layers in list(module.children())), None)
+    known = f"{type(decoder).__module__}.{type(decoder).__qualname__}" in KNOWN_DECODERS
+    if known and len(layers) == decoder.config.num_hidden_layers and all("_stack" in one.__dict__ for one in layers):
+        layers.__class__ = LayersAtOnce
 
 
 @cache

@@ -21,7 +21,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments, pack_segments
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
+from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack, join_steps
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ def fuse(
         reason = _fuse_layer(layer, kind, swap)
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
+    join_steps(model, layers)
     for module in model.modules():
         if "_ops" not in vars(module):
             _fuse_norm(module, ops or CPU_NORMS)

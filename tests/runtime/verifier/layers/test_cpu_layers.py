@@ -144,3 +144,33 @@ def _with_another_eps(*args, **fields):
     from wingbeat.kernels.cpu.ops import layer_of
 
     return layer_of(*args, **fields | {"input_eps": 1.0})
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", OURS)
+def test_the_loop_over_all_layers_is_one_step_of_the_same_bits(name):
+    loaded = prepared(name)
+    layers = loaded.decoder_layers
+    assert isinstance(layers, cpu_layers.LayersAtOnce)
+    model = VerifierModel(loaded, (1, 3))
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+    rows, calls = dummy_decode_batch(cache, 3, 4, 1), []
+    hooks = [layer.register_forward_hook(lambda *given: calls.append(given)) for layer in layers]
+    looped = model(rows)
+    assert len(calls) == len(layers), "hooks see every layer"
+    for hook in hooks:
+        hook.remove()
+    at_once = model(rows)
+    assert len(calls) == len(layers)
+    assert torch.equal(looped.logits, at_once.logits)
+    assert torch.equal(looped.taps, at_once.taps)
+    assert list(layers[: len(layers)]) == list(layers), "outside of a pass it is a list"
+
+
+@torch.inference_mode()
+def test_a_pass_calls_no_layer_by_itself(monkeypatch):
+    loaded = prepared("llama")
+    model = VerifierModel(loaded, (1,))
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+    monkeypatch.setattr(CpuLayer, "forward", lambda *given, **more: pytest.fail("a layer was called"))
+    assert model(dummy_decode_batch(cache, 3, 4, 1)).taps.shape == (12, loaded.hidden_size)
