@@ -9,6 +9,7 @@ from tests.runtime.media_world import CONFIGS, MORE, PLACEHOLDER, medium, random
 from wingbeat.runtime.media.families import FAMILIES, MediaNotServed, family_of
 from wingbeat.runtime.media.positions import rotations
 from wingbeat.runtime.scheduling.media import SERVED
+from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
@@ -99,3 +100,32 @@ def test_embeddings_of_another_number_than_tokens_are_an_error():
     encoder, model = shown("llava").loaded.media.encoder, shown("llava").loaded.model
     with pytest.raises(ValueError, match="image of 5 tokens, and the encoder made 16"):
         encoder.features([medium(model, 9, 0)._replace(length=5)])
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "tokens"), [("qwen2_audio", 40, 10), ("qwen2_audio", 3, 1), ("glmasr", 61, 7)]
+)
+def test_a_sound_has_a_token_for_as_many_frames_as_the_encoder_pools(name, frames, tokens):
+    config, family = random_model(name).config, FAMILIES[name]
+    windows = -(-frames // 48)
+    mask = (np.arange(windows * 48) < frames).reshape(windows, 48).astype(int)
+    assert family.num_tokens(config, {family.inputs[1]: mask}) == tokens
+
+
+def test_audio_of_other_families_is_refused_by_name():
+    with pytest.raises(MediaNotServed, match="audio is not served with model_type gemma4, but with qwen2_audio"):
+        family_of(Gemma4Config(), "audio")
+    with pytest.raises(MediaNotServed, match="images are not served with model_type qwen2_audio"):
+        family_of(random_model("qwen2_audio").config, "image")
+
+
+def test_a_model_whose_forward_takes_no_rows_gives_logits_of_those_that_are_asked_for():
+    """Qwen2-Audio's."""
+    model = random_model("qwen2_audio").eval()
+    token_ids = torch.arange(12)[None]
+    whole = model(token_ids).logits
+    keep_logits(model)
+    assert torch.equal(model(token_ids).logits, whole)
+    assert torch.allclose(model(token_ids, logits_to_keep=1).logits, whole[:, -1:], atol=1e-5)
+    rows = torch.tensor([2, 7])
+    assert torch.allclose(model(token_ids, logits_to_keep=rows).logits, whole[:, rows], atol=1e-5)
