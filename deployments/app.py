@@ -36,6 +36,7 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.options.problems import SettingsError, first_problem
+from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
@@ -85,7 +86,7 @@ class Router:
         folder = config.model_dir(with_weights=False)
         if not ConfigFile.read(folder).has_media:
             keep_torch_out()
-        self._tokenizer = Tokenizer.load(folder)
+        self._tokenizer = Tokenizer.load(folder, config.own_template())
         self._parsers = parsers_of(config, self._tokenizer.chat_template)
         described = self._parsers.describe()
         logger.info("%s.", described[:1].upper() + described[1:])
@@ -146,7 +147,13 @@ class Router:
             self._pool.info.takes, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
         )
         service = CompletionService(
-            self._pool, self._tokenizer, self._parsers, self._monitor.own, media, config.max_answer_bytes
+            self._pool,
+            self._tokenizer,
+            self._parsers,
+            self._monitor.own,
+            media,
+            config.max_answer_bytes,
+            takes_templates=config.chat_template == OF_REQUESTS,
         )
         limits = HttpLimits(
             max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"

@@ -202,7 +202,7 @@ class AppConfig(
         return not given and self.device != "cpu" and self._is_wingbeats_own()
 
     def _is_wingbeats_own(self) -> bool:
-        return self.engine_factory is None and self.backend == "torch"
+        return self.engine_factory is None and self.engine_dir is None
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.
@@ -239,7 +239,7 @@ class AppConfig(
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
-        engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
+        engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""

@@ -181,7 +181,7 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     asked = settings.engine.asked()
     asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
     if settings.engine_dir is not None:
-        asked[Feature.TENSORRT] = "backend is tensorrt"
+        asked[Feature.TENSORRT] = "engine_dir is given"
     if settings.ranks is not None:
         asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
     refuse(asked)

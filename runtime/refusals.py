@@ -42,7 +42,7 @@ class Feature(StrEnum):
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
     STATES = "a model with recurrent state"
-    TENSORRT = "`backend` `tensorrt`"
+    TENSORRT = "`engine_dir`"
     TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
     THREADS_TRIED = "`threads` 0"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
@@ -92,7 +92,7 @@ REFUSED_TOGETHER = (
     Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
     Refusal(_F.FP8_KV, _F.TENSORRT, "its engines round no KV", "use auto"),
     Refusal(_F.FP8_KV, _F.RANKS, "ranks round no KV", "use auto"),
-    Refusal(_F.TENSORRT, _F.RANKS, "its engines are not divided", "use torch"),
+    Refusal(_F.TENSORRT, _F.RANKS, "its engines are not divided", "leave engine_dir out"),
     Refusal(_F.COMPILE, _F.TENSORRT, "it runs engines, torch.compile has nothing to do"),
     Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
     Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),

@@ -65,8 +65,11 @@ class Tokenizer:
         return template or None
 
     @classmethod
-    def load(cls, directory: str | Path) -> "Tokenizer":
+    def load(cls, directory: str | Path, chat_template: str | None = None) -> "Tokenizer":
         """Read the tokenizer of a checkpoint folder.
+
+        Args:
+            chat_template: text of one in the place of the folder's.
 
         Raises:
             ValueError: the folder holds none that transformers can read.
@@ -75,7 +78,7 @@ class Tokenizer:
 
         try:
             read = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-            read.chat_template = read.chat_template or _processors_template(Path(directory))
+            read.chat_template = chat_template or read.chat_template or _processors_template(Path(directory))
             return cls(read)
         except Exception as error:
             # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
@@ -109,18 +112,24 @@ class Tokenizer:
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return _at_most(max_tokens, encoding).ids
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> str:
         """The text of a conversation; it has its special tokens already.
 
         Args:
             messages: as transformers' chat templates read them.
             variables: what else the template may read, such as `tools`; and transformers' `add_generation_prompt`,
                 true by default so that the text ends where the assistant's answer begins, or `continue_final_message`.
+            chat_template: text of one in the place of the model's.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        template = self._tokenizer.chat_template
+        template = chat_template or self._tokenizer.chat_template
         if not template:
             raise ValueError("the model has no chat template; use a plain completion")
         if "developer" not in str(template):
@@ -128,8 +137,10 @@ class Tokenizer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, chat_template=chat_template, **variables
+            )
+        except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template computes with what callers send: what it cannot compute with, it refuses.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 

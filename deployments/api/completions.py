@@ -59,12 +59,13 @@ class CompletionService:
         figures: RouterFigures | None = None,
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        takes_templates: bool = False,
     ) -> None:
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes)
         self.turn = asyncio.Lock()
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, media)
+        self.prompts = Prompts(pool, tokenizer, media, takes_templates)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()

@@ -16,7 +16,14 @@ from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
-from wingbeat.deployments.api.errors import invalid, prompt_too_long, shown, unknown_model, unknown_prefix
+from wingbeat.deployments.api.errors import (
+    invalid,
+    prompt_too_long,
+    shown,
+    unknown_model,
+    unknown_prefix,
+    unsupported,
+)
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
@@ -73,6 +80,7 @@ def _give_back() -> None:
 
 VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
 """Of a chat request, what its template reads beside the messages."""
+TEMPLATES_REFUSED = "templates of requests are run only where the server's setting chat_template is 'request'"
 _PROBES = ("0", "x")
 """Contents of messages that differ from their first character on."""
 
@@ -172,6 +180,7 @@ class Prompts:
 
     Args:
         media: reads images or audio; None for a model of text alone.
+        takes_templates: whether requests may have a chat template of their own.
     """
 
     def __init__(
@@ -179,8 +188,10 @@ class Prompts:
         pool: EnginePool,
         tokenizer: Tokenizer,
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
+        takes_templates: bool = False,
     ) -> None:
         self.media = media
+        self._takes_templates = takes_templates
         self.off_loop = OffLoop()
         """Where long texts are worked on."""
         self._pool = pool
@@ -203,7 +214,11 @@ class Prompts:
             media = await media_prompts.read_media(self.media, body)
             return await asyncio.to_thread(self._chat_prompt, body, media)
         # Tools are many short texts, and a template goes through all of them.
-        size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
+        size = (
+            LONG_TEXT_CHARS + 1
+            if body.tools or body.chat_template
+            else sum(len(message.content) for message in body.messages)
+        )
         return await self.off_loop.run(size, self._chat_prompt, body)
 
     def with_prefix(self, body: ChatBody) -> ChatBody:
@@ -243,8 +258,12 @@ class Prompts:
 
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
+        if body.chat_template is not None and not self._takes_templates:
+            raise unsupported("chat_template", TEMPLATES_REFUSED)
         try:
-            return self._tokenizer.render_chat(body.template_messages(self.in_parts), body.template_variables())
+            return self._tokenizer.render_chat(
+                body.template_messages(self.in_parts), body.template_variables(), body.chat_template
+            )
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 

@@ -206,7 +206,7 @@ def _add_build_engine(app: typer.Typer) -> None:
     """`build-engine` reads its own arguments later, as `train` does."""
 
     def build_engine(context: typer.Context) -> None:
-        """Make an engine directory of a model and its drafter, for backend tensorrt."""
+        """Make an engine directory of a model and its drafter, for --engine-dir."""
         check_named_folders(context.args)
         from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, build_engine_command
 

@@ -39,6 +39,7 @@ TENSORRT_AND_MLC = {
 """Options of TensorRT-LLM, TensorRT Edge-LLM and MLC-LLM, likewise."""
 
 DROPPED = {
+    "backend": NOT_NEEDED + "{engine_dir} has what runs in the place of weights",
     "cpu_memory_utilization": "use {kv_cache_memory_bytes}; without it KV takes a quarter of the free RAM",
     "max_image_bytes": NOT_NEEDED + "an image has 16 MiB at most; {max_media_memory_bytes} bounds all of them",
     "max_image_memory_bytes": "use {max_media_memory_bytes}, which counts audio too",

@@ -181,13 +181,10 @@ class ModelOptions(LoadOptions):
         "alone and in any batch. Layers run by own kernels alone: many rows of large models take up to twice as long "
         "in bfloat16, and models with other layers are refused.",
     )
-    backend: Literal["torch", "tensorrt"] = Field(
-        "torch",
-        description="What runs the model: its weights by torch, or the engines of engine_dir, which a CPU runs by "
-        "ONNX Runtime.",
-    )
     engine_dir: Path | None = Field(
-        None, description="Of backend tensorrt: what wingbeat build-engine made of the model and its drafter."
+        None,
+        description="What wingbeat build-engine made of the model and its drafter: TensorRT engines, or graphs that a "
+        "CPU runs by ONNX Runtime, in the place of weights that torch runs.",
     )
 
     @field_validator("draft_top_k", mode="before")
@@ -200,9 +197,7 @@ class ModelOptions(LoadOptions):
         return StaticTree.parse(value).paths
 
     @model_validator(mode="after")
-    def _check_backend(self) -> Self:
-        if (self.backend == "tensorrt") != (self.engine_dir is not None):
-            raise ValueError(f"backend is {self.backend} and engine_dir is {self.engine_dir}: tensorrt needs both")
+    def _check_engine_dir(self) -> Self:
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
@@ -225,7 +220,7 @@ class ModelOptions(LoadOptions):
             Feature.COMPILE: (self.compile, "compile is True"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
-            Feature.TENSORRT: (self.backend == "tensorrt", "backend is tensorrt"),
+            Feature.TENSORRT: (self.engine_dir is not None, "engine_dir is given"),
             Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
             Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),
             Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),

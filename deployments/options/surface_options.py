@@ -1,6 +1,7 @@
 """What an operator can set about the HTTP surface: who may use it, what it logs, and how it reads answers."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -12,6 +13,8 @@ from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PAR
 from wingbeat.deployments.options.span_packages import check_packages
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
+OF_REQUESTS = "request"
+"""In the place of a chat template's file: requests may have one."""
 OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 
 
@@ -56,6 +59,11 @@ class SurfaceOptions(ModelOptions):
         description="What becomes of fields of a request that mean nothing here: ignored, named in the answer's header "
         "X-Wingbeat-Ignored-Fields and in the log; or answered by 400.",
     )
+    chat_template: str | None = Field(
+        None,
+        description=f"File with a Jinja template in the place of the model's, or {OF_REQUESTS!r}: a chat request may "
+        "have one of its own as `chat_template`, which the server runs, sandboxed but without a bound on its time.",
+    )
     tool_call_parser: str | None = Field(
         BY_TEMPLATE,
         description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, module:Class of yours, or none;"
@@ -90,6 +98,23 @@ class SurfaceOptions(ModelOptions):
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if origins is None else tuple(map(origin_name, origins))
+
+    @field_validator("chat_template")
+    @classmethod
+    def _check_template(cls, value: str | None) -> str | None:
+        if value not in (None, OF_REQUESTS) and not Path(value).is_file():
+            raise ValueError(f"there is no such file; give one, or {OF_REQUESTS!r}")
+        return value
+
+    def own_template(self) -> str | None:
+        """The text of a chat template in the place of the model's; None where that is used.
+
+        Raises:
+            OSError, ValueError: the file cannot be read.
+        """
+        if self.chat_template in (None, OF_REQUESTS):
+            return None
+        return Path(self.chat_template).read_text(encoding="utf-8")
 
     @model_validator(mode="after")
     def _packages_and_parsers_exist(self) -> Self:

@@ -7,6 +7,7 @@ from typing import Any
 
 from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused, renamed, same
 from wingbeat.deployments.options.speculative_config import SPECULATIVE
+from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import read_json, text_fields
 
@@ -102,6 +103,10 @@ def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
             "quantised at load: leave it out, or name a quantised checkpoint"
         )
     return {}
+
+
+def _of_requests(name: str, value: Any, given: Given) -> dict[str, Any]:
+    return {"chat_template": OF_REQUESTS} if value else {}
 
 
 def _logprobs(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -264,7 +269,8 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "exclude_tools_when_tool_choice_none": left_out("the template gets the tools that a request has", flag=True),
     "guided_decoding_backend": _XGRAMMAR,
     "structured_outputs_config": _XGRAMMAR,
-    "chat_template": refused("put the template into the model's folder as chat_template.jinja"),
+    "chat_template": same(says="the same: a file"),
+    "trust_request_chat_template": becomes("{chat_template} request", _of_requests, flag=True),
     "chat_template_content_format": left_out("templates of models that take images get parts, others texts"),
     "default_chat_template_kwargs": refused("give `chat_template_kwargs` in requests", {}, "{}"),
     "response_role": left_out("answers are the assistant's", "assistant", otherwise="leave it out"),

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def may_lend(config: AppConfig) -> bool:
     """Whether a verifier and its own drafter are to share one GPU and a channel through its memory."""
-    ours = config.engine_factory is None and config.drafter_factory is None and config.backend == "torch"
+    ours = config.engine_factory is None and config.drafter_factory is None and config.engine_dir is None
     if not (ours and config.has_own_drafter() and config.choice().has_weights and config.drafter_device() == "cuda"):
         return False
     return config.channel_kind() == CUDA_IPC and config.engine_config().drafter_beside

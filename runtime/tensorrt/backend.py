@@ -130,7 +130,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
-    refuse(config.asked() | {Feature.TENSORRT: "backend is tensorrt"})
+    refuse(config.asked() | {Feature.TENSORRT: "engine_dir is given"})
     return replace(
         config,
         max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),

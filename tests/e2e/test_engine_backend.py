@@ -28,7 +28,7 @@ def test_the_openai_client_gets_the_text_of_generate(ray_cluster, tmp_path):
     export_directory(BuildPlan(model, head, tmp_path / "engines", torch.float32, LIMITS))
     tokenizer = Tokenizer.load(model)
     prompts = ["import os", "def parse(text):\n    ", "class Queue:\n"]
-    options = {"model": model, "drafter": str(head), "backend": "tensorrt", "engine_dir": tmp_path / "engines"}
+    options = {"model": model, "drafter": str(head), "engine_dir": tmp_path / "engines"}
     with running(
         "engines",
         ray_cluster,

@@ -32,6 +32,7 @@ from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_TEMPLATE_CHARS = 2**16
 _OWN_FIELDS = {"tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant"}
 _OWN_FIELDS["tool_call_id"] = "tool"
 
@@ -188,6 +189,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """The answer goes on in the last message, which is left open."""
+    chat_template: str | None = Field(None, min_length=1, max_length=MAX_TEMPLATE_CHARS)
+    """In the place of the server's, where it lets requests have one."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables that the chat template reads."""
     reasoning_effort: Effort | None = None

@@ -245,7 +245,6 @@ CHAT: Mapping[str, Unserved] = {
     **_COMMON,
     "echo": refused("an answer of a chat is the answer alone", False),
     "best_of": refused("choices are not ranked", 1),
-    "chat_template": refused("the prompt would be another one"),
     "mm_processor_kwargs": refused("images and audio would be others"),
     "functions": refused("'tools' has taken its place", []),
     "function_call": refused("'tool_choice' has taken its place", "none", "auto"),

@@ -170,7 +170,7 @@ def test_a_verifier_that_was_not_loaded_so_is_refused():
 @pytest.mark.parametrize(
     ("others", "device", "message"),
     [
-        ({"engine_dir": Path("/engine")}, "cpu", "deterministic is True and backend is tensorrt: its products"),
+        ({"engine_dir": Path("/engine")}, "cpu", "deterministic is True and engine_dir is given: its products"),
         ({"ranks": RankGroup(Path("/store"), 2)}, "cpu", "deterministic is True and tensor_parallel_size is 2: sums"),
         ({}, "cuda", "deterministic is True and device is cuda: its products depend on the rows beside"),
     ],

@@ -157,7 +157,7 @@ def test_speculation_changes_no_token_of_a_hybrid(name):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8 and backend is tensorrt"),
+        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8 and engine_dir is given"),
         ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8 and tensor_parallel_size is 2"),
     ],
     ids=["tensorrt", "ranks"],

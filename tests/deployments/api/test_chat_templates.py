@@ -1,0 +1,76 @@
+"""A chat template in the place of the model's: the server's own, or a request's where the server lets it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tests.deployments.api.parsed_bodies import chat
+from tests.deployments.http_world import call
+from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
+from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.api.prompts import Prompts
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.options.surface_options import OF_REQUESTS
+from wingbeat.runtime.tokenizer import Tokenizer
+
+SHOUTING = "{% for message in messages %}{{ message.content | upper }}!{% endfor %}"
+DEMO = Path(__file__).parents[3] / "examples" / "demo_pair" / "verifier"
+
+
+def prompt_of(template: str, takes_templates: bool = True) -> str:
+    prompts = Prompts(ToolPool("fine"), TOKENIZER, takes_templates=takes_templates)
+    body = chat(messages=[{"role": "user", "content": "hi"}], chat_template=template)
+    return TOKENIZER.decode(asyncio.run(prompts.of_chat(body)).token_ids)
+
+
+def test_a_requests_own_template_writes_its_prompt_where_the_server_says_so():
+    assert prompt_of(SHOUTING) == "HI!"
+
+
+def test_without_the_setting_it_is_refused_by_its_name():
+    answer = call(
+        ToolPool("fine"),
+        "/v1/chat/completions",
+        {"messages": [USER], "chat_template": SHOUTING},
+        tokenizer=TOKENIZER,
+        parsers=PARSERS,
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template"
+    assert "setting chat_template is 'request'" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for",
+        "{{ 1 // 0 }}",
+        "{{ messages[9].content.x }}",
+        "{{ raise_exception('no') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_fails_or_leaves_its_sandbox_is_the_requests_own_error(template: str):
+    with pytest.raises(ApiError) as refused:
+        prompt_of(template)
+    assert refused.value.param == "messages"
+
+
+def test_the_servers_own_template_takes_the_place_of_the_models(tmp_path: Path):
+    file = tmp_path / "shout.jinja"
+    file.write_text(SHOUTING)
+    own = AppConfig(chat_template=str(file)).own_template()
+    tokenizer = Tokenizer.load(DEMO, own)
+    assert tokenizer.chat_template == SHOUTING
+    assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "HI!"
+    assert AppConfig(chat_template=OF_REQUESTS).own_template() is None
+    assert Tokenizer.load(DEMO).chat_template == (DEMO / "chat_template.jinja").read_text()
+
+
+def test_a_file_that_is_not_there_is_refused():
+    with pytest.raises(ValidationError, match="there is no such file; give one, or 'request'"):
+        AppConfig(chat_template="/no/such")
