@@ -20,6 +20,7 @@ from ray.serve.schema import LoggingConfig
 from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
+from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import media_reader
@@ -73,8 +74,8 @@ START_ATTEMPTS = 2
 """One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
 
-class Router:
-    """The HTTP surface: one engine pool and the FastAPI application over it."""
+class Router(HandleCalls):
+    """The HTTP surface: one engine pool and the FastAPI application over it; other deployments call it by handles."""
 
     async def __init__(self, config: AppConfig, engines: DeploymentHandle, door: DoorKey | None = None) -> None:
         """`door`: where it is to listen itself, beside whatever Serve's proxy passes on."""
@@ -101,6 +102,7 @@ class Router:
         )
         await self._pool.start()
         self._monitor = self._new_monitor(source)
+        self._service, self._refuses_unknown_fields = self._new_service(), config.unknown_fields == "refuse"
         self._reporting = asyncio.get_running_loop().create_task(self._monitor.fleet.run())
         self._server = None if door is None else await self._listen(door)
         # What is there now stays: a full collection while a large body is read would look at all of it again.
@@ -141,12 +143,12 @@ class Router:
         await server.start()
         return server
 
-    def _application(self, adds_request_id: bool) -> FastAPI:
+    def _new_service(self) -> CompletionService:
         config = self._config
         media = media_reader(
             self._pool.info.takes, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
         )
-        service = CompletionService(
+        return CompletionService(
             self._pool,
             self._tokenizer,
             self._parsers,
@@ -155,11 +157,12 @@ class Router:
             config.max_answer_bytes,
             takes_templates=config.chat_template == OF_REQUESTS,
         )
-        limits = HttpLimits(
-            max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"
-        )
+
+    def _application(self, adds_request_id: bool) -> FastAPI:
+        config = self._config
+        limits = HttpLimits(max_body_bytes=config.max_body_bytes, refuses_unknown_fields=self._refuses_unknown_fields)
         return create_app(
-            service,
+            self._service,
             access_of(config, self._bound_host),
             limits,
             adds_request_id=adds_request_id,

@@ -36,6 +36,7 @@ class Cluster:
         self.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         self._headers = {"Authorization": f"Bearer {token}"}
         self.environ.pop("RAY_ADDRESS", None)
+        self.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._holder = subprocess.Popen(
             [sys.executable, "-c", HOLD_A_CLUSTER, str(dashboard_port)],
             env=self.environ,

@@ -66,6 +66,22 @@ def test_a_file_of_ray_serve_llm_is_served_behind_our_door_and_speculates(cluste
     assert (card["id"], card["max_model_len"]) == ("demo", 1024)
 
 
+def test_another_deployment_calls_the_application_by_its_handle(cluster: Cluster, tmp_path: Path):
+    document = with_our_door(cluster, "demo")
+    caller = {"name": "caller", "route_prefix": "/caller", "import_path": "tests.e2e.calling_application:app"}
+    document["applications"].append(caller)
+    cluster.deploy(document, tmp_path)
+    cluster.wait_until_it_runs()
+    got = httpx.post(f"{cluster.url}/caller", json={"prompt": "def main("}, timeout=START_S)
+    assert got.status_code == 200, got.text
+    answer = got.json()
+    text = answer["generate"]["choices"][0]["text"]
+    assert text
+    assert answer["streamed"] == text
+    assert answer["chat"]["choices"][0]["message"]["content"] == answer["streamed_chat"]
+    assert answer["error"] == [404, "model"]
+
+
 def test_two_applications_serve_two_models_on_one_cluster(cluster: Cluster, tmp_path: Path):
     cluster.deploy(with_our_door(cluster, "two_models"), tmp_path)
     cluster.wait_until_it_runs()

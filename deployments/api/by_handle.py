@@ -1,0 +1,84 @@
+"""The API for other Serve deployments, which call the router by a handle: the same bodies and answers without HTTP."""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from wingbeat.deployments.api.answers.generation import Generation
+from wingbeat.deployments.api.answers.json_pieces import fragments
+from wingbeat.deployments.api.answers.parsed_chat import ParsedChatShape
+from wingbeat.deployments.api.answers.responses import CompletionShape, ResponseShape, event_stream, whole_response
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.bodies.unserved_fields import gather
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.request_context import RequestContext, enter
+
+
+class HandleCalls:
+    """What a router answers to a handle. Keys are for HTTP: whoever has a handle is part of the cluster.
+
+    Raises:
+        ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
+    """
+
+    _service: CompletionService
+    _refuses_unknown_fields: bool
+
+    async def generate(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
+        """The answer of `/v1/completions` to a prompt and other fields of its body."""
+        return await self._whole(*await self._completion({**fields, "prompt": prompt}))
+
+    async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """The answer of `/v1/chat/completions` to messages and other fields of its body."""
+        return await self._whole(*await self._chat({**fields, "messages": messages}))
+
+    async def stream_generate(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[bytes, None]:
+        """The server-sent events of `/v1/completions`, as they come."""
+        async for event in self._events(*await self._completion({**fields, "prompt": prompt, "stream": True})):
+            yield event
+
+    async def stream_chat(self, messages: list[dict[str, Any]], **fields: Any) -> AsyncGenerator[bytes, None]:
+        """The server-sent events of `/v1/chat/completions`, as they come."""
+        async for event in self._events(*await self._chat({**fields, "messages": messages, "stream": True})):
+            yield event
+
+    async def _completion(self, fields: dict[str, Any]) -> tuple[Generation, ResponseShape, str]:
+        name = self._begin()
+        return await self._service.plan_completion(CompletionBody.of_fields(fields)), CompletionShape(), name
+
+    async def _chat(self, fields: dict[str, Any]) -> tuple[Generation, ResponseShape, str]:
+        name = self._begin()
+        generation = await self._service.plan_chat(ChatBody.of_fields(fields))
+        return generation, ParsedChatShape(generation), name
+
+    def _begin(self) -> str:
+        """What a log calls the request."""
+        name = uuid.uuid4().hex
+        enter(RequestContext(name))
+        gather(self._refuses_unknown_fields)
+        return name
+
+    async def _whole(self, generation: Generation, shape: ResponseShape, name: str) -> dict[str, Any]:
+        try:
+            with self._service.sizes.held(generation.answer_bytes):
+                answer = await whole_response(generation, self._service.run(generation), shape)
+                # Long lists are written piece by piece, and are no lists before that.
+                return json.loads("".join(fragments(answer))) if generation.has_lists else answer
+        except Exception as error:
+            log_failure(error, name)
+            raise as_api_error(error) from error
+
+    async def _events(self, generation: Generation, shape: ResponseShape, name: str) -> AsyncGenerator[bytes, None]:
+        deltas = self._service.run(generation)
+        try:
+            with self._service.sizes.held(generation.answer_bytes):
+                events = event_stream(generation, deltas, shape, name, self._service.turn)
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
+        except Exception as error:
+            raise as_api_error(error) from error
