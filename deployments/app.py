@@ -251,7 +251,7 @@ def __getattr__(name: str) -> Application:
     return build({})
 
 
-def _verifier(config: AppConfig, accelerator_type: str | None) -> serve.Deployment:
+def _verifier(config: AppConfig, accelerator_type: str | None = None) -> serve.Deployment:
     verifier = config.verifier_share()
     drafter = config.drafter_share() if config.has_own_drafter() else None
     return serve.deployment(

@@ -126,7 +126,7 @@ def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatc
     monkeypatch.setattr(app.ray, "is_initialized", lambda: connected)
     monkeypatch.setattr(gpu_shares, "gpus_here", lambda: [] if connected else [FREE])
     monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: [[FREE, FREE]])
-    monkeypatch.setattr(app, "build_at", lambda config, door: built.append(config))
+    monkeypatch.setattr(app, "build_at", lambda config, *where: built.append(config))
     app.build({})
     app.build(AppConfig(drafter="ngram"))
     app.build({"num_gpus_per_verifier": 0})

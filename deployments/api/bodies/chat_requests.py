@@ -27,7 +27,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
     check_unserved,
     ignored_fields,
 )
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
@@ -189,7 +189,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     """The answer goes on in the last message, which is left open."""
-    chat_template: str | None = Field(None, min_length=1, max_length=MAX_TEMPLATE_CHARS)
+    chat_template: str | None = None
     """In the place of the server's, where it lets requests have one."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables that the chat template reads."""
@@ -218,6 +218,13 @@ class ChatBody(GenerationBody):
     @classmethod
     def _read_choice(cls, value: Any) -> Any:
         return value if value is None else read_choice(value)
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _check_template(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_TEMPLATE_CHARS):
+            raise unsupported("chat_template", f"a template is a text of 1 to {MAX_TEMPLATE_CHARS} characters")
+        return value
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from tests.deployments.api.parsed_bodies import chat
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
+from wingbeat.deployments.api.bodies.chat_requests import MAX_TEMPLATE_CHARS
 from wingbeat.deployments.api.errors import ApiError
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.app_config import AppConfig
@@ -27,6 +28,13 @@ def prompt_of(template: str, takes_templates: bool = True) -> str:
 
 def test_a_requests_own_template_writes_its_prompt_where_the_server_says_so():
     assert prompt_of(SHOUTING) == "HI!"
+
+
+@pytest.mark.parametrize("value", ["", 7, {}, "x" * (MAX_TEMPLATE_CHARS + 1)], ids=lambda value: repr(value)[:9])
+def test_what_is_no_template_is_refused_whatever_the_setting(value: object):
+    with pytest.raises(ApiError) as refused:
+        chat(chat_template=value)
+    assert (refused.value.param, refused.value.code) == ("chat_template", "unsupported_parameter")
 
 
 def test_without_the_setting_it_is_refused_by_its_name():
