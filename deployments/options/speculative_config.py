@@ -1,5 +1,6 @@
 """vLLM's `speculative_config`: which drafter is meant, and how far it drafts."""
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -72,8 +73,19 @@ def _model(name: str, model: Any, given: Given) -> dict[str, Any]:
 def _tokens(name: str, number: Any, given: Given) -> dict[str, Any]:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError("must be a whole number from 1 on; without the whole of it, {drafter} none drafts nothing")
+    if given.get(f"{PLACE}.speculative_token_tree") is not None:  # whose nodes it counts
+        return {}
     of_model = not _method(given) and given.get(f"{PLACE}.model") is None
     return {"draft_steps": number} | ({"drafter": "mtp"} if of_model else {})
+
+
+def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
+    """vLLM's text of tuples, or a list of lists."""
+    try:
+        paths = ast.literal_eval(value) if isinstance(value, str) else value
+        return {"draft_top_k": [list(path) for path in paths]}
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError("must be a list of paths, such as [(0,), (0, 0), (1,)]") from None
 
 
 _NGRAM = left_out("the last 4, 3 and 2 tokens are looked up, in this order")
@@ -106,7 +118,7 @@ _FIELDS = {
     ),
     "synthetic_acceptance_rate": _FORCED,
     "synthetic_acceptance_rates": _FORCED,
-    "speculative_token_tree": refused("trees follow the drafter's scores, within {draft_top_k} and {verify_tree_size}"),
+    "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
     "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
     "draft_load_config": refused("files are read as they are"),
     "prompt_lookup_max": _NGRAM,

@@ -134,6 +134,14 @@ def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("paths", ["[(0,), (0, 0), (1,)]", [[0], [0, 0], [1]]], ids=str)
+def test_a_tree_that_is_drawn_is_drawn_here_too(paths: str | list[list[int]]):
+    said = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3, "speculative_token_tree": paths}
+    args = without_vllm([MODEL, "--speculative-config", json.dumps(said)], AppConfig).args
+    assert sorted(args) == sorted([MODEL, "--drafter", HEAD, "--draft-top-k", "[[0], [0, 0], [1]]"])
+    assert build_config(AppConfig, {"drafter": HEAD, "draft_top_k": args[-1]}).draft_top_k == ((0,), (1,), (0, 0))
+
+
 def test_a_quantised_checkpoint_may_be_named_as_what_it_is(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     for kernel in ("awq", "awq_marlin"):
