@@ -100,7 +100,7 @@ static void add_candidates(const Head& head, const Roots& roots, int64_t level, 
     room(at.best, num_rows * roots.top_k);
     float* noise = room(at.noise, roots.num_reqs * vocab);
     threads.share(roots.num_reqs, [&](int64_t tree) {
-        Ranking ranking = Ranking::of(roots, tree, level, head.draft_token_ids, vocab, noise + tree * vocab);
+        Ranking ranking = Ranking::of(roots, tree, level, head.draft_token_ids, vocab, noise + tree * vocab, at);
         for (int64_t node = 0; node < width; node++) {
             int64_t row = tree * width + node;
             Best best{at.best.data() + row * roots.top_k, roots.top_k, 0};

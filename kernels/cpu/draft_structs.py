@@ -166,6 +166,12 @@ class Trees(Structure):
     ]
 
 
+class SamplingRules(Structure):
+    """Those of every slot; without numbers nobody has any."""
+
+    _fields_ = [("numbers", c_void_p), ("token_ids", c_void_p), ("biases", c_void_p)]
+
+
 class Roots(Structure):
     """The last committed tokens of some sequences, and the trees that are to grow from them."""
 
@@ -185,6 +191,7 @@ class Roots(Structure):
         ("rules", GrowthRules),
         ("trees", Trees),
         ("by_slot", c_int64),
+        ("sampling", SamplingRules),
     ]
 
 
@@ -197,7 +204,7 @@ class Outcome(Structure):
             *("header", "decode_slots", "decode_positions", "decode_num_tokens", "decode_token_ids", "decode_taps"),
             *("chunk_slots", "chunk_positions", "chunk_lens", "chunk_next_token_ids", "chunk_taps", "proposal_slots"),
             *("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "growth_limits"),
-            *("acceptance_table", "allowed_tokens"),
+            *("acceptance_table", "allowed_tokens", "sampling_rules", "biased_token_ids", "biases"),
         )
     ]
 

@@ -61,6 +61,7 @@ struct Roots {
     GrowthRules rules;
     Trees trees;
     int64_t by_slot;  // trees are written into the rows of their slots
+    SamplingRules sampling;
 
     // Rows of a tree's sequence that are stored.
     int64_t committed(int64_t tree) const { return std::max<int64_t>(lens[slots[tree]] - 1, 0); }
@@ -155,29 +156,32 @@ static int64_t gather(const Sequences& all, const Decided& decided, int64_t taps
     return num_rows;
 }
 
-// How scores of what may follow a tree's nodes become ranks: behind the root tokens that are not allowed have none, and
-// those of sampled sequences have the target's noise.
+// How scores of what may follow a tree's nodes become ranks: behind the root tokens that are not allowed have none, the
+// sequence's own rules change them, and those of sampled sequences have the target's noise.
 struct Ranking {
     const int64_t* token_ids;
     int64_t count;
     float temperature;
     const float* noise;      // [count], read where the temperature is not 0
     const int32_t* allowed;  // or null
+    Ruled& ruled;
+    bool whole;  // tokens are a vocabulary, not a few candidates
 
     // `noise` has room for that of the tree.
     static Ranking of(const Roots& roots, int64_t tree, int64_t level, const int64_t* token_ids, int64_t count,
-                      float* noise) {
+                      float* noise, Room& at, bool whole = true) {
         int64_t slot = roots.slots[tree];
         float temperature = roots.temperatures[slot];
         if (temperature > 0)
             gumbel({temperature, roots.seeds[slot], roots.lens[slot] + level}, token_ids, count, noise);
         const int32_t* allowed = roots.allowed && !level ? roots.allowed + tree * roots.allowed_words : nullptr;
-        return {token_ids, count, temperature, noise, allowed};
+        return {token_ids, count, temperature, noise, allowed, at.trees[tree].ruled, whole};
     }
 
     // The best of `scores`, which are changed, by their log-probabilities.
     void best_of(float* scores, Best& best) const {
         if (allowed) allow_only(allowed, token_ids, count, scores);
+        ruled.apply(token_ids, count, temperature, whole, scores);
         for (int64_t i = 0; temperature > 0 && i < count; i += LANES) {
             vec score = load_upto(scores + i, count - i) / temperature + load_upto(noise + i, count - i);
             store_upto(scores + i, score, count - i);
@@ -200,7 +204,11 @@ template <class Expand>
 static int64_t grow_levels(const Roots& roots, Room& at, const Expand& expand) {
     int64_t num_reqs = roots.num_reqs, num_words = ((roots.num_levels - 1) * roots.top_k + 63) / 64;
     if ((int64_t)at.trees.size() < num_reqs) at.trees.resize(num_reqs);
-    for (int64_t tree = 0; tree < num_reqs; tree++) at.trees[tree].begin(roots.top_k, roots.token(tree));
+    for (int64_t tree = 0; tree < num_reqs; tree++) {
+        int64_t slot = roots.slots[tree], length = std::clamp<int64_t>(roots.lens[slot], 0, roots.history_width);
+        at.trees[tree].begin(roots.top_k, roots.token(tree));
+        at.trees[tree].ruled.begin(roots.sampling, slot, roots.history + slot * roots.history_stride, length);
+    }
     int64_t level = 0, width = 1;
     while (true) {
         expand(level, width);

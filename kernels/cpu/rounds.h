@@ -16,6 +16,7 @@ struct Outcome {
     const int64_t* seeds;
     const float *growth_limits, *acceptance_table;
     const int32_t* allowed_tokens;
+    SamplingRules rules;
 };
 
 struct Reply {
@@ -34,7 +35,7 @@ struct Channel {
 };
 
 // `runtime.protocol.messages.RoundHeader`
-enum HeaderField { ROUND, NUM_DECODES, NUM_CHUNKS, NUM_PROPOSALS, MAX_LEVELS, MAX_LEN, HAS_RULE, HAS_MASKS };
+enum HeaderField { ROUND, NUM_DECODES, NUM_CHUNKS, NUM_PROPOSALS, MAX_LEVELS, MAX_LEN, HAS_RULE, HAS_MASKS, HAS_SAMPLING_RULES };
 
 static bool all_within(const int64_t* numbers, int64_t count, int64_t end) {
     return std::all_of(numbers, numbers + count, [&](int64_t number) { return 0 <= number && number < end; });
@@ -98,7 +99,8 @@ static bool answer(const AnyHead& head, Sequences all, const Channel& channel, R
     Roots roots{num_proposals, outcome.proposal_slots, outcome.committed_lens, channel.token_ids, outcome.temperatures,
                 outcome.seeds, channel.history_width, channel.history_width,
                 header[HAS_MASKS] ? outcome.allowed_tokens : nullptr, channel.allowed_words, channel.top_k, levels,
-                {&rule, header[HAS_RULE], channel.num_bins, channel.bin_edges}, reply.trees, 1};
+                {&rule, header[HAS_RULE], channel.num_bins, channel.bin_edges}, reply.trees, 1,
+                header[HAS_SAMPLING_RULES] ? outcome.rules : SamplingRules{}};
     grow(head, all, roots, at);
     return true;
 }

@@ -9,9 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "sampling_rules.h"
 #include "vectors.h"
-
-constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 struct Scored {
     float score;
@@ -142,6 +141,7 @@ struct Table {
     std::vector<int64_t> parent;           // index of its parent in the frontier before
     std::vector<Scored> chosen;            // room for the next ones
     std::vector<uint64_t> seen;
+    Ruled ruled;  // by its sequence's own rules
 
     void begin(int64_t top_k_, int64_t root) {
         top_k = top_k_, size = 1;

@@ -87,7 +87,8 @@ static void follow_lattice(const Walk& walk, const Roots& roots, int64_t level, 
     threads.share(num_reqs, [&](int64_t tree) {
         int64_t slot = tree * roots.num_levels + level;
         const float *projected = at.factors.data() + slot * of_slot, *unary = projected + rank;
-        Ranking ranking = Ranking::of(roots, tree, level, at.candidates.data() + slot * count, count, noise + tree * count);
+        Ranking ranking = Ranking::of(roots, tree, level, at.candidates.data() + slot * count, count,
+                                      noise + tree * count, at, false);
         Table& table = at.trees[tree];
         for (int64_t node = 0; node < width; node++) {
             int64_t row = tree * width + node;
@@ -109,7 +110,7 @@ static void follow_slots(const Walk& walk, const Slots& slots, const Roots& root
     room(at.best, roots.num_reqs * roots.top_k);
     float* noise = room(at.noise, roots.num_reqs * vocab);
     threads.share(roots.num_reqs, [&](int64_t tree) {
-        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab);
+        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab, at);
         Best best{at.best.data() + tree * roots.top_k, roots.top_k, 0};
         ranking.best_of(slots.logits + (tree * roots.num_levels + level) * vocab, best);
         for (int64_t node = 0; node < width; node++) ranking.enter(best, node, at.trees[tree]);
@@ -180,7 +181,7 @@ static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roo
     room(at.best, num_rows * roots.top_k);
     float* noise = room(at.noise, roots.num_reqs * vocab);
     threads.share(roots.num_reqs, [&](int64_t tree) {
-        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab);
+        Ranking ranking = Ranking::of(roots, tree, level, walk.draft_token_ids, vocab, noise + tree * vocab, at);
         const float* unary = slots.logits + (tree * roots.num_levels + level) * vocab;
         for (int64_t node = 0; node < width; node++) {
             int64_t row = tree * width + node;

@@ -12,6 +12,7 @@ from torch import Tensor
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.protocol.sampling_rules import SamplingRules
 from wingbeat.runtime.speculation.policy import GrowthRule
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,10 @@ class DraftBatch(NamedTuple):
     allowed_tokens: Tensor | None = None
     """int32 [num_proposals, ceil(vocab_size / 32)]: tokens that may follow each root, as `Outcome.allowed_tokens`; None
     where all may, or nobody can say it in time."""
+
+    sampling_rules: SamplingRules | None = None
+    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any, or where they cannot be
+    followed: by what runs in captured shapes."""
 
     def without_commits(self) -> "DraftBatch":
         """The proposals alone."""

@@ -16,9 +16,11 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.sampling_rules import SamplingRules
 from wingbeat.runtime.speculation.policy import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
@@ -43,6 +45,8 @@ class Roots(NamedTuple):
     """int64 [num_reqs]"""
     allowed_tokens: Tensor | None = None
     """As `DraftBatch.allowed_tokens`."""
+    rules: RequestRules | None = None
+    """What else the requests' tokens are chosen by; None where nobody has such rules."""
 
 
 class SlotTables(NamedTuple):
@@ -124,6 +128,10 @@ class Growth:
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
+        rules, told = None, batch.sampling_rules
+        if told is not None:
+            own = SamplingRules(*(part[slots] for part in told))
+            rules = RequestRules.of(own, batch.token_ids[slots], lens, batch.temperatures[slots], self.draft_token_ids)
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],
@@ -131,6 +139,7 @@ class Growth:
             temperatures=batch.temperatures[slots],
             seeds=batch.seeds[slots],
             allowed_tokens=batch.allowed_tokens,
+            rules=rules,
         )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
@@ -147,6 +156,8 @@ class Growth:
         couplings = _couplings(roots)
         if roots.allowed_tokens is not None:
             logits = self._allowed_only(logits, roots.allowed_tokens)
+        if roots.rules is not None:
+            logits, expand = self._ruled(roots.rules, logits, expand)
         if self.top_k == 1:
             return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
@@ -216,6 +227,17 @@ class Growth:
         may_follow = ((allowed.gather(1, words) >> bits.to(torch.int32)) & 1).to(torch.bool)
         may_follow |= ~may_follow.any(dim=1, keepdim=True)
         return given._replace(logits=given.logits.masked_fill(~may_follow[:, None], float("-inf")))
+
+    def _ruled(
+        self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
+    ) -> tuple[Continuations, Expand]:
+        """What follows the roots and every level, under the requests' own rules."""
+
+        def under(given: Tensor | Continuations) -> Continuations:
+            given = _continuations(given)
+            return given._replace(logits=rules.apply(given.logits, given.token_ids))
+
+        return under(given), lambda level: under(expand(level))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Of `width` nodes."""

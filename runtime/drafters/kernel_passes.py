@@ -21,6 +21,7 @@ from wingbeat.kernels.cpu.draft_structs import (
     Head,
     Reply,
     Roots,
+    SamplingRules,
     Sequences,
     Trees,
 )
@@ -189,7 +190,8 @@ class KernelPasses:
             depth,
             rules,
             _struct(trees),
-            by_slot=0,
+            0,
+            SamplingRules(*(part.data_ptr() for part in batch.sampling_rules or ())),
         )
         sequences = self._sequences(batch.block_tables, batch.max_committed_len)
         num_levels = self.kernels.grow(self._struct, sequences, roots)

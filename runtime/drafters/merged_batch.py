@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
+from wingbeat.runtime.protocol.sampling_rules import SamplingRules, no_rules
 from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
@@ -80,6 +81,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
         growth_rules=_growth_rules(rounds) if on_cpu else (),
         allowed_tokens=_allowed_tokens(rounds) if on_cpu else None,
+        sampling_rules=_sampling_rules(rounds, attached) if on_cpu else None,
     )
 
 
@@ -148,6 +150,22 @@ def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
             masks[begin : begin + header.num_proposals] = outcome.allowed_tokens[: header.num_proposals]
         begin += header.num_proposals
     return masks
+
+
+def _sampling_rules(rounds: list[_Asked], attached: list[Attachment]) -> SamplingRules | None:
+    """By slot; of verifiers whose sequences have none the rows say so."""
+    if not any(header.has_sampling_rules for _, _, header in rounds):
+        return None
+    if len(attached) == 1 and attached[0].slot_offset == 0:
+        return rounds[0].outcome.rules
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    merged = no_rules(num_slots)
+    for attachment, outcome, header in rounds:
+        if header.has_sampling_rules:
+            own = slice(attachment.slot_offset, attachment.slot_offset + attachment.end.spec.num_slots)
+            for into, rows in zip(merged, outcome.rules, strict=True):
+                into[own] = rows
+    return merged
 
 
 def _on_host(outcome: Outcome) -> Outcome:

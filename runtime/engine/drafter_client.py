@@ -169,16 +169,22 @@ class DrafterClient(RoundObserver):
     def _asked_ids(self) -> list[str]:
         return [seq.request.request_id for seq in self._asked]
 
-    def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-        """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
-        plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
+    def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
+        """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell.
+
+        Args:
+            before: the round before, whose tokens are known, where sequences of it sat this one out.
+        """
+        held = [] if before is None else self._held(before)
+        seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
+        plain = not any(seq.request.params.speculation for seq in seqs)
         if self._end is None or plain:
             return
         # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
         with_context = any(chunk.seq.request.params.speculation for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
-            proposals = self._proposals(plan, flight)
+            proposals = self._proposals(plan, flight) + held
             draft = self._speculation.plan(plan.decodes, proposals)
             if not draft.levels and self._defer(plan, flight):
                 self._ask(proposals, draft)
@@ -193,23 +199,38 @@ class DrafterClient(RoundObserver):
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
         if with_context:
-            proposals = self._proposals(plan, flight)
+            proposals = self._proposals(plan, flight) + held
             draft = self._speculation.plan(plan.decodes, proposals)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
-        masks = write_root_masks(outcome, self._asked, flight)
+        masks = write_root_masks(outcome, self._asked, flight if before is None else before)
         writer.copy(self.slots.publish(outcome))
-        longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
-        writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks)
+        longest = max(seq.max_len for seq in seqs)
+        ruled = int(self.slots.told_rules.any_of(self._asked))
+        writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
-        able = ((row, seq) for row, seq in enumerate(plan.decodes) if seq.draft.complete)
-        decodes = [seq for row, seq in able if self._has_room(seq, flight.num_new_tokens(row))]
-        begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft.complete and self._has_room(c.seq, 1)]
-        return decodes + begun
+        others_run = any(seq.masker is None for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
+        rows = [*enumerate(plan.decodes), *((None, c.seq) for c in plan.chunks if c.samples)]
+        return [
+            seq
+            for row, seq in rows
+            if seq.draft.complete
+            and self._has_room(seq, 1 if row is None else flight.num_new_tokens(row))
+            # Who sits the next round out is drafted for beside it.
+            and not (others_run and seq.masker is not None and flight.result is None)
+        ]
+
+    def _held(self, before: RoundInFlight) -> list[Sequence]:
+        """Sequences that could use a tree once a round is settled whose tokens are known, and run in no later one."""
+        new, plan = before.tokens_by_slot(), before.plan
+        seqs = [*plan.decodes, *(chunk.seq for chunk in plan.chunks)]
+        there = [seq for seq, epoch in zip(seqs, before.epochs, strict=True) if seq.slot in new and seq.epoch == epoch]
+        waiting = [seq for seq in there if seq.masker is not None and seq.draft.complete]
+        return [seq for seq in waiting if self._has_room(seq, len(new[seq.slot]))]
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
         if draft.reason == Reason.FORCED:

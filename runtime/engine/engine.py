@@ -95,7 +95,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
-            vocab_size=0 if self.overlap else self.loaded.vocab_size,
+            vocab_size=self.loaded.vocab_size,
         )
 
     def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
@@ -161,8 +161,8 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        if self._in_flight and any(seq.masker is not None for seq in self.scheduler.running):
-            # What may come next depends on tokens that are still on their way.
+        if self._in_flight and all(seq.masker is not None for seq in self.scheduler.running):
+            # What may come next depends on tokens that are still on their way, and nobody else could run meanwhile.
             self._settle(leave=0)
         with self.clock.schedule:
             plan = self._schedule()
@@ -177,9 +177,22 @@ class Engine:
             trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)
+        held = self._held()
         with self.clock.publish:
-            self.drafting.publish(plan, flight)
+            self.drafting.publish(plan, flight, held)
         self._settle(leave=1 if self.overlap else 0)
+
+    def _held(self) -> RoundInFlight | None:
+        """The round before, once its tokens are known, where sequences sit the latest one out until they are.
+
+        They are drafted for beside the latest round, and the device has that to compute meanwhile.
+        """
+        if len(self._in_flight) < 2 or not any(seq.awaits_tokens for seq in self.scheduler.running):
+            return None
+        before = self._in_flight[-2]
+        with self.clock.wait:
+            before.wait()
+        return before
 
     def _recover(self, error: Exception) -> None:
         """A round raised, and nobody knows for whom: what ran is computed again, one sequence at a time.

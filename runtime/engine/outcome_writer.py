@@ -80,7 +80,13 @@ class OutcomeWriter:
         self._copies += copies
 
     def finish(
-        self, proposal_slots: list[int], max_levels: int, max_len: int = 0, has_rule: int = 0, has_masks: int = 0
+        self,
+        proposal_slots: list[int],
+        max_levels: int,
+        max_len: int = 0,
+        has_rule: int = 0,
+        has_masks: int = 0,
+        has_sampling_rules: int = 0,
     ) -> None:
         """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
         outcome = self.outcome
@@ -97,6 +103,7 @@ class OutcomeWriter:
             max_len=max_len,
             has_rule=has_rule,
             has_masks=has_masks,
+            has_sampling_rules=has_sampling_rules,
         )
         header.write(outcome.header)
 
@@ -251,7 +258,8 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
         return 0
     masks, tokens = rows.numpy(), flight.tokens_by_slot()
     for mask, seq in zip(masks, asked, strict=False):
-        if seq.masker is not None and seq.masker.ahead(tokens[seq.slot], mask):
+        known = tokens.get(seq.slot)
+        if seq.masker is not None and known is not None and seq.masker.ahead(known, mask):
             has_masks = True
         else:
             mask[:] = -1

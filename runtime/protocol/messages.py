@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import NUM_BINS, EngineConfig
+from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, NUM_RULES, SamplingRules
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,16 @@ class RoundHeader(NamedTuple):
     """1 where growth stops by a rule, which the outcome holds."""
     has_masks: int = 0
     """1 where not every token may follow the roots, and the outcome says which ones may."""
+    has_sampling_rules: int = 0
+    """1 where a sequence that a tree is asked for has rules of sampling, which the outcome holds."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
-        """Of a tensor int64 [8] on the host."""
+        """Of a tensor int64 [16] on the host."""
         return cls(*header.tolist()[: len(cls._fields)])
 
     def write(self, header: Tensor) -> None:
-        """Into a tensor int64 [8] on the host; the rest of it stays zero."""
+        """Into a tensor int64 [16] on the host; the rest of it stays zero."""
         header[: len(self)] = torch.tensor(self)
 
     @staticmethod
@@ -196,7 +199,7 @@ class Outcome(NamedTuple):
     """
 
     header: Tensor
-    """int64 [8]: `RoundHeader`."""
+    """int64 [16]: `RoundHeader`."""
     decode_slots: Tensor
     """int64 [num_slots], the first num_decodes rows count."""
     decode_positions: Tensor
@@ -238,6 +241,18 @@ class Outcome(NamedTuple):
     allowed_tokens: Tensor
     """int32 [num_slots, ceil(vocab_size / 32)], a row per proposal, read where the header says so: bit b of word w
     allows token 32 * w + b behind the root."""
+    sampling_rules: Tensor
+    """float32 [num_slots, NUM_RULES] by slot: `sampling_rules.RuleColumns`; read where the header says so, as the next
+    two."""
+    biased_token_ids: Tensor
+    """int64 [num_slots, MOST_BIASED] by slot: see `sampling_rules.SamplingRules`."""
+    biases: Tensor
+    """float32 [num_slots, MOST_BIASED] by slot."""
+
+    @property
+    def rules(self) -> SamplingRules:
+        """Of every slot."""
+        return SamplingRules(self.sampling_rules, self.biased_token_ids, self.biases)
 
 
 class TreeReply(NamedTuple):
@@ -265,7 +280,7 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
     """Shape and dtype of each `Outcome` field, in field order."""
     slots, long = (spec.num_slots,), torch.int64
     return {
-        "header": ((8,), long),
+        "header": ((16,), long),
         "decode_slots": (slots, long),
         "decode_positions": (slots, long),
         "decode_num_tokens": (slots, long),
@@ -286,6 +301,9 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "growth_limits": ((2,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
         "allowed_tokens": ((spec.num_slots, -(-spec.vocab_size // 32)), torch.int32),
+        "sampling_rules": ((spec.num_slots, NUM_RULES), torch.float32),
+        "biased_token_ids": ((spec.num_slots, MOST_BIASED), long),
+        "biases": ((spec.num_slots, MOST_BIASED), torch.float32),
     }
 
 

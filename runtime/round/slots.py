@@ -9,6 +9,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.processors import ProcessorTables
+from wingbeat.runtime.round.told_rules import ToldRules
 from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -38,6 +39,7 @@ class SlotState:
         self.processors = ProcessorTables(
             config.max_num_seqs, config.speculation.num_nodes, vocab_size, eos_token_ids, device
         )
+        self.told_rules = ToldRules(config.max_num_seqs, device)
         self.vocab_size = vocab_size
         self.device = device
         self.spare = config.max_num_seqs
@@ -95,6 +97,10 @@ class SlotState:
             if self._written.get((target.data_ptr(), name)) != changes:
                 self._written[target.data_ptr(), name] = changes
                 copies.append((target, by_slot))
+        rules, written = self.told_rules, (outcome.biases.data_ptr(), "rules")
+        if self._written.get(written, 0) != rules.num_changes:
+            self._written[written] = rules.num_changes
+            copies += rules.copies(outcome.rules)
         return copies
 
     def forget_published(self) -> None:
@@ -106,6 +112,7 @@ class SlotState:
         if plan.admitted:
             self._admit(plan.admitted)
             self.processors.admit(plan.admitted)
+            self.told_rules.admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
         columns = [seq.slot for seq in plan.decodes], plan.with_trees()
         if columns != self._latest_columns:  # a batch mostly stays as it is

@@ -243,9 +243,9 @@ class Scheduler:
         return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
     def _must_settle(self, seq: Sequence) -> bool:
-        """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
+        """Whether what is in flight ends the sequence for certain, may fill it to the last position, or is awaited."""
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
-        return bool(seq.in_flight) and (certain or seq.max_len >= self.config.max_model_len)
+        return bool(seq.in_flight) and (certain or seq.awaits_tokens or seq.max_len >= self.config.max_model_len)
 
     def _grow_with_tree(self, seq: Sequence) -> bool:
         """Blocks for the root and what may be drafted, if there are so many free."""

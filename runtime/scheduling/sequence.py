@@ -178,6 +178,11 @@ class Sequence:
         return bool(self.in_flight) or len(self.token_ids) - self.num_computed == 1
 
     @property
+    def awaits_tokens(self) -> bool:
+        """Whether it cannot run before a round in flight is settled: what may come next depends on its tokens."""
+        return self.masker is not None and bool(self.in_flight)
+
+    @property
     def min_len(self) -> int:
         """Tokens it has at least once the rounds in flight are settled."""
         return len(self.token_ids) + len(self.in_flight)

@@ -14,7 +14,8 @@ from wingbeat.cluster.channels.memory import ALIGNMENT_BYTES, ChannelMemory, buf
 from wingbeat.cluster.channels.tcp.remote_connection import FrameError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
-_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens")
+_RULES = ("sampling_rules", "biased_token_ids", "biases")
+_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES)
 """Fields of an outcome that do not travel whole: the others take 36 bytes and a path per slot."""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
@@ -68,6 +69,8 @@ class _Round:
         self.num_decodes = self.num_chunk_tokens = self.num_masks = 0
         self.slots = np.empty(0, dtype=np.int64)
         """Of decodes, chunks and proposals."""
+        self.ruled = self.slots
+        """Slots whose rules of sampling count."""
 
     def count(self) -> None:
         """Read what counts. Raises FrameError where that does not fit the buffers."""
@@ -78,6 +81,7 @@ class _Round:
         self.num_decodes = header.num_decodes
         self.num_masks = header.num_proposals if header.has_masks else 0
         parts = [fields["decode_slots"][: header.num_decodes], fields["proposal_slots"][: header.num_proposals]]
+        self.ruled = parts[1] if header.has_sampling_rules else parts[1][:0]
         self.num_chunk_tokens = 0
         if header.num_chunks:
             lens = fields["chunk_lens"][: header.num_chunks].tolist()
@@ -121,6 +125,9 @@ class OutcomeSender:
             body.put(fields["chunk_taps"][: this.num_chunk_tokens])
         if this.num_masks:
             body.put(fields["allowed_tokens"][: this.num_masks])
+        if len(this.ruled):
+            for name in _RULES:
+                body.put(fields[name][this.ruled])
         return body.end
 
     def _changed_blocks(self, parity: int, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
@@ -175,6 +182,10 @@ class OutcomeReceiver:
             body.take(fields["chunk_taps"][: this.num_chunk_tokens])
         if this.num_masks:
             body.take(fields["allowed_tokens"][: this.num_masks])
+        if len(this.ruled):
+            for name in _RULES:
+                rows = fields[name]
+                rows[this.ruled] = body.take(np.empty((len(this.ruled), rows.shape[1]), dtype=rows.dtype))
         body.finish()
         return round_number
 

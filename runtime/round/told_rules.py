@@ -1,0 +1,89 @@
+"""The rules of sampling that a drafter is told, by slot; nothing is made or written while no request has any."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, RuleColumns, SamplingRules, no_rules
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+_BAN = float("-inf")
+
+
+class ToldRules:
+    """Rows of an engine's slots."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._num_slots, self._device = num_slots, device
+        self._ruled: set[int] = set()
+        """Slots whose rows say something."""
+        self.num_changes = 0
+        self.rows: SamplingRules | None = None
+        """Made for the first request that has a rule."""
+
+    def admit(self, seqs: list[Sequence]) -> None:
+        """Write the rows of sequences that got a slot."""
+        for seq in seqs:
+            params = seq.request.params
+            if has_rules(params):
+                self._ruled.add(seq.slot)
+                self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), listed(params))
+            elif seq.slot in self._ruled:
+                self._ruled.discard(seq.slot)
+                self._write(seq.slot, RuleColumns(), [])
+
+    def any_of(self, seqs: list[Sequence]) -> bool:
+        """Whether a drafter has to look at the rows of these."""
+        return bool(self._ruled) and any(seq.slot in self._ruled for seq in seqs)
+
+    def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
+        """(target, source) that bring a drafter's rows up to date."""
+        return [] if self.rows is None else list(zip(into, self.rows, strict=True))
+
+    def _write(self, slot: int, columns: RuleColumns, entries: list[tuple[int, float]]) -> None:
+        if self.rows is None:
+            self.rows = no_rules(self._num_slots, self._device)
+        self.num_changes += 1
+        padded = [*entries, *[(-1, 0.0)] * (MOST_BIASED - len(entries))]
+        token_ids, biases = zip(*padded, strict=True)
+        self.rows.numbers[slot] = upload(columns, self._device, torch.float32)
+        self.rows.token_ids[slot] = upload(token_ids, self._device)
+        self.rows.biases[slot] = upload(biases, self._device, torch.float32)
+
+
+def has_rules(params: SamplingParams) -> bool:
+    """Whether a drafter is told anything of how a request's tokens are chosen, beside its temperature."""
+    filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+    return filtered or params.has_penalties or bool(listed(params))
+
+
+def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:
+    """A request's numbers."""
+    return RuleColumns(
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        num_prompt_tokens,
+        float(_tells_allowed(params)),
+    )
+
+
+def listed(params: SamplingParams) -> list[tuple[int, float]]:
+    """Tokens whose logits are changed, and by how much; the largest changes first, `MOST_BIASED` at most.
+
+    Where more tokens are allowed than can be listed, nothing is said of what is allowed.
+    """
+    changes = dict.fromkeys(params.allowed_token_ids, 0.0) if _tells_allowed(params) else {}
+    single = [(word[0], _BAN) for word in params.bad_words if len(word) == 1]
+    for token_id, value in (*params.logit_bias, *single):
+        if token_id in changes or not _tells_allowed(params):
+            changes[token_id] = changes.get(token_id, 0.0) + value
+    return sorted(changes.items(), key=lambda entry: -abs(entry[1]))[:MOST_BIASED]
+
+
+def _tells_allowed(params: SamplingParams) -> bool:
+    return 0 < len(params.allowed_token_ids) <= MOST_BIASED

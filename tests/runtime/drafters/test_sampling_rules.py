@@ -1,0 +1,127 @@
+"""Drafts are ranked by what the requests' own rules of sampling leave, by torch's operations and by the CPU's kernels."""
+
+import pytest
+import torch
+
+from tests.runtime.draft_world import MIXED
+from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, assert_same, by_torch, drafter_of, worlds
+from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.growth import Growth, Roots
+from wingbeat.runtime.drafters.sampling_rules import RequestRules
+from wingbeat.runtime.heads.contract import Continuations
+from wingbeat.runtime.protocol.sampling_rules import NUM_RULES, RuleColumns, SamplingRules, no_rules
+from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+
+__all__ = ["by_torch"]
+
+BAN = float("-inf")
+ROWS = [
+    RuleColumns(),
+    RuleColumns(top_k=5),
+    RuleColumns(top_p=0.7),
+    RuleColumns(min_p=0.1),
+    RuleColumns(top_k=9, top_p=0.8, min_p=0.05),
+    RuleColumns(repetition=1.3, presence=0.4, frequency=0.3, num_prompt_tokens=3),
+    RuleColumns(top_p=0.9, repetition=1.2, num_prompt_tokens=4),
+    RuleColumns(only_listed=1),
+]
+LISTED = {1: [(3, 2.0), (7, BAN)], 6: [(token_id, BAN) for token_id in range(12)], 7: [(2, 0.0), (5, 1.0), (8, 0.0)]}
+
+
+def rules_of(num_slots):
+    rules = no_rules(num_slots)
+    for slot in range(num_slots):
+        rules.numbers[slot] = torch.tensor(ROWS[slot % len(ROWS)])
+        for place, (token_id, bias) in enumerate(LISTED.get(slot % len(ROWS), [])):
+            rules.token_ids[slot, place], rules.biases[slot, place] = token_id, bias
+    return rules
+
+
+@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_SHAPES.keys())
+@torch.inference_mode()
+def test_kernels_and_torch_rank_alike(speculation, temperatures, by_torch):
+    drafter = drafter_of(speculation)
+    world, other = worlds(drafter, temperatures, by_torch)
+    free = world.batch(proposals=world.slots)
+    batch = free._replace(sampling_rules=rules_of(len(free.committed_lens)))
+    trees = drafter.draft(batch)
+    assert_same(trees, by_torch(lambda: other.draft(batch)))
+    assert trees.token_ids.tolist() != drafter.draft(free).token_ids.tolist()
+    nobody = free._replace(sampling_rules=no_rules(len(free.committed_lens)))
+    assert_same(drafter.draft(nobody), by_torch(lambda: other.draft(free)))
+
+
+def drafted(params, logits, history, top_k=3, among=None):
+    """The first level of a tree under one request's rules, whose drafter has the target's own logits."""
+    vocab_size = logits.shape[-1]
+    growth = Growth(SpeculationConfig(2, top_k, 1 + 2 * top_k), torch.arange(vocab_size))
+    told = no_rules(1)
+    told.numbers[0, :6] = torch.tensor(
+        [
+            *(params.top_k, params.top_p, params.min_p),
+            *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
+        ]
+    )
+    for place, (token_id, bias) in enumerate(listed(params)):
+        told.token_ids[0, place], told.biases[0, place] = token_id, bias
+    lens, zeros = torch.tensor([len(history)]), torch.zeros(1, dtype=torch.int64)
+    temperatures = torch.tensor([params.temperature])
+    rules = RequestRules.of(told, torch.tensor([history]), lens, temperatures, growth.draft_token_ids)
+    positions = lens + torch.arange(2)[:, None]
+    roots = Roots(zeros, zeros, positions, temperatures, zeros + params.seed, rules=rules)
+    own = slice(None) if among is None else among
+    given = Continuations(logits.view(1, 1, -1)[..., own], None if among is None else torch.tensor([among]))
+
+    def expand(level):
+        return given._replace(logits=given.logits.expand(-1, level.token_ids.shape[1], -1))
+
+    tree = growth.grow(roots, given, expand)
+    return tree.token_ids[0][(tree.depths[0] == 1) & (tree.scores[0] > BAN)].tolist()
+
+
+def test_the_first_candidate_is_the_targets_own_token():
+    """Where the drafter says what the target says, under any filter: the tree begins by the token that is chosen."""
+    torch.manual_seed(1)
+    for seed in range(40):
+        logits, params = torch.randn(50) * 2, SamplingParams(temperature=0.8, top_p=0.6, top_k=20, seed=seed)
+        kept = logits / 0.8
+        ranked, order = kept.sort(descending=True)
+        mass = ranked[:20].softmax(0).cumsum(0)
+        allowed = order[: int((mass < 0.6).sum()) + 1]
+        noise = gumbel_noise(torch.tensor([seed]), torch.tensor([4]), torch.arange(50))[0]
+        chosen = int(allowed[(kept + noise)[allowed].argmax()])
+        first = drafted(params, logits, [1, 2, 3, 4])
+        assert first[0] == chosen
+        assert set(first) <= set(allowed.tolist())
+
+
+def test_bans_and_penalties_move_a_greedy_draft():
+    logits = torch.tensor([3.0, 2.5, 2.0, 1.5, 1.0, 0.0])
+    greedy = SamplingParams(temperature=0.0)
+    assert drafted(greedy, logits, [5], 1) == [0]
+    assert drafted(SamplingParams(temperature=0.0, bad_words=((0,), (1, 2))), logits, [5], 1) == [1]
+    assert drafted(SamplingParams(temperature=0.0, logit_bias=((4, 9.0),)), logits, [5], 1) == [4]
+    assert drafted(SamplingParams(temperature=0.0, presence_penalty=0.6), logits, [0, 0], 1) == [1]
+    assert drafted(SamplingParams(temperature=0.0, frequency_penalty=0.6), logits, [0, 0, 1], 1) == [2]
+    assert drafted(SamplingParams(temperature=0.0, repetition_penalty=2.0), logits, [0, 1], 1) == [2]
+    # A head with a few candidates of its own.
+    assert drafted(SamplingParams(temperature=0.0, bad_words=((2,),)), logits, [5], 1, among=[2, 4, 3]) == [3]
+
+
+def test_what_is_listed():
+    assert not has_rules(SamplingParams(temperature=1.0))
+    assert not has_rules(SamplingParams(temperature=0.0, top_p=0.5))
+    assert has_rules(SamplingParams(temperature=1.0, top_p=0.5))
+    assert has_rules(SamplingParams(temperature=0.0, presence_penalty=0.1))
+    many = tuple((token_id, float(token_id)) for token_id in range(2 * MOST_BIASED))
+    kept = listed(SamplingParams(logit_bias=many))
+    assert [token_id for token_id, _ in kept] == list(range(2 * MOST_BIASED))[: -MOST_BIASED - 1 : -1]
+    allowed = SamplingParams(allowed_token_ids=(4, 9), logit_bias=((4, 2.0), (5, 9.0)), bad_words=((9,), (5,)))
+    assert dict(listed(allowed)) == {4: 2.0, 9: BAN}
+    assert not listed(SamplingParams(allowed_token_ids=tuple(range(MOST_BIASED + 1))))
+    assert isinstance(no_rules(2), SamplingRules) and no_rules(2).numbers.shape == (2, NUM_RULES)
