@@ -84,9 +84,10 @@ runtime.config_numbers:
 runtime.demo:
 runtime.device_clock:
 runtime.disk_cache:
-runtime.drafters: kernels.cpu kernels.kv kernels.tree runtime.config runtime.demo runtime.device_clock runtime.graphs
-    runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree
-    runtime.tensor_files runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
+    runtime.device_clock runtime.graphs runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round
+    runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
+    runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu runtime.config runtime.disk_cache runtime.drafters runtime.grammar
     runtime.graphs runtime.histogram runtime.kv runtime.protocol runtime.round runtime.scheduling
     runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading

@@ -87,8 +87,8 @@ class DraftBatch(NamedTuple):
     where all may, or nobody can say it in time."""
 
     sampling_rules: SamplingRules | None = None
-    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any, or where they cannot be
-    followed: by what runs in captured shapes."""
+    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any, and on a device, whose
+    captured shapes have no place for them."""
 
     def without_commits(self) -> "DraftBatch":
         """The proposals alone."""

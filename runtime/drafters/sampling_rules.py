@@ -54,18 +54,22 @@ class RequestRules(NamedTuple):
     def apply(self, logits: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """Logits [num_reqs, width, num_candidates] under the rules: what may not be chosen has none.
 
+        A head's own few candidates are not filtered: their shares are not the vocabulary's, and drafts were worse.
+
         Args:
             token_ids: int64 [num_reqs, num_candidates]: of the candidates; None for the draft vocabulary.
         """
-        num_reqs, width, num_candidates = logits.shape
+        num_reqs, width, _ = logits.shape
         row = torch.arange(num_reqs, device=logits.device).repeat_interleave(width)
         bias, in_prompt, counts = (self._among(part, token_ids) for part in self[2:5])
         columns = RuleColumns(*(column[row] for column in self.columns))
         penalties = Penalties(columns.repetition, columns.presence, columns.frequency, row, in_prompt, counts)
         flat = apply_processors(logits.flatten(0, 1), LogitProcessors(penalties, LogitBias(bias, row)))
+        if token_ids is not None:
+            return flat.view_as(logits)
         top_ks = columns.top_k.to(torch.int64)
         kept = process_logits(flat, self.temperatures[row], top_ks, columns.top_p, columns.min_p)
-        return flat.masked_fill(kept == float("-inf"), float("-inf")).view(num_reqs, width, num_candidates)
+        return flat.masked_fill(kept == float("-inf"), float("-inf")).view_as(logits)
 
     def _among(self, table: Tensor, token_ids: Tensor | None) -> Tensor:
         """Columns of a table, of some candidates."""

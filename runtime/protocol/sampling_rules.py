@@ -1,4 +1,4 @@
-"""A request's own rules of sampling as a drafter is told them: a row per slot, and the tokens whose logits are changed."""
+"""Requests' own rules of sampling as a drafter is told them: a row per slot, and tokens whose logits are changed."""
 
 from typing import NamedTuple
 

@@ -1,16 +1,21 @@
-"""Drafts are ranked by what the requests' own rules of sampling leave, by torch's operations and by the CPU's kernels."""
+"""Drafts are ranked by what the requests' own rules of sampling leave, by torch and by the CPU's kernels."""
 
 import pytest
 import torch
 
 from tests.runtime.draft_world import MIXED
 from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, assert_same, by_torch, drafter_of, worlds
+from tests.runtime.grammar_world import TOKENIZER
+from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.growth import Growth, Roots
+from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.heads.contract import Continuations
-from wingbeat.runtime.protocol.sampling_rules import NUM_RULES, RuleColumns, SamplingRules, no_rules
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, no_rules
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
@@ -124,4 +129,53 @@ def test_what_is_listed():
     allowed = SamplingParams(allowed_token_ids=(4, 9), logit_bias=((4, 2.0), (5, 9.0)), bad_words=((9,), (5,)))
     assert dict(listed(allowed)) == {4: 2.0, 9: BAN}
     assert not listed(SamplingParams(allowed_token_ids=tuple(range(MOST_BIASED + 1))))
-    assert isinstance(no_rules(2), SamplingRules) and no_rules(2).numbers.shape == (2, NUM_RULES)
+
+
+WORDS = tuple((token_id,) for token_id in range(200, 260))
+ASKED = {
+    "filters": {"temperature": 0.7, "top_p": 0.9},
+    "all": {
+        "temperature": 0.9,
+        "top_k": 30,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.2,
+        "logit_bias": ((221, -2.0), (300, 1.0)),
+        "bad_words": WORDS,
+    },
+    "greedy": {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "bad_words": ((221,),)},
+}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return reference("demo", 1).loaded
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("head", ["drafter", "dflash2"])
+def test_tokens_are_those_of_plain_decoding_beside_requests_without_rules(demo, head, shape, asked, by_torch):
+    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
+    prompts = [TOKENIZER.encode(text) for text in ("def f(x):\n", "import os\n", "class A:\n    ")]
+    free = SamplingParams(32, 1.0, seed=3, ignore_eos=True)
+    params = [SamplingParams(32, seed=2, ignore_eos=True, **asked), free, SamplingParams(32, ignore_eos=True, **asked)]
+    config = engine_config(shape, max_model_len=512, num_kv_blocks=300)
+
+    def generated(drafter):
+        engine = new_engine(demo, config, drafter)
+        try:
+            return Run(engine, prompts, params).finish(), engine
+        finally:
+            engine.model.remove_taps()
+
+    def drafted():
+        options = DrafterOptions(torch.float32, "cpu")
+        tokens, engine = generated(load_drafter(DEMO_PAIR / head, target, shape, options))
+        assert engine.speculation.num_accepted_tokens > 0
+        return tokens
+
+    plain, _ = generated(None)
+    assert drafted() == plain
+    assert by_torch(drafted) == plain
