@@ -17,7 +17,7 @@ Where a field lies follows from who writes and who reads it:
 | decode_taps, chunk_taps | device, by the forward pass | device | GPU memory |
 | chunk_next_token_ids | device: a prompt's last one is sampled there | device | GPU memory |
 | epochs, committed_lens, block_tables, last_token_ids | device, from its slot state | device | GPU memory |
-| temperatures, seeds | device, from its slot state | device | GPU memory |
+| temperatures, seeds, sampling_rules, biased_token_ids, biases | device, from its slot state | device | GPU memory |
 | token_ids, the history | device | device | GPU memory |
 
 The header of a reply (round, incarnation) goes from host to host, its other fields from device to device.
