@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.runtime.draft_world import MIXED
-from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, assert_same, by_torch, drafter_of, worlds
+from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, drafter_of, worlds
 from tests.runtime.grammar_world import TOKENIZER
+from tests.runtime.kernel_drafts import assert_same, by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
@@ -19,8 +20,6 @@ from wingbeat.runtime.protocol.sampling_rules import RuleColumns, no_rules
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
-
-__all__ = ["by_torch"]
 
 BAN = float("-inf")
 ROWS = [
@@ -49,9 +48,9 @@ def rules_of(num_slots):
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_SHAPES.keys())
 @torch.inference_mode()
-def test_kernels_and_torch_rank_alike(speculation, temperatures, by_torch):
+def test_kernels_and_torch_rank_alike(speculation, temperatures):
     drafter = drafter_of(speculation)
-    world, other = worlds(drafter, temperatures, by_torch)
+    world, other = worlds(drafter, temperatures)
     free = world.batch(proposals=world.slots)
     batch = free._replace(sampling_rules=rules_of(len(free.committed_lens)))
     trees = drafter.draft(batch)
@@ -156,7 +155,7 @@ def demo():
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("head", ["drafter", "dflash2"])
-def test_tokens_are_those_of_plain_decoding_beside_requests_without_rules(demo, head, shape, asked, by_torch):
+def test_tokens_are_those_of_plain_decoding_beside_requests_without_rules(demo, head, shape, asked):
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
     prompts = [TOKENIZER.encode(text) for text in ("def f(x):\n", "import os\n", "class A:\n    ")]
     free = SamplingParams(32, 1.0, seed=3, ignore_eos=True)
