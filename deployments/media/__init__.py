@@ -1,1 +1,1 @@
-"""Images that requests name: fetched where that is allowed, decoded within limits, and made ready for the model."""
+"""Images and audio of requests: fetched where that is allowed, decoded within limits, made ready for the model."""

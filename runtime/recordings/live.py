@@ -185,7 +185,7 @@ class LiveRecording(RoundObserver):
         """What there is of a sequence that is recorded; None for one that is not."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
-            # A recording holds tokens, which do not tell what an image was.
+            # A recording holds tokens, which do not tell what an image or a sound was.
             wanted = self._sink.is_open and is_sampled(request_id, self._share) and not seq.request.media
             self._requests[request_id] = _Growing(seq) if wanted else None
         return self._requests[request_id]

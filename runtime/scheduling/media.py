@@ -1,5 +1,4 @@
-"""Images and sounds of a request as an engine gets them: what the model's processor made of each, and where its
-tokens are."""
+"""Images and sounds of a request as an engine gets them: what the processor made of each, where its tokens are."""
 
 from collections.abc import Mapping
 from hashlib import blake2b

@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows are tokens alone, no images, of which none is reported."""
+        """Whether its rows are tokens alone, no media, of which none is reported."""
         return not (self.seq.request.media or self.prompt_targets())
 
     def prompt_targets(self) -> list[int]:
