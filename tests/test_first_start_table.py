@@ -11,6 +11,7 @@ TAKES_OVER = (
     "deployments/replica/drafters/test_supervisor.py",
     "test_drafters_that_do_not_reach_the_channel_attach_to_the_one_that_takes_over",
 )
+TAKEN_IN = (TAKES_OVER[0], "test_an_engine_that_has_room_takes_the_drafter_in_that_does_not_reach_it")
 LENT = "deployments/replica/test_lent_weights.py"
 GRAPHS, MEMORY = "runtime/graphs/test_graph_runner.py", "runtime/engine/test_memory.py"
 KERNELS, COMPARISON = "runtime/checks/test_kernel_check.py", "kernels/test_comparison.py"
@@ -35,7 +36,10 @@ HELD_BY = {
     "driver too old for torch, or torch without CUDA": [
         (GPUS, "test_a_driver_that_is_too_old_is_named_beside_the_one_that_torch_needs")
     ],
-    "no CUDA IPC (WSL2, vGPU, some virtual machines)": [
+    "no CUDA IPC (WSL2, vGPU, some virtual machines and containers), one GPU": [
+        TAKEN_IN,
+        (TAKES_OVER[0], "test_an_engine_without_room_for_the_drafter_reaches_another_one_through_host_memory"),
+        (BUILD, "test_a_verifier_that_may_take_its_drafter_in_warns_of_host_memory_only_once_a_drafter_attaches_there"),
         (BUILD, "test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one_warning"),
         (REFUSALS, "test_a_gpu_that_shares_no_events_is_refused_on_either_side"),
         FALLS_BACK,
@@ -51,6 +55,7 @@ HELD_BY = {
             "cluster/channels/test_cuda_ipc.py",
             "test_each_drafters_writes_and_marks_are_seen_by_the_verifier_before_it_drafts",
         ),
+        TAKEN_IN,
         TAKES_OVER,
     ],
     "Triton missing, broken or without a C compiler": [
