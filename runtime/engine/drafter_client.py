@@ -206,7 +206,8 @@ class DrafterClient(RoundObserver):
         masks = write_root_masks(outcome, self._asked, flight if before is None else before)
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
-        ruled = int(self.slots.told_rules.any_of(self._asked))
+        told = self.slots.told_rules
+        ruled = int(bool(told.ruled) and told.any_of(self._asked))
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()

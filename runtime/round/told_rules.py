@@ -16,7 +16,7 @@ class ToldRules:
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._num_slots, self._device = num_slots, device
-        self._ruled: set[int] = set()
+        self.ruled: set[int] = set()
         """Slots whose rows say something."""
         self.num_changes = 0
         self.rows: SamplingRules | None = None
@@ -27,15 +27,15 @@ class ToldRules:
         for seq in seqs:
             params = seq.request.params
             if has_rules(params):
-                self._ruled.add(seq.slot)
+                self.ruled.add(seq.slot)
                 self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), listed(params))
-            elif seq.slot in self._ruled:
-                self._ruled.discard(seq.slot)
+            elif seq.slot in self.ruled:
+                self.ruled.discard(seq.slot)
                 self._write(seq.slot, RuleColumns(), [])
 
     def any_of(self, seqs: list[Sequence]) -> bool:
         """Whether a drafter has to look at the rows of these."""
-        return bool(self._ruled) and any(seq.slot in self._ruled for seq in seqs)
+        return any(seq.slot in self.ruled for seq in seqs)
 
     def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
         """(target, source) that bring a drafter's rows up to date."""
