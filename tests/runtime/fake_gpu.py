@@ -236,7 +236,9 @@ class FakeGpu(TorchDispatchMode):
         def synchronize() -> None:
             self._wait("an event")
 
-        return SimpleNamespace(record=lambda: None, synchronize=synchronize, elapsed_time=lambda end: 1.0)
+        return SimpleNamespace(
+            record=lambda: None, query=lambda: True, synchronize=synchronize, elapsed_time=lambda end: 1.0
+        )
 
     def make_tensor(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """`torch.tensor`, which allocates where no mode looks."""
