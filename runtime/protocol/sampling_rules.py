@@ -39,6 +39,9 @@ class SamplingRules(NamedTuple):
 
 def no_rules(num_slots: int, device: torch.device | str = "cpu") -> SamplingRules:
     """Rows of slots that have none."""
-    numbers = torch.tensor(RuleColumns(), dtype=torch.float32, device=device).repeat(num_slots, 1)
+    numbers = torch.empty(num_slots, NUM_RULES, device=device)
+    for column, value in enumerate(RuleColumns()):
+        # Filled, not uploaded: a copy from pageable memory would wait for the device.
+        numbers[:, column].fill_(value)
     token_ids = torch.full((num_slots, MOST_BIASED), -1, dtype=torch.int64, device=device)
     return SamplingRules(numbers, token_ids, torch.zeros(num_slots, MOST_BIASED, device=device))

@@ -268,9 +268,10 @@ class LayersAtOnce(nn.ModuleList):
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is still of its stack, and nothing but taps looks at what enters it."""
+    """Whether a layer is of its stack, runs as its class says, and nothing but taps looks at what enters it."""
     only_taps = all(isinstance(getattr(hook, "__self__", None), Taps) for hook in layer._forward_pre_hooks.values())
-    return "_stack" in layer.__dict__ and only_taps and not layer._forward_hooks
+    changed = "forward" in layer.__dict__ or layer._forward_hooks
+    return "_stack" in layer.__dict__ and only_taps and not changed
 
 
 def join_steps(model: nn.Module, layers: nn.ModuleList) -> None:

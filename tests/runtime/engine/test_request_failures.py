@@ -43,7 +43,7 @@ def fails_in(engine, place: str, after: int = 0) -> None:
         "emission": (engine.scheduler, "_emit", lambda seq, token_ids: [seq]),
         "slots": (engine.slots, "load", lambda plan: plan.admitted),
         "forward": (engine.runner, "launch", lambda plan, *rest: [*plan.decodes, *(c.seq for c in plan.chunks)]),
-        "publish": (engine.drafting, "publish", lambda plan, flight: plan.decodes if attached() else []),
+        "publish": (engine.drafting, "publish", lambda plan, *rest: plan.decodes if attached() else []),
         "settle": (engine.drafting, "settled", lambda flight, result: flight.plan.decodes),
     }[place]
     whole = getattr(owner, name)
@@ -97,10 +97,10 @@ def test_what_raises_only_where_there_is_a_drafter_costs_the_drafter_and_no_requ
 def test_rounds_that_keep_raising_with_every_drafter_never_end_the_engine(ref, engine):
     whole = engine.drafting.publish
 
-    def fragile(plan, flight):
+    def fragile(plan, *rest):
         if engine.drafter_state == "attached" and len(plan.decodes) > 1:
             raise OverflowError("unlucky")
-        return whole(plan, flight)
+        return whole(plan, *rest)
 
     engine.drafting.publish = fragile
     run = Run(engine, ref.prompts, greedy_params(COUNT))
