@@ -298,6 +298,9 @@ def serve_until_stopped(
     except KeyboardInterrupt:
         signals.ignore()
         application.kill(signals.exit_code())
+    finally:
+        # A start that failed must not go on saying what it waits for.
+        start_up.close()
 
 
 def _speak_for_ray(start_up: StartUp) -> None:

@@ -99,6 +99,21 @@ def test_an_application_of_the_name_in_the_cluster_is_refused_in_one_line_and_le
     assert "delete wingbeat" not in fake.calls
 
 
+def test_a_start_that_failed_says_no_more_what_it_waits_for(fake_ray):
+    fake = fake_ray()
+
+    def broken(app, name):
+        raise ValueError("no such model")
+
+    fake.run = broken
+    with pytest.raises((StartError, ValueError)):
+        serve_until_stopped(AppConfig())
+    for thread in threading.enumerate():
+        if thread.name == "start-up":
+            thread.join(1.0)
+            assert not thread.is_alive()
+
+
 def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
     fake = fake_ray(attached=True)
     fake.listens = SimpleNamespace(host="10.0.0.1", port=80)
