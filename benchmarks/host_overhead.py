@@ -15,6 +15,7 @@ from report import RESULTS, Report, Table, machine_facts, middle, spread
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.protocol.messages import (
@@ -52,7 +53,7 @@ class InstantRunner:
 
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
-        self.graphs, self.on_host = None, False
+        self.graphs, self.on_host, self.device_clock = None, False, DeviceClock("cpu")
         self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor]] = {}
 
     def prepare_trees(self) -> None:
