@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from wingbeat.runtime.own_template import render_apart
 from wingbeat.runtime.token_length import longest_token
 
 if TYPE_CHECKING:
@@ -124,10 +125,11 @@ class Tokenizer:
             messages: as transformers' chat templates read them.
             variables: what else the template may read, such as `tools`; and transformers' `add_generation_prompt`,
                 true by default so that the text ends where the assistant's answer begins, or `continue_final_message`.
-            chat_template: text of one in the place of the model's.
+            chat_template: text of one that a caller has sent, in the place of the model's; it is rendered within
+                limits of time and memory.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses the messages.
+            ValueError: the model has no chat template, or the template refuses the messages or takes too much.
         """
         template = chat_template or self._tokenizer.chat_template
         if not template:
@@ -136,10 +138,10 @@ class Tokenizer:
             # OpenAI's newer name for the system role; templates that do not know it would drop or refuse the message.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
+        if chat_template is not None:
+            return render_apart(chat_template, messages, variables, self._tokenizer.special_tokens_map)
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, chat_template=chat_template, **variables
-            )
+            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
         except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template computes with what callers send: what it cannot compute with, it refuses.
             raise ValueError(f"the chat template refuses the messages: {error}") from error

@@ -107,6 +107,7 @@ runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runti
     runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
 runtime.media: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
+runtime.own_template:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
     runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
     runtime.verifier.layers runtime.verifier.loading
@@ -132,7 +133,7 @@ runtime.tensorrt: kernels.attention kernels.kv kernels.tree runtime.checks runti
     runtime.tokenizer runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
-runtime.tokenizer: runtime.token_length
+runtime.tokenizer: runtime.own_template runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
 runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.protocol

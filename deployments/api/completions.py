@@ -159,17 +159,7 @@ class CompletionService:
                 request = Request(
                     f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
                 )
-                choices.append(
-                    Choice(
-                        len(choices),
-                        request,
-                        body.stops,
-                        prompt.echo,
-                        skip_special_tokens=body.skip_special_tokens is not False,
-                        include_stop=bool(body.include_stop_str_in_output),
-                        is_echo_alone=max_tokens == 0,
-                    )
-                )
+                choices.append(_choice(len(choices), request, body, prompt.echo, is_echo_alone=max_tokens == 0))
         return Generation(
             response_id=unique_id if body.request_id is None else f"{prefix}-{body.request_id}",
             created=int(time.time()),
@@ -279,6 +269,18 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
     params = replace(choice.request.params, grammar=reading.grammar)
     skips = choice.skip_special_tokens and not shows_marks
     return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
+
+
+def _choice(index: int, request: Request, body: GenerationBody, echo: str | None, *, is_echo_alone: bool) -> Choice:
+    return Choice(
+        index,
+        request,
+        body.stops,
+        echo,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop=bool(body.include_stop_str_in_output),
+        is_echo_alone=is_echo_alone,
+    )
 
 
 def _wrap_int64(value: int) -> int:

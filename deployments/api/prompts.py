@@ -265,7 +265,8 @@ class Prompts:
                 body.template_messages(self.in_parts), body.template_variables(), body.chat_template
             )
         except ValueError as error:
-            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+            param = "messages" if body.chat_template is None else "chat_template"
+            raise invalid(param, f"cannot be turned into a prompt: {error}") from error
 
     def _chat_prompt(self, body: ChatBody, media: "Sequence[ReadMedia]" = ()) -> Prompt:
         text = self.chat_text(body)

@@ -62,7 +62,7 @@ class SurfaceOptions(ModelOptions):
     chat_template: str | None = Field(
         None,
         description=f"File with a Jinja template in the place of the model's, or {OF_REQUESTS!r}: a chat request may "
-        "have one of its own as `chat_template`, which the server runs, sandboxed but without a bound on its time.",
+        "have one of its own as `chat_template`, run within limits of time and memory.",
     )
     tool_call_parser: str | None = Field(
         BY_TEMPLATE,

@@ -1,6 +1,8 @@
-"""One tiny checkpoint for all tests of this folder."""
+"""One tiny checkpoint for all tests of this folder, and a Ray that is none."""
 
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,3 +34,36 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch):
+    """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
+    from tests.deployments.fake_ray import FakeRay
+    from wingbeat.deployments import gpu_shares, launch
+    from wingbeat.deployments.door import Door
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def install(**options: object) -> FakeRay:
+        fake = FakeRay(**options)
+        monkeypatch.setattr(launch, "ray", fake)
+        monkeypatch.setattr(launch, "ray_worker", fake.worker)
+        monkeypatch.setattr(launch, "serve", fake)
+        monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
+        monkeypatch.setattr(launch, "build_at", lambda config, door: door)
+        monkeypatch.setattr(launch, "Watchdog", fake.watchdog)
+        # At a port that is free, unless a test asks for one.
+        monkeypatch.setattr(launch, "Door", lambda host, port: Door(host, 0 if port == 8000 else port))
+        monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
+        monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: fake.gpus)
+        monkeypatch.setattr(launch, "POLL_S", 0.01)
+        monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
+        monkeypatch.setattr(launch, "descendants", lambda pid: [])
+        monkeypatch.setattr(launch, "remove_stale_segments", lambda: 0)
+        return fake
+
+    monkeypatch.setenv(launch.NICENESS, "0")
+    yield install
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

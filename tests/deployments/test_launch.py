@@ -12,47 +12,17 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tests.deployments.fake_ray import FakeRay
 from tests.ports import free_port
 from wingbeat.cluster.gpus import Gpu
 from wingbeat.deployments import gpu_shares, head_watch, launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.door import Door, DoorError, bind
+from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 from wingbeat.deployments.start_up import StartUp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-
-
-@pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch):
-    """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def install(**options: object) -> FakeRay:
-        fake = FakeRay(**options)
-        monkeypatch.setattr(launch, "ray", fake)
-        monkeypatch.setattr(launch, "ray_worker", fake.worker)
-        monkeypatch.setattr(launch, "serve", fake)
-        monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
-        monkeypatch.setattr(launch, "build_at", lambda config, door: door)
-        monkeypatch.setattr(launch, "Watchdog", fake.watchdog)
-        # At a port that is free, unless a test asks for one.
-        monkeypatch.setattr(launch, "Door", lambda host, port: Door(host, 0 if port == 8000 else port))
-        monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
-        monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: fake.gpus)
-        monkeypatch.setattr(launch, "POLL_S", 0.01)
-        monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
-        monkeypatch.setattr(launch, "descendants", lambda pid: [])
-        monkeypatch.setattr(launch, "remove_stale_segments", lambda: 0)
-        return fake
-
-    monkeypatch.setenv(launch.NICENESS, "0")
-    yield install
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):

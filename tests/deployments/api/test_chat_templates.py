@@ -65,7 +65,29 @@ def test_without_the_setting_it_is_refused_by_its_name():
 def test_a_template_that_fails_or_leaves_its_sandbox_is_the_requests_own_error(template: str):
     with pytest.raises(ApiError) as refused:
         prompt_of(template)
-    assert refused.value.param == "messages"
+    assert refused.value.param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ ('a' * 10 ** 9) | length }}",
+        "{{ 'a' * 20000000 }}",
+    ],
+    ids=["time", "memory", "text"],
+)
+def test_a_template_that_takes_more_than_it_may_is_the_requests_own_error(template: str):
+    with pytest.raises(ApiError, match="takes more than") as refused:
+        prompt_of(template)
+    assert refused.value.param == "chat_template"
+
+
+def test_a_requests_own_template_reads_what_the_models_does():
+    template = "{{ bos_token }}{{ messages[0].role }}{{ mood }}{{ add_generation_prompt }}"
+    messages, variables = [{"role": "user", "content": "hi"}], {"mood": "calm"}
+    loaded = Tokenizer.load(DEMO, template)
+    assert loaded.render_chat(messages, variables, template) == loaded.render_chat(messages, variables)
 
 
 def test_the_servers_own_template_takes_the_place_of_the_models(tmp_path: Path):
