@@ -26,7 +26,7 @@ from report import RESULTS, Report, Table, machine_facts, model_facts
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 TEMPERATURES = (0.0, 1.0)

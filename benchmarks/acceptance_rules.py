@@ -21,9 +21,9 @@ from workload import Prompt, describe, held_out_prompts
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.round.told_rules import ToldRules
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 BATCH = 16

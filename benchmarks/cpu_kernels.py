@@ -16,10 +16,10 @@ from report import RESULTS, Report, Table, machine_facts, middle, spread
 from transformers import LlamaConfig, LlamaForCausalLM
 from workload import held_out_prompts
 
+from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
-from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
 
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS = 128

@@ -30,7 +30,7 @@ from workload import Prompt, describe, held_out_prompts
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN = "none"

@@ -28,8 +28,8 @@ from workload import Prompt, describe, held_out_prompts
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)

@@ -12,9 +12,9 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.demo import DEMO_FOLDER, demo_pair
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.recordings.corpus import stdlib_root
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 DEMO_HEADS = ("dspark", "dflash2")
 """Folders of the demo's heads that draft in one pass."""

@@ -30,7 +30,7 @@ from serving import request_body
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.disk_cache import cache_dir
+from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.tokenizer import Tokenizer
 
 VLLM = "0.32.0"

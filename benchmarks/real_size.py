@@ -137,7 +137,7 @@ def held_bytes(layer: nn.Module) -> int:
     """Of a weight, as it lies in memory."""
     linear = layer.mlp.down_proj
     packed = getattr(linear, "_panels", None)
-    return linear.weight.itemsize if packed is None else packed[0].storage.itemsize
+    return linear.weight.itemsize if packed is None else packed.storage.itemsize
 
 
 def weight_bytes(config: LlamaConfig) -> int:

@@ -35,7 +35,7 @@ from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"

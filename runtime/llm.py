@@ -14,9 +14,9 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter, LocalChannel, attach
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 

@@ -13,7 +13,7 @@ import torch
 from tests.covering import meeting, spread
 from tests.hostile.contract import KEY
 from tests.ports import free_port
-from wingbeat.runtime.disk_cache import cache_dir
+from wingbeat.kernels.disk_cache import cache_dir
 
 # No test asks the Hugging Face hub; huggingface_hub reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -13,8 +13,8 @@ from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wingbeat.kernels.cpu.library import compiler
-from wingbeat.runtime.disk_cache import cache_dir
+from wingbeat.kernels.disk_cache import cache_dir
 
 
 def compiled_library(

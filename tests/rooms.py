@@ -20,8 +20,8 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.lora runtime.prefixes
-    runtime.media runtime.scheduling runtime.text_stream runtime.tokenizer
+    deployments.page deployments.parsing deployments.request_context runtime.lora runtime.media runtime.metrics
+    runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
     deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
     deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
@@ -29,14 +29,15 @@ deployments.app: cluster.autoscaling cluster.placement deployments.api deploymen
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
-    deployments.start_up runtime.checks runtime.config runtime.disk_cache runtime.drafters runtime.fp8_devices
-    runtime.free_memory runtime.heads runtime.hub runtime.kv runtime.llm runtime.protocol runtime.recordings
-    runtime.scheduling runtime.tensor_files runtime.tensor_parallel runtime.tensorrt runtime.text_stream
-    runtime.tokenizer runtime.tokenizer_file runtime.training runtime.verifier.checkpoints runtime.verifier.loading
+    deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.fp8_devices
+    runtime.free_memory runtime.heads runtime.hub runtime.kv runtime.llm runtime.metrics runtime.protocol
+    runtime.recordings runtime.scheduling runtime.tensor_files runtime.tensor_parallel runtime.tensorrt
+    runtime.text_stream runtime.tokenizer runtime.tokenizer_file runtime.training runtime.verifier.checkpoints
+    runtime.verifier.loading
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu runtime.checks
-    runtime.disk_cache runtime.free_memory runtime.graphs
+    kernels.disk_cache runtime.free_memory runtime.graphs
 deployments.door:
-deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.prefixes
+deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics runtime.prefixes
     runtime.scheduling
 deployments.gpu_shares: cluster.gpus cluster.placement deployments.app_config deployments.options
 deployments.handle_calls:
@@ -50,7 +51,7 @@ deployments.limits:
 deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
 deployments.log: deployments.request_context
 deployments.media: deployments.limits runtime.media runtime.scheduling
-deployments.metrics: deployments.options deployments.request_context runtime.histogram runtime.scheduling
+deployments.metrics: deployments.options deployments.request_context runtime.metrics runtime.scheduling
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
     runtime.tensor_files runtime.tensor_parallel
@@ -60,7 +61,7 @@ deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.log deployments.metrics runtime.checks runtime.config
-    runtime.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.inner_drafter runtime.kv
+    kernels.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.inner_drafter runtime.kv
     runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
     runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
@@ -72,24 +73,25 @@ deployments.watchdog: cluster.channels cluster.process_tree
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:
 kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
-kernels.cpu: kernels.layer
+kernels.cpu: kernels.disk_cache kernels.layer
+kernels.disk_cache:
 kernels.kv: kernels.choice
 kernels.layer: kernels.choice kernels.kv
 kernels.sampling: kernels.choice
 kernels.tree: kernels.choice kernels.sampling
-runtime.checks: kernels.choice kernels.comparison runtime.config runtime.disk_cache runtime.drafters runtime.engine
-    runtime.heads runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints runtime.verifier.loading
+runtime.checks: kernels.choice kernels.comparison kernels.disk_cache runtime.config runtime.drafters runtime.engine
+    runtime.heads runtime.metrics runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints
+    runtime.verifier.loading
 runtime.config: runtime.refusals runtime.static_tree
 runtime.config_numbers:
 runtime.demo:
 runtime.device_clock:
-runtime.disk_cache:
 runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
     runtime.device_clock runtime.graphs runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round
     runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
     runtime.verifier.loading runtime.verifier_errors
-runtime.engine: kernels.attention kernels.cpu runtime.config runtime.disk_cache runtime.drafters runtime.grammar
-    runtime.graphs runtime.histogram runtime.kv runtime.protocol runtime.round runtime.scheduling
+runtime.engine: kernels.attention kernels.cpu runtime.config kernels.disk_cache runtime.drafters runtime.grammar
+    runtime.graphs runtime.metrics runtime.kv runtime.protocol runtime.round runtime.scheduling
     runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading
     runtime.verifier_errors
 runtime.fp8_devices:
@@ -98,20 +100,20 @@ runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
 runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devices runtime.hub runtime.kv
     runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
-runtime.histogram:
 runtime.hub: runtime.tensor_files
 runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
     runtime.verifier.layers
 runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory
 runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
-    runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
+    runtime.metrics runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
 runtime.media: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
+runtime.metrics:
 runtime.own_template:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
     runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
     runtime.verifier.layers runtime.verifier.loading
-runtime.prefixes: runtime.disk_cache runtime.drafters runtime.engine runtime.kv runtime.lora runtime.scheduling
+runtime.prefixes: kernels.disk_cache runtime.drafters runtime.engine runtime.kv runtime.lora runtime.scheduling
     runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
 runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runtime.protocol runtime.round
@@ -119,7 +121,7 @@ runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runt
 runtime.refusals:
 runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
     runtime.protocol runtime.scheduling runtime.speculation
-runtime.scheduling: runtime.config runtime.kv runtime.lora
+runtime.scheduling: runtime.config runtime.kv runtime.lora runtime.metrics
 runtime.settings:
 runtime.speculation: runtime.config
 runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round runtime.scheduling
@@ -136,13 +138,13 @@ runtime.token_length:
 runtime.tokenizer: runtime.own_template runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
-runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.protocol
-    runtime.recordings runtime.scheduling runtime.settings runtime.verifier.loading
+runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.metrics
+    runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.verifier.loading
 runtime.verifier: runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
 runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
-runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.disk_cache runtime.kv
-    runtime.lora runtime.round runtime.scheduling runtime.state runtime.verifier_errors runtime.media
-runtime.verifier.loading: kernels.cpu runtime.config runtime.disk_cache runtime.kv runtime.protocol runtime.refusals
+runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora
+    runtime.media runtime.round runtime.scheduling runtime.state runtime.verifier_errors
+runtime.verifier.loading: kernels.cpu runtime.config kernels.disk_cache runtime.kv runtime.protocol runtime.refusals
     runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.media
 runtime.verifier_errors:

@@ -72,7 +72,7 @@ class VerifierSide:
         round_number, deadline = self._published + 1, time.monotonic() + timeout_s
         # The device of a drafter that died reads nothing any more.
         free = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
-        if free and self._is_answered(round_number - 2):
+        if free and self._reply_ready is not None and self._is_answered(round_number - 2):
             free = self._is_finished(round_number - 2, deadline - time.monotonic()) or not self.peer_alive()
         self._acquired = free
         return self._outcomes[round_number % 2] if free else None
@@ -83,7 +83,8 @@ class VerifierSide:
             raise RuntimeError("publish_outcome without an acquired outcome")
         self._acquired = False
         self._published += 1
-        self._outcome_ready.record(self._published % 2)
+        if self._outcome_ready is not None:
+            self._outcome_ready.record(self._published % 2)
         RoundHeader.stamp(self._outcome_headers[self._published % 2], self._published)
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
@@ -127,6 +128,8 @@ class VerifierSide:
     def _is_finished(self, round_number: int, timeout_s: float) -> bool:
         """Whether the drafter's device has done what its host answered; False once it is dead, replaced or too late."""
         words, attached, events = self._words, self._words[Word.ATTACHED], self._reply_ready
+        if events is None:
+            return True
 
         def decided() -> bool:
             return events.finished(round_number % 2) or words[Word.ATTACHED] != attached
@@ -220,7 +223,8 @@ class DrafterSide:
             return None
         fence()
         round_number = self._answered + 1
-        if not self._outcome_ready.wait(round_number % 2, self._verifier.alive()):
+        ready = self._outcome_ready
+        if ready is not None and not ready.wait(round_number % 2, self._verifier.alive()):
             return None
         self._active_at = time.monotonic()
         self._polled = round_number
@@ -228,7 +232,8 @@ class DrafterSide:
 
     def has_outcome(self) -> bool:
         """Whether a round waits and the verifier's device is done with it; `poll_outcome` asks for less."""
-        return self.round_waits() and self._outcome_ready.finished((self._answered + 1) % 2)
+        ready = self._outcome_ready
+        return self.round_waits() and (ready is None or ready.finished((self._answered + 1) % 2))
 
     def wait_outcome(self, timeout_s: float) -> Outcome | None:
         """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
@@ -256,7 +261,8 @@ class DrafterSide:
         round_number, self._polled = self._polled, 0
         if not self._in_charge():
             return
-        self._reply_ready.record(round_number % 2)
+        if self._reply_ready is not None:
+            self._reply_ready.record(round_number % 2)
         ReplyHeader(round_number, self.incarnation).write(self._reply_headers[round_number % 2])
         self._answered = round_number
         self._active_at = time.monotonic()

@@ -77,24 +77,6 @@ class ReadyEvents(Protocol):
         ...
 
 
-class HostReady:
-    """For messages in host memory: the doorbell and its memory fence are order enough."""
-
-    def record(self, parity: int) -> None:
-        """Nothing to mark."""
-
-    def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Always true: the doorbell rang after the writes."""
-        return True
-
-    def finished(self, parity: int) -> bool:
-        """As `wait`."""
-        return True
-
-
-HOST_READY = HostReady()
-
-
 @dataclass(frozen=True)
 class ChannelMemory:
     """What both ends see: the header's words, two parities of messages, and the token history."""
@@ -106,8 +88,10 @@ class ChannelMemory:
     replies: tuple[TreeReply, TreeReply]
     token_ids: Tensor
     """int64 [num_slots, max_model_len + 1]"""
-    outcome_ready: ReadyEvents = HOST_READY
-    reply_ready: ReadyEvents = HOST_READY
+    outcome_ready: ReadyEvents | None = None
+    """None where outcomes lie in host memory: the doorbell and its memory fence are order enough."""
+    reply_ready: ReadyEvents | None = None
+    """Likewise of replies."""
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -161,8 +145,8 @@ def carve(
     spec: ChannelSpec,
     words: memoryview,
     *regions: Region,
-    outcome_ready: ReadyEvents = HOST_READY,
-    reply_ready: ReadyEvents = HOST_READY,
+    outcome_ready: ReadyEvents | None = None,
+    reply_ready: ReadyEvents | None = None,
 ) -> ChannelMemory:
     """Lay the channel's tensors over its regions, each of which starts with the first field it holds."""
     layouts = channel_layouts(spec)

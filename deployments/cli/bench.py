@@ -13,8 +13,8 @@ from rich.table import Table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM

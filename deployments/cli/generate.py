@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason, SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.disk_cache import cache_dir, keep
+from wingbeat.kernels.disk_cache import cache_dir, keep
 from wingbeat.runtime.drafters.choice import USER
 
 _PACKAGES = ("torch", "transformers", "wingbeat")

@@ -53,7 +53,7 @@ def gib(size: int | None) -> str:
 
 def _cpu_kernels() -> tuple[Verdict, str]:
     from wingbeat.kernels.cpu.library import NoLibraryError, open_library
-    from wingbeat.runtime.disk_cache import cache_dir
+    from wingbeat.kernels.disk_cache import cache_dir
 
     try:
         open_library(cache_dir() / "kernels")

@@ -11,6 +11,7 @@ import msgspec.msgpack
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.block_hashes import CacheChanges
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
@@ -21,7 +22,6 @@ from wingbeat.runtime.scheduling.request import (
     TokenLogprob,
     VerifiedRound,
 )
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from wingbeat.deployments.request_context import current
-from wingbeat.runtime.histogram import FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
+from wingbeat.runtime.metrics import FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
 from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import Request
 

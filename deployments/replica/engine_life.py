@@ -18,7 +18,7 @@ from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, Draf
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart, EngineStarted
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
-from wingbeat.runtime.disk_cache import compiler_env
+from wingbeat.kernels.disk_cache import compiler_env
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.verifier_errors import BackendLost
 

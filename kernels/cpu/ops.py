@@ -5,6 +5,9 @@ of them is summed in float32, and rounded where it is stored.
 """
 
 import ctypes
+import logging
+import os
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +16,27 @@ from torch import Tensor
 
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
-from wingbeat.kernels.cpu.library import open_library
-from wingbeat.kernels.cpu.panels import KINDS, Panels
-from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
+from wingbeat.kernels.cpu.library import NoLibraryError, open_library
+from wingbeat.kernels.cpu.panels import Panels
+from wingbeat.kernels.cpu.structs import (
+    KINDS,
+    Batch,
+    Heads,
+    Matrix,
+    Segment,
+    adapters_of,
+    declare,
+    runs_of,
+)
+from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
+logger = logging.getLogger(__name__)
+
 CACHE_DTYPES = tuple(KINDS)
+SWITCH = "WINGBEAT_CPU_KERNELS"
+"""Environment variable, read when this is imported; 0 leaves the kernels out."""
+_used = os.environ.get(SWITCH) != "0"
 
 
 class Segments(NamedTuple):
@@ -74,15 +92,15 @@ class CpuKernels:
         matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype]))
         return self._product(x, inputs, matrices, columns, wide)
 
-    def packed_linear(self, x: Tensor, panels: Panels, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        """`linear` by a packed weight; the sums are the same, bit for bit.
+    def packed_linear(self, x: Tensor, panels: Panels, *, wide: bool = False) -> Tensor:
+        """`linear` by a packed weight and its bias; the sums are the same, bit for bit.
 
         Raises:
             ValueError: the rows' dtype is another one than the weight's.
         """
         if x.dtype != panels.dtype:
             raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
-        return self._product(x, panels.inputs, panels.array(bias), panels.columns, wide)
+        return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
 
     def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:
         rows = x.float()
@@ -265,57 +283,32 @@ def batch_of(
     )
 
 
-def runs_of(rows: AdapterRows) -> ctypes.Array:
-    """Which rows have which adapter."""
-    return (AdapterRun * len(rows.runs))(*rows.runs)
+def cpu_kernels() -> CpuKernels | None:
+    """The kernels; None where there is no C++ compiler, and while somebody watches torch's operations.
 
-
-def adapters_of(adapters: StackedAdapters) -> Adapters:
-    """Adapters of one product; whoever holds it holds the tensors.
-
-    Raises:
-        ValueError: they are of no dtype of `KINDS` on the CPU.
+    Who records them, as a graph does, would not see ours.
     """
-    a, b, parts = adapters.a, adapters.b, adapters.parts
-    if a.dtype not in KINDS or a.device.type != "cpu":
-        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32, bfloat16 or float16 on the CPU needed")
-    return Adapters(
-        a.data_ptr(),
-        b.data_ptr(),
-        adapters.ranks.data_ptr(),
-        a.stride(0),
-        a.stride(1),
-        b.stride(0),
-        b.stride(1),
-        a.shape[1],
-        adapters.rank,
-        len(parts),
-        (ctypes.c_int64 * 3)(*parts),
-        KINDS[a.dtype],
-    )
+    if not _used or torch._C._len_torch_dispatch_stack():
+        return None
+    return _opened()
 
 
-def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
-    """A linear layer's weight [out, in], which lies input by input, and its float32 bias.
-
-    Raises:
-        ValueError: it lies otherwise, or is of no dtype of `KINDS`.
-    """
-    if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
-        raise ValueError(
-            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
-            "needed"
-        )
-    bias_address = None if bias is None else bias.data_ptr()
-    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype])
+def use_kernels(wanted: bool) -> bool:
+    """Whether kernels are used from now on, whatever the environment says; returns whether they were."""
+    global _used
+    _used, before = wanted, _used
+    return before
 
 
-def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:
-    """A `Layer` by the names of its fields; `inputs` is `hidden` unless given."""
-    layer = Layer(hidden=hidden, inputs=hidden, intermediate=intermediate, heads=heads)
-    for name, value in fields.items():
-        if name == "query_key_value":
-            layer.query_key_value = (Matrix * 3)(*value)
-        else:
-            setattr(layer, name, value)
-    return layer
+@cache
+def _opened() -> CpuKernels | None:
+    try:
+        return CpuKernels(cache_dir() / "kernels")
+    except NoLibraryError as error:
+        logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
+        return None
+
+
+def reads_in_place(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention over a KV pool of this dtype reads blocks where they lie, by our kernel."""
+    return device.type == "cpu" and dtype in CACHE_DTYPES and cpu_kernels() is not None

@@ -6,10 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.structs import Matrix
+from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Of numbers, as the C++ names them."""
 PAIRS, ROUNDING_PAIRS = 3, 4
 """Of packed bfloat16: two inputs of a column lie side by side. In products of the second kind, which weights of that
 dtype have, rows may be rounded to it too: some processors multiply pairs by themselves."""
@@ -27,10 +25,19 @@ class Panels(NamedTuple):
     inputs: int
     dtype: torch.dtype
     """Of the weight."""
+    bias: Tensor | None
+    """float32 [columns]"""
+    matrices: ctypes.Array
+    """The parts as the C++ reads them; whoever holds these holds the panels."""
 
     @classmethod
     def pack(
-        cls, weight: Tensor, width: int, parts: tuple[int, ...] | None = None, halve: bool | None = None
+        cls,
+        weight: Tensor,
+        width: int,
+        parts: tuple[int, ...] | None = None,
+        halve: bool | None = None,
+        bias: Tensor | None = None,
     ) -> "Panels":
         """A copy of a weight [columns, inputs] on the CPU, of any dtype of `KINDS` and with any strides.
 
@@ -38,6 +45,7 @@ class Panels(NamedTuple):
             width: columns of a panel, as the library has it.
             parts: of the columns, side by side; None is one.
             halve: hold float32 as bfloat16, which loses nothing; None does so where that is true.
+            bias: float32 [columns].
         """
         columns, inputs = weight.shape
         halve = fits_bfloat16(weight) if halve is None else halve
@@ -50,17 +58,13 @@ class Panels(NamedTuple):
             count = -(-part // width)
             _fill(storage[first : first + count], weight[column : column + part])
             first, column = first + count, column + part
-        return cls(storage.squeeze(3) if step == 1 else storage, parts, inputs, weight.dtype)
-
-    @property
-    def columns(self) -> int:
-        """Of all parts."""
-        return sum(self.parts)
+        storage = storage.squeeze(3) if step == 1 else storage
+        return cls(storage, parts, inputs, weight.dtype, bias, _matrices(storage, parts, weight.dtype, bias))
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""
         num_panels, _, width = self.storage.shape[:3]
-        by_step = self.storage.view(num_panels, -1, width, self._step)
+        by_step = self.storage.view(num_panels, -1, width, 2 if self.storage.dim() == 4 else 1)
         whole = by_step.permute(0, 2, 1, 3).reshape(num_panels * width, -1)[:, : self.inputs]
         found, begin = [], 0
         for part in self.parts:
@@ -68,39 +72,26 @@ class Panels(NamedTuple):
             begin += -(-part // width) * width
         return torch.cat(found).to(self.dtype)
 
-    def matrices(self, bias: Tensor | None = None) -> list[Matrix]:
-        """The parts as the C++ reads them; whoever holds these holds the panels and the bias.
 
-        Args:
-            bias: float32 [columns].
-        """
-        num_rows, width = self.storage.shape[1:3]
-        kind = KINDS[self.dtype]
-        if self._step == 2:
-            kind = ROUNDING_PAIRS if self.dtype == torch.bfloat16 else PAIRS
-        panel_bytes, found, panel, column = self.storage[0].numel() * self.storage.itemsize, [], 0, 0
-        for part in self.parts:
-            address = None if bias is None else bias.data_ptr() + 4 * column
-            begin = self.storage.data_ptr() + panel * panel_bytes
-            found.append(Matrix(begin, address, part, width, num_rows * width, kind))
-            panel, column = panel + -(-part // width), column + part
-        return found
-
-    def array(self, bias: Tensor | None = None) -> ctypes.Array:
-        """`matrices` side by side in memory."""
-        made = self.matrices(bias)
-        return (Matrix * len(made))(*made)
-
-    @property
-    def _step(self) -> int:
-        return 2 if self.storage.dim() == 4 else 1
+def _matrices(storage: Tensor, parts: tuple[int, ...], dtype: torch.dtype, bias: Tensor | None) -> ctypes.Array:
+    num_rows, width = storage.shape[1:3]
+    kind = KINDS[dtype]
+    if storage.dim() == 4:
+        kind = ROUNDING_PAIRS if dtype == torch.bfloat16 else PAIRS
+    panel_bytes, found, panel, column = storage[0].numel() * storage.itemsize, [], 0, 0
+    for part in parts:
+        address = None if bias is None else bias.data_ptr() + 4 * column
+        found.append(Matrix(storage.data_ptr() + panel * panel_bytes, address, part, width, num_rows * width, kind))
+        panel, column = panel + -(-part // width), column + part
+    return (Matrix * len(found))(*found)
 
 
 def rounded(matrix: Matrix) -> Matrix:
     """The same numbers, for products whose rows may be rounded to bfloat16 where they lie in pairs of it."""
-    if matrix.kind == PAIRS:
-        matrix.kind = ROUNDING_PAIRS
-    return matrix
+    made = Matrix.from_buffer_copy(matrix)
+    if made.kind == PAIRS:
+        made.kind = ROUNDING_PAIRS
+    return made
 
 
 def fits_bfloat16(weight: Tensor) -> bool:

@@ -3,6 +3,14 @@
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Of numbers, as the C++ names them."""
+
 
 class Matrix(Structure):
     """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
@@ -167,3 +175,59 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name in ("threads", "product", "adapt", "norm", "attention", "layers"):
         getattr(library, f"wingbeat_{name}").restype = None
     return library
+
+
+def runs_of(rows: AdapterRows) -> ctypes.Array:
+    """Which rows have which adapter."""
+    return (AdapterRun * len(rows.runs))(*rows.runs)
+
+
+def adapters_of(adapters: StackedAdapters) -> Adapters:
+    """Adapters of one product; whoever holds it holds the tensors.
+
+    Raises:
+        ValueError: they are of no dtype of `KINDS` on the CPU.
+    """
+    a, b, parts = adapters.a, adapters.b, adapters.parts
+    if a.dtype not in KINDS or a.device.type != "cpu":
+        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32, bfloat16 or float16 on the CPU needed")
+    return Adapters(
+        a.data_ptr(),
+        b.data_ptr(),
+        adapters.ranks.data_ptr(),
+        a.stride(0),
+        a.stride(1),
+        b.stride(0),
+        b.stride(1),
+        a.shape[1],
+        adapters.rank,
+        len(parts),
+        (ctypes.c_int64 * 3)(*parts),
+        KINDS[a.dtype],
+    )
+
+
+def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
+    """A linear layer's weight [out, in], which lies input by input, and its float32 bias.
+
+    Raises:
+        ValueError: it lies otherwise, or is of no dtype of `KINDS`.
+    """
+    if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
+        raise ValueError(
+            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
+            "needed"
+        )
+    bias_address = None if bias is None else bias.data_ptr()
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype])
+
+
+def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:
+    """A `Layer` by the names of its fields; `inputs` is `hidden` unless given."""
+    layer = Layer(hidden=hidden, inputs=hidden, intermediate=intermediate, heads=heads)
+    for name, value in fields.items():
+        if name == "query_key_value":
+            layer.query_key_value = (Matrix * 3)(*value)
+        else:
+            setattr(layer, name, value)
+    return layer

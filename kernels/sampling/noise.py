@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.sampling.constants import LANE_1, LANE_2, MULTIPLIER_1, MULTIPLIER_2, MULTIPLIER_3, TOKEN_LANE
+from wingbeat.kernels.sampling import constants
 
 
 def _signed(word: int) -> int:
     """The int32 with the bits of a 32-bit word."""
     return word - (1 << 32) if word >= 1 << 31 else word
+
+
+_MULTIPLIER_1, _MULTIPLIER_2 = _signed(constants.MULTIPLIER_1), _signed(constants.MULTIPLIER_2)
+_MULTIPLIER_3, _TOKEN_LANE = _signed(constants.MULTIPLIER_3), _signed(constants.TOKEN_LANE)
+_LANE_1, _LANE_2 = _signed(constants.LANE_1), _signed(constants.LANE_2)
 
 
 def _low_word(values: Tensor) -> Tensor:
@@ -27,9 +32,9 @@ def _xor_shift_(words: Tensor, shift: int) -> Tensor:
 
 def _triple32_(words: Tensor) -> Tensor:
     """triple32 of int32 words in place: a bijection of 32 bits with full avalanche."""
-    _xor_shift_(words, 17).mul_(_signed(MULTIPLIER_1))
-    _xor_shift_(words, 11).mul_(_signed(MULTIPLIER_2))
-    _xor_shift_(words, 15).mul_(_signed(MULTIPLIER_3))
+    _xor_shift_(words, 17).mul_(_MULTIPLIER_1)
+    _xor_shift_(words, 11).mul_(_MULTIPLIER_2)
+    _xor_shift_(words, 15).mul_(_MULTIPLIER_3)
     return _xor_shift_(words, 14)
 
 
@@ -39,7 +44,7 @@ def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     Each lane is a bijection of the position for a given seed, so no two positions of one request share their noise.
     """
     low = _low_word(seeds)
-    words = _triple32_(torch.stack((low ^ _signed(LANE_1), low ^ _signed(LANE_2))))
+    words = _triple32_(torch.stack((low ^ _LANE_1, low ^ _LANE_2)))
     words = _triple32_(words.bitwise_xor_((seeds >> 32).to(torch.int32)))
     return _triple32_(words.bitwise_xor_(_low_word(positions)))
 
@@ -61,16 +66,16 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         int32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
+    if seeds.is_cuda and choice.compiled("noise"):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=True)
     keys = _row_keys(seeds, positions)
-    tokens = _triple32_(_low_word(token_ids) ^ _signed(TOKEN_LANE))
+    tokens = _triple32_(_low_word(token_ids) ^ _TOKEN_LANE)
     words = tokens ^ keys[0][:, None]
-    _xor_shift_(words, 17).mul_(_signed(MULTIPLIER_1))
-    _xor_shift_(words, 11).add_(keys[1][:, None]).mul_(_signed(MULTIPLIER_2))
-    _xor_shift_(words, 15).mul_(_signed(MULTIPLIER_3))
+    _xor_shift_(words, 17).mul_(_MULTIPLIER_1)
+    _xor_shift_(words, 11).add_(keys[1][:, None]).mul_(_MULTIPLIER_2)
+    _xor_shift_(words, 15).mul_(_MULTIPLIER_3)
     return words.bitwise_right_shift_(9).bitwise_and_((1 << 23) - 1)
 
 
@@ -87,7 +92,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         float32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
+    if seeds.is_cuda and choice.compiled("noise"):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=False)

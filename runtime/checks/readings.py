@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.checks.trial_prompts import trial_requests
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.registry import kind_of, load_drafter
 from wingbeat.runtime.engine.engine import Engine

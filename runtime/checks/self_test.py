@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from wingbeat.runtime.checks.trial_prompts import trial_requests
 from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.kernel_passes import AnyKernelHead, KernelPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from wingbeat.kernels.cpu.ops import cpu_kernels, reads_in_place
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.adaptive import MeasuredSpeculation
@@ -19,7 +20,6 @@ from wingbeat.runtime.state.keeper import StateKeeper
 from wingbeat.runtime.state.limits import manage_blocks, with_states
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel
 

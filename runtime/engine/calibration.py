@@ -19,8 +19,9 @@ import torch
 import transformers
 
 from wingbeat.kernels.cpu.library import fingerprint
+from wingbeat.kernels.cpu.ops import reads_in_place
+from wingbeat.kernels.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
@@ -29,7 +30,6 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.speculation.costs import CostTables
 from wingbeat.runtime.verifier.compiled import replay_ms
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.histogram import REQUEST_S, ROUND_TOKENS, Histogram
+from wingbeat.runtime.metrics import REQUEST_S, ROUND_TOKENS, Histogram
 from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput

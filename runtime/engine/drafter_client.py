@@ -136,6 +136,8 @@ class DrafterClient(RoundObserver):
         """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
+        if all(seq.draft.complete for seq in plan.decodes):
+            return plan
         return with_replays(plan, self._states)
 
     @torch.inference_mode()

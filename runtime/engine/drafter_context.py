@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
+from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.scheduling.plan import length_of
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.keeper import StateKeeper
 
 
-class RecordedContexts(RoundObserver):
+class RecordedContexts:
     """Taps of saved prefixes, for drafters that have not seen them: the verifier need not run there again.
 
     Records the taps of prompts that it is asked to, and keeps those it is given.
@@ -25,18 +25,18 @@ class RecordedContexts(RoundObserver):
         self.taps_size = taps_size
         self.dtype = dtype
         self._block_manager = block_manager
-        self._recording: dict[str, list[Tensor]] = {}
-        """By request, what its chunks had so far."""
+        self.recording: dict[str, list[Tensor]] = {}
+        """By request, what its chunks had so far; while there are none, no round is looked at."""
         self._kept: dict[bytes, Tensor] = {}
         """By hash of the last block: [num_tokens, taps_size], on the host."""
 
     def record(self, request_id: str) -> None:
         """Record a request's prompt from its first chunk on; it must be computed from its first token on."""
-        self._recording[request_id] = []
+        self.recording[request_id] = []
 
     def take(self, request_id: str) -> Tensor:
         """End a recording: [num_tokens, taps_size], on the host."""
-        return torch.cat([self._nothing(), *self._recording.pop(request_id, [])])
+        return torch.cat([self._nothing(), *self.recording.pop(request_id, [])])
 
     def keep(self, block_hash: bytes, taps: Tensor) -> None:
         """Have the taps of a prefix at hand, by its last block."""
@@ -62,7 +62,7 @@ class RecordedContexts(RoundObserver):
         for chunk in flight.plan.chunks:
             rows = slice(begin, begin + chunk.length)
             begin = rows.stop
-            parts = self._recording.get(chunk.seq.request.request_id)
+            parts = self.recording.get(chunk.seq.request.request_id)
             if parts is None or chunk.replay:
                 continue
             if chunk.start == 0:  # it was preempted, and begins again

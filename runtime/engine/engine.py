@@ -15,13 +15,13 @@ from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDraft
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.allowed_tokens import with_certain
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier_errors import BackendLost
@@ -75,7 +75,6 @@ class Engine:
             self.drafting,
             self.policy,
             self.shown,
-            self.contexts,
         )
         self._own_observers = of_every_model if self.states is None else (*of_every_model, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
@@ -173,7 +172,8 @@ class Engine:
         with self.clock.draft_wait:
             drafted = self.drafting.collect(plan, rows)
         with self.clock.accept:
-            trees = with_certain(plan, drafted, self.config.speculation) if self.runner.on_host else drafted
+            on_host = self.runner.on_host and plan.is_masked
+            trees = with_certain(plan, drafted, self.config.speculation) if on_host else drafted
             trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)
@@ -263,6 +263,8 @@ class Engine:
         self._plan = None
         for observer in self._observers:
             observer.launched(flight)
+        if self.contexts.recording:
+            self.contexts.launched(flight)
         if not self.overlap:
             with self.clock.wait:
                 flight.wait()

@@ -8,10 +8,9 @@ import torch
 from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
-from wingbeat.runtime.histogram import Histogram
+from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wingbeat.runtime.disk_cache import keep
+from wingbeat.kernels.disk_cache import keep
 from wingbeat.runtime.engine.calibration import VerifierTimes, levelled
 from wingbeat.runtime.speculation.costs import between_powers, power_of
 

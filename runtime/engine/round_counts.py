@@ -6,13 +6,12 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
-from wingbeat.runtime.histogram import Histogram
+from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.transfer import Download
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import RequestOutput, VerifiedRound
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import Reason
 
 

@@ -6,14 +6,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.draft_structs import Embedding, Head, Norm
-from wingbeat.kernels.cpu.panels import KINDS
-from wingbeat.kernels.cpu.structs import Layer
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.structs import KINDS, Layer
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES, kernel_layer
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
 

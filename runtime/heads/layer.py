@@ -14,12 +14,10 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from wingbeat.kernels.cpu.ops import layer_of
-from wingbeat.kernels.cpu.panels import KINDS
-from wingbeat.kernels.cpu.structs import Heads, Layer, Matrix
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, Matrix, layer_of
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import draft_matrices, pack_linear
 
 DEFAULT_ROPE_THETA = 10000.0

@@ -5,7 +5,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from wingbeat.runtime import disk_cache
+from wingbeat.kernels import disk_cache
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _WEIGHTS = (".safetensors", ".bin")

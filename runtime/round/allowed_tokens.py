@@ -26,21 +26,14 @@ class TokenMasks:
         self._tables = tables
         self._thread: ThreadPoolExecutor | None = None
 
-    def wanted(self, plan: SchedulerOutput) -> bool:
-        """Whether a sequence of the round is masked."""
-        seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples))
-        return any(seq.masker is not None for seq in seqs)
-
-    def start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]] | None":
-        """Begin; None where no sequence of the round is masked.
+    def start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]]":
+        """Begin, for a plan that `is_masked`.
 
         Returns:
             The decodes of whose trees only the root's mask was found in time: the others' nodes must not count.
         """
         decodes = [(row, seq) for row, seq in enumerate(plan.decodes) if seq.masker is not None]
         roots = [chunk.seq for chunk in plan.chunks if chunk.samples and chunk.seq.masker is not None]
-        if not decodes and not roots:
-            return None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-masks")
         drafted = None

@@ -135,9 +135,11 @@ class ModelRunner:
         """
         num_nodes, masks = num_nodes or self.config.speculation.num_nodes, None
         captured = self.graphs is not None and bool(plan.decodes)
-        if not isinstance(trees, TreeInbox) or not captured or self.masks.wanted(plan):
-            if isinstance(trees, TreeInbox):
-                trees = add_certain(plan, trees.checked(rows), self.config.speculation)
+        masked = plan.is_masked
+        if isinstance(trees, TreeInbox) and (masked or not captured):
+            trees = trees.checked(rows)
+            trees = add_certain(plan, trees, self.config.speculation) if masked else trees
+        if masked:
             masks = self.masks.start(plan, trees)
         executor = self.graphs if captured else self.eager
         clock = self.device_clock

@@ -76,6 +76,13 @@ class SchedulerOutput(NamedTuple):
         return [row for row, seq in enumerate(self.decodes) if seq.request.params.logprobs is not None]
 
     @property
+    def is_masked(self) -> bool:
+        """Whether the host says which tokens may be chosen for a sequence of the round."""
+        if any(seq.masker is not None for seq in self.decodes):
+            return True
+        return any(chunk.samples and chunk.seq.masker is not None for chunk in self.chunks)
+
+    @property
     def is_unadapted(self) -> bool:
         """Whether every sequence runs with the base model alone."""
         return not any(seq.adapter_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))

@@ -5,11 +5,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
@@ -143,18 +144,18 @@ class SamplingParams:
         if not isinstance(self.cache_salt, str):
             raise ValueError("cache_salt is no text")
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens before."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
-    @property
+    @cached_property
     def has_bias(self) -> bool:
         """Whether something is added to logits, minus infinity for what is forbidden included."""
         single = any(len(word) == 1 for word in self.bad_words)
         return bool(self.logit_bias or self.allowed_token_ids or self.min_tokens or single)
 
-    @property
+    @cached_property
     def has_masks(self) -> bool:
         """Whether the tokens allowed next are found on the host, from the tokens before."""
         return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
@@ -164,7 +165,7 @@ class SamplingParams:
         """Whether there are texts after which the fields forbid every token; the answer ends there."""
         return self.grammar is not None and bool(self.allowed_token_ids or self.bad_words or self.min_tokens)
 
-    @property
+    @cached_property
     def alters_logits(self) -> bool:
         """Whether tokens are chosen from other logits than the model's."""
         return self.has_penalties or self.has_bias or self.has_masks

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from wingbeat.runtime.kv.block_hashes import salted_root
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Sequence:
     @property
     def may_draft(self) -> bool:
         """Whether its next round may hold more than its root: a tree was asked for, or something is certain."""
-        return self.draft.tree_requested or bool(self.certain(1))
+        return self.draft.tree_requested or (self.masker is not None and bool(self.certain(1)))
 
     @property
     def num_output_tokens(self) -> int:

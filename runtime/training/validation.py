@@ -12,9 +12,9 @@ from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LocalChannel, build_engine
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.training.evaluation import HeadAcceptance
 from wingbeat.runtime.verifier.loading.loader import load_model
 

@@ -4,10 +4,10 @@ import torch
 
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.runtime.config import NUM_BINS
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.protocol.messages import RoundHeader
-from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
 
 
 def by_torch(function):

@@ -15,9 +15,7 @@ from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, Doorbell
 from wingbeat.cluster.channels.header import NUM_WORDS, ChannelError, Word, write_owner
 from wingbeat.cluster.channels.memory import (
-    HOST_READY,
     ChannelMemory,
-    HostReady,
     ReadyEvents,
     Region,
     buffer_bytes,
@@ -65,7 +63,7 @@ class RemoteChannel:
         """
         spec: ChannelSpec = pickle.loads(address.spec)
         # A GPU's copies out of these buffers have to be done before the next round may fill them.
-        memory = _memory(spec, device, HOST_READY if device is None else _StreamReady(device))
+        memory = _memory(spec, device, None if device is None else _StreamReady(device))
         try:
             sock = socket.create_connection((address.host, address.port), HANDSHAKE_S)
         except OSError as error:
@@ -118,7 +116,7 @@ class RemoteDrafterSide(DrafterSide):
         self._answered = round_number - 1
 
 
-class _StreamReady(HostReady):
+class _StreamReady:
     """`ReadyEvents` of a drafter's GPU that copies out of and into host memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -128,8 +126,16 @@ class _StreamReady(HostReady):
         """Wait for the calling thread's current stream."""
         torch.cuda.current_stream(self._device).synchronize()
 
+    def wait(self, parity: int, writer_alive: bool) -> bool:
+        """Always true: what is sent is there."""
+        return True
 
-def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEvents = HOST_READY) -> ChannelMemory:
+    def finished(self, parity: int) -> bool:
+        """As `wait`."""
+        return True
+
+
+def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEvents | None = None) -> ChannelMemory:
     """Buffers and words of one end.
 
     Raises:

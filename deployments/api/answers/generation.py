@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.parsing.message import Parser, PlainText
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces,
 from wingbeat.deployments.api.answers.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.deployments.api.errors import as_api_error, log_failure
 from wingbeat.deployments.metrics.client_figures import Timings
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
 

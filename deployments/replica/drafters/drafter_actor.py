@@ -19,7 +19,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
-from wingbeat.runtime.disk_cache import compiler_env
+from wingbeat.kernels.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
 SERVE = "wingbeat.deployments.replica.drafters.drafter_calls:serve"

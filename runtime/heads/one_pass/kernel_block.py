@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Lattice, Markov, Norm
-from wingbeat.kernels.cpu.ops import CpuKernels, layer_of
-from wingbeat.kernels.cpu.panels import KINDS
-from wingbeat.kernels.cpu.structs import Convolution, Heads, Layer, Matrix
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
+from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
 from wingbeat.runtime.heads.kernel_head import embedding_of
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES
 from wingbeat.runtime.heads.one_pass.backbone import BlockLayer
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.walks import CandidateSelector, MarkovHead
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
 

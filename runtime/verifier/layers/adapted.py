@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedLayer
 

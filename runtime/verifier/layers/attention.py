@@ -5,11 +5,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from wingbeat.kernels.attention.reference import tree_attention
-from wingbeat.kernels.cpu.ops import Segments
+from wingbeat.kernels.cpu.ops import Segments, cpu_kernels, reads_in_place
 from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, runs_of
-from wingbeat.kernels.cpu.panels import KINDS, fits_bfloat16
-from wingbeat.kernels.cpu.structs import Heads, Layer
+from wingbeat.kernels.cpu.ops import CpuKernels, batch_of, cpu_kernels
+from wingbeat.kernels.cpu.panels import fits_bfloat16
+from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, adapters_of, layer_of, runs_of
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_weight, matrices_of, pack_linear
 
 _MOST_AHEAD = 1 << 20

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.cpu.library import largest_matrix
-from wingbeat.kernels.cpu.ops import CpuKernels, matrix_of
-from wingbeat.kernels.cpu.panels import KINDS, Panels, rounded
-from wingbeat.kernels.cpu.structs import Matrix
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
+from wingbeat.kernels.cpu.panels import Panels, rounded
+from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +59,8 @@ class InputMajorLinear(nn.Linear):
     """Then what comes out is float32."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
-    _panels: tuple[Panels, Tensor | None] | None = None
-    """The weight where it is packed, and the bias in float32; `weight` then has its shape and dtype, and is NaN."""
+    _panels: Panels | None = None
+    """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -81,11 +80,11 @@ class InputMajorLinear(nn.Linear):
         return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
 
     def _multiply(self, input: Tensor) -> Tensor:
-        panels, bias = self._panels
+        panels = self._panels
         kernels = None if torch.compiler.is_compiling() or torch.is_grad_enabled() else cpu_kernels()
         if kernels is None or input.dtype != panels.dtype:
             return functional.linear(input, panels.dense(), self.bias)
-        return kernels.packed_linear(input.contiguous(), panels, bias, wide=self.wide)
+        return kernels.packed_linear(input.contiguous(), panels, wide=self.wide)
 
     def lay(self) -> tuple[Tensor, Tensor, bool]:
         """Take the weights as they now are."""
@@ -101,10 +100,8 @@ class InputMajorLinear(nn.Linear):
         Whoever reads `weight` meets numbers that are none, and should ask `dense_weight`.
         """
         weight, bias = self._parameters["weight"], self.bias
-        self._panels = (
-            Panels.pack(weight.data, kernels.panel, parts, halve),
-            None if bias is None else bias.data.float(),
-        )
+        bias = None if bias is None else bias.data.float()
+        self._panels = Panels.pack(weight.data, kernels.panel, parts, halve, bias)
         self._laid = None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
         self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
@@ -112,26 +109,21 @@ class InputMajorLinear(nn.Linear):
     def unpack(self) -> None:
         """Hold the weight row by row again."""
         if self._panels is not None:
-            self._parameters["weight"] = nn.Parameter(self._panels[0].dense(), requires_grad=False)
+            self._parameters["weight"] = nn.Parameter(self._panels.dense(), requires_grad=False)
             self._panels = None
-
-    def matrices(self) -> list[Matrix]:
-        """Of a packed weight, part by part; whoever holds these holds the layer."""
-        panels, bias = self._panels
-        return panels.matrices(bias)
 
     def __getstate__(self) -> dict[str, Any]:
         # The view would be copied as if it were weights of its own; panels are packed where they are used.
         state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "_panels")}
         if self._panels is not None:
-            weight = nn.Parameter(self._panels[0].dense(), requires_grad=False)
+            weight = nn.Parameter(self._panels.dense(), requires_grad=False)
             state["_parameters"] = self._parameters | {"weight": weight}
         return state
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._panels is not None:
-            destination[f"{prefix}weight"] = self._panels[0].dense()
+            destination[f"{prefix}weight"] = self._panels.dense()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "InputMajorLinear":
         self.unpack()
@@ -159,7 +151,7 @@ def pack_linear(
 def dense_weight(module: nn.Module) -> Tensor | None:
     """The weight of any module as a tensor of numbers, a copy where it is packed; None where it has none."""
     packed = module._panels if isinstance(module, InputMajorLinear) else None
-    return getattr(module, "weight", None) if packed is None else packed[0].dense()
+    return getattr(module, "weight", None) if packed is None else packed.dense()
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:
@@ -169,7 +161,7 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
         ValueError: as `matrix_of`, or it is no linear layer.
     """
     if isinstance(linear, InputMajorLinear) and linear._panels is not None:
-        return linear.matrices()
+        return list(linear._panels.matrices)
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"{type(linear).__name__} is no linear layer")
     return [matrix_of(linear.weight, linear.bias)]

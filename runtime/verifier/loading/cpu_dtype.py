@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from wingbeat.kernels.cpu.library import fingerprint
-from wingbeat.runtime.disk_cache import cache_dir, keep, recall
+from wingbeat.kernels.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
 from wingbeat.runtime.verifier.loading.round_trial import ROWS, decode_rounds, least_seconds, share

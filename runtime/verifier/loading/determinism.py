@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from wingbeat.kernels.cpu.ops import KINDS
+from wingbeat.kernels.cpu.ops import KINDS, cpu_kernels
 from wingbeat.runtime.refusals import Feature, problem
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear

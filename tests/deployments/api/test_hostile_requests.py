@@ -18,8 +18,8 @@ from tests.hostile.generator import draw
 from tests.hostile.oracle import judge
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 MAX_REPORTED = 20
 

@@ -15,7 +15,7 @@ from wingbeat.runtime.checks.readings import ConventionChoice, Reading
 from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+from wingbeat.runtime.metrics import SpeculationMetrics
 
 HEAD, VERIFIER = str(demo_pair().drafter), str(demo_pair().verifier)
 FIELDS = {

@@ -18,6 +18,7 @@ from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, W
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.router_stream import Outbox, RouterStream
 from wingbeat.runtime.kv.block_hashes import CacheChanges
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
@@ -27,7 +28,6 @@ from wingbeat.runtime.scheduling.request import (
     TokenLogprob,
     VerifiedRound,
 )
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 
 def test_a_request_streams_its_tokens_in_order_and_ends_with_metrics():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_REQS, NUM_SLOTS = 16, 20

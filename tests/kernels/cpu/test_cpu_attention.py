@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, build, by_formula
-from wingbeat.kernels.cpu.ops import CACHE_DTYPES, Segments, segment
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.kernels.cpu.ops import CACHE_DTYPES, Segments, cpu_kernels, segment
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 

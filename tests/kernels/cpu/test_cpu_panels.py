@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from wingbeat.kernels.cpu import library
-from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, fits_bfloat16
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
@@ -33,7 +32,7 @@ def test_what_was_packed_is_there(draw, dtype, shape, width):
     for given in (weight, weight.t().contiguous().t()):
         panels = Panels.pack(given, width)
         assert torch.equal(panels.dense(), weight)
-        assert (panels.columns, panels.inputs, panels.dtype) == (*shape, dtype)
+        assert (sum(panels.parts), panels.inputs, panels.dtype) == (*shape, dtype)
     if shape[0] > 5:
         parts = (5, shape[0] - 5)
         assert torch.equal(Panels.pack(weight, width, parts).dense(), weight)
@@ -84,17 +83,18 @@ def check_products(kernels, draw, dtype, shape, num_rows, halved=False):
     parts = (columns // 3, columns - columns // 3) if columns > 5 else None
     if halved:
         weight = weight.bfloat16().to(dtype)
-    for panels in (Panels.pack(weight, kernels.panel), Panels.pack(weight, kernels.panel, parts)):
+    for cut in (None, parts):
+        panels = Panels.pack(weight, kernels.panel, cut, bias=bias)
         assert panels.storage.itemsize == (2 if halved else dtype.itemsize)
-        out = kernels.packed_linear(x, panels, bias, wide=True)
+        out = kernels.packed_linear(x, panels, wide=True)
         exact = (x.double() @ weight.t().double() + bias).float()
         torch.testing.assert_close(out, exact, rtol=1e-5, atol=1e-4)
         plain = kernels.linear(x, weight.t().contiguous(), bias, wide=True)
         # Processors that multiply pairs of bfloat16 numbers sum those of a pair by rules of their own.
         assert torch.equal(out, plain) or (dtype == torch.bfloat16 and has_bfloat16_units())
-        assert torch.equal(kernels.packed_linear(x, panels, bias), out.to(dtype))
+        assert torch.equal(kernels.packed_linear(x, panels), out.to(dtype))
         for row in {0, num_rows // 2, num_rows - 1}:
-            assert torch.equal(kernels.packed_linear(x[row : row + 1], panels, bias, wide=True)[0], out[row])
+            assert torch.equal(kernels.packed_linear(x[row : row + 1], panels, wide=True)[0], out[row])
 
 
 def test_numbers_beyond_a_weight_touch_nothing(draw):

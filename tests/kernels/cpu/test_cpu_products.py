@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
-from wingbeat.kernels.cpu.ops import matrix_of
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.structs import matrix_of
 from wingbeat.runtime.verifier.layers import cpu_kernels as opened
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 needs_compiler = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 

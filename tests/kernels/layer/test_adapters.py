@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.stacked_adapters import TILE_ROWS, AdapterRows, StackedAdapters, tiles_of
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}

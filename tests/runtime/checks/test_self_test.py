@@ -18,7 +18,7 @@ from wingbeat.runtime.heads.conventions import STATED
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
-from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)

@@ -10,11 +10,11 @@ import torch
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, VOCAB, World, channel_spec
 from tests.runtime.kernel_drafts import assert_same, by_torch, reply_of
 from tests.runtime.models import random_head, reference
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [
     pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler"),

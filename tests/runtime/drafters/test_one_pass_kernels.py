@@ -14,7 +14,7 @@ from tests.runtime.one_pass_drafts import LENS, TAPS, TARGET, load
 from tests.runtime.one_pass_world import DFLASH2, FAMILIES, HEADS, random_tensors, raw_config, save_head
 from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.kernels.cpu import library
-from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.drafters import kernel_drafter
 from wingbeat.runtime.drafters.one_pass import OnePassDrafter
@@ -25,7 +25,6 @@ from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
 from wingbeat.runtime.verifier.layers import linears
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 GREEDY = (0.0,) * NUM_SLOTS

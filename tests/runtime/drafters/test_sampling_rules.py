@@ -8,6 +8,7 @@ from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, drafte
 from tests.runtime.grammar_world import TOKENIZER
 from tests.runtime.kernel_drafts import assert_same, by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -19,7 +20,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.sampling_rules import RuleColumns, no_rules
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 BAN = float("-inf")
 ROWS = [

@@ -8,13 +8,13 @@ import torch
 
 from tests.runtime.models import DEMO_PAIR, TREE, engine_config, generate, random_head, random_model, random_prompts
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
+from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -143,8 +143,8 @@ def test_an_output_matrix_that_is_not_ours_is_refused_by_name():
 def test_rows_that_depend_on_others_are_found_at_the_start(monkeypatch):
     linear = cpu_kernels().packed_linear
 
-    def by_count(x, panels, bias=None, *, wide=False):
-        out = linear(x, panels, bias, wide=wide)
+    def by_count(x, panels, *, wide=False):
+        out = linear(x, panels, wide=wide)
         return out if x.numel() == x.shape[-1] else out * (1 + 2**-23)
 
     monkeypatch.setattr(cpu_kernels(), "packed_linear", by_count)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runtime.models import CHAIN, Run, engine_config, greedy_params, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_chain
-from wingbeat.runtime.disk_cache import keep
+from wingbeat.kernels.disk_cache import keep
 from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.calibration import VerifierTimes
 from wingbeat.runtime.engine.kept_times import KeptTimes

@@ -6,11 +6,11 @@ import torch
 from tests.runtime.draft_world import World, channel_spec
 from tests.runtime.eagle_formula import Formula, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
+from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 
 pytestmark = pytest.mark.few(3)
 

@@ -16,10 +16,10 @@ from tests.runtime.models import (
 )
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
 from wingbeat.runtime.verifier.layers.fused import LayerOps
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.round.rows import Decodes, Segment, pack
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks, attend_segments
-from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
 
 BLOCK_SIZE, DIM = 4, 8
 SIZES = [[6, 1, 2], [1, 7, *[1] * 8, 7], [1, 7, *[2, 1] * 5, 6]]

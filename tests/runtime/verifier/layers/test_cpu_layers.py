@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.runtime.models import CONFIGS, random_model
+from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.verifier.layers import cpu_layers
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -141,7 +141,7 @@ def test_a_layer_of_another_formula_is_left(monkeypatch):
 
 
 def _with_another_eps(*args, **fields):
-    from wingbeat.kernels.cpu.ops import layer_of
+    from wingbeat.kernels.cpu.structs import layer_of
 
     return layer_of(*args, **fields | {"input_eps": 1.0})
 

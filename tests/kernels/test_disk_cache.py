@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from wingbeat.runtime.disk_cache import cache_dir, compiler_env
+from wingbeat.kernels.disk_cache import cache_dir, compiler_env
 
 
 def test_compiled_kernels_lie_below_the_cache_folder_unless_the_environment_names_another(monkeypatch, tmp_path: Path):

@@ -1,6 +1,6 @@
 """Counts by size."""
 
-from wingbeat.runtime.histogram import Histogram, one_two_five
+from wingbeat.runtime.metrics import Histogram, one_two_five
 
 
 def test_a_value_counts_in_the_first_bucket_that_reaches_it():
