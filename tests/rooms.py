@@ -140,7 +140,7 @@ runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
 runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.metrics
     runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.verifier.loading
-runtime.verifier: runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
+runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
 runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
 runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora
     runtime.media runtime.round runtime.scheduling runtime.state runtime.verifier_errors

@@ -9,7 +9,7 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,12 +44,6 @@ class Segments(NamedTuple):
 
     array: ctypes.Array
     held: list[Tensor | None]
-
-    @classmethod
-    def of(cls, made: "list[tuple[Segment, list[Tensor | None]]]") -> "Segments":
-        """Of what `segment` made."""
-        array = (Segment * len(made))(*(one for one, _ in made))
-        return cls(array, [tensor for _, held in made for tensor in held])
 
 
 class CpuKernels:
@@ -212,44 +206,35 @@ class CpuKernels:
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 
-def segment(
-    start: int,
-    num_query: int,
-    block_tables: Tensor,
-    num_context: Tensor,
-    positions: Tensor | None,
-    mask_words: Tensor | None,
-    row_starts: Tensor | None = None,
-) -> tuple[Segment, list[Tensor | None]]:
-    """Rows of a batch that share a shape, and the tensors that it points into.
+def pack_segments(segments: list[Any]) -> Segments | None:
+    """Segments for the kernels; None where there are no kernels, and on other devices.
 
     Args:
-        start: row of the batch.
-        num_query: rows of a request, at most.
-        block_tables: as for `wingbeat.kernels.attention.reference.tree_attention`; so are `num_context`, `positions`
-            and `mask_words`, which is contiguous.
-        row_starts: int64 [num_reqs + 1], where rows of requests begin behind `start`; None gives each num_query.
+        segments: with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None, where a request's
+            rows follow its context.
     """
-    num_context = num_context.contiguous()
-    if mask_words is not None:
-        mask_words = mask_words.contiguous()
-    made = Segment(
-        start,
-        block_tables.shape[0],
-        num_query,
-        num_query if positions is None else positions.shape[1],
-        block_tables.data_ptr(),
-        block_tables.stride(0),
-        block_tables.shape[1],
-        num_context.data_ptr(),
-        None if positions is None else positions.data_ptr(),
-        0 if positions is None else positions.stride(0),
-        None if mask_words is None else mask_words.data_ptr(),
-        0 if mask_words is None else mask_words.stride(0),
-        0 if mask_words is None else mask_words.shape[2],
-        None if row_starts is None else row_starts.data_ptr(),
-    )
-    return made, [block_tables, num_context, positions, mask_words, row_starts]
+    kernels = cpu_kernels()
+    if kernels is None or segments[0].block_tables.device.type != "cpu":
+        return None
+    kernels.use_threads(torch.get_num_threads())
+    array = (Segment * len(segments))()
+    held: list[Tensor | None] = []
+    for made, segment in zip(array, segments, strict=True):
+        tables, positions, mask = segment.block_tables, segment.positions, segment.mask_words
+        context = segment.num_context.contiguous()
+        made.start, made.num_reqs, made.num_query = segment.start, len(tables), segment.num_query
+        made.tables, made.table_stride, made.width = tables.data_ptr(), tables.stride(0), tables.shape[1]
+        made.context, made.num_new = context.data_ptr(), segment.num_query
+        if positions is not None:
+            made.num_new = positions.shape[1]
+            made.positions, made.position_stride = positions.data_ptr(), positions.stride(0)
+        if mask is not None:
+            mask = mask.contiguous()
+            made.mask, made.mask_stride, made.mask_words = mask.data_ptr(), mask.stride(0), mask.shape[2]
+        if segment.row_starts is not None:
+            made.row_starts = segment.row_starts.data_ptr()
+        held += [tables, context, positions, mask, segment.row_starts]
+    return Segments(array, held)
 
 
 def batch_of(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.kernels.cpu.ops import batch_of, cpu_kernels
+from wingbeat.kernels.cpu.ops import batch_of, cpu_kernels, pack_segments
 from wingbeat.kernels.cpu.structs import Layer
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
@@ -18,7 +18,7 @@ from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.rows import Segment
-from wingbeat.runtime.verifier.layers.attention import attend_segments, pack_segments
+from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
 class DraftPool:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from wingbeat.kernels.cpu.ops import pack_segments, reads_in_place
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows
-from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, with_packed
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import LayersAtOnce, Taps
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -115,7 +116,9 @@ class VerifierModel(nn.Module):
         """Run the rows; KV is written into their caches, and states go on."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
-        rows = with_packed(rows)
+        keys = rows.caches[0][0]
+        if reads_in_place(keys.dtype, keys.device):
+            rows = rows._replace(packed=pack_segments(rows.segments))
         inputs = {
             "input_ids": rows.token_ids,
             "position_ids": rows.positions,

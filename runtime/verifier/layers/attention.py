@@ -5,42 +5,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from wingbeat.kernels.attention.reference import tree_attention
-from wingbeat.kernels.cpu.ops import Segments, cpu_kernels, reads_in_place
-from wingbeat.kernels.cpu.ops import segment as packed_segment
+from wingbeat.kernels.cpu.ops import Segments, cpu_kernels, pack_segments, reads_in_place
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"
 """Of an attention module whose window the probe learned: transformers tells some only by their mask."""
-
-
-def with_packed(rows: Rows) -> Rows:
-    """With `packed`, where the CPU's kernels read such caches."""
-    keys = rows.caches[0][0]
-    return rows._replace(packed=pack_segments(rows.segments)) if reads_in_place(keys.dtype, keys.device) else rows
-
-
-def pack_segments(segments: list[Segment]) -> Segments | None:
-    """Segments for the CPU's kernels; None where there are none, and on other devices."""
-    kernels = cpu_kernels()
-    if kernels is None or segments[0].block_tables.device.type != "cpu":
-        return None
-    kernels.use_threads(torch.get_num_threads())
-    return Segments.of(
-        [
-            packed_segment(
-                segment.start,
-                segment.num_query,
-                segment.block_tables,
-                segment.num_context,
-                segment.positions,
-                segment.mask_words,
-                segment.row_starts,
-            )
-            for segment in segments
-        ]
-    )
 
 
 def wingbeat_attention(

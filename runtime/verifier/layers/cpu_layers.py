@@ -268,7 +268,8 @@ class LayersAtOnce(nn.ModuleList):
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a layer is of its stack, runs as its class says, and nothing but taps looks at what enters it."""
-    only_taps = all(isinstance(getattr(hook, "__self__", None), Taps) for hook in layer._forward_pre_hooks.values())
+    hooks = layer._forward_pre_hooks
+    only_taps = not hooks or all(isinstance(getattr(hook, "__self__", None), Taps) for hook in hooks.values())
     changed = "forward" in layer.__dict__ or layer._forward_hooks
     return "_stack" in layer.__dict__ and only_taps and not changed
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.ops import cpu_kernels, pack_segments
 from wingbeat.kernels.layer import reference
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
-from wingbeat.runtime.verifier.layers.attention import attend_segments, pack_segments
+from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack, join_steps
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, build, by_formula
-from wingbeat.kernels.cpu.ops import CACHE_DTYPES, Segments, cpu_kernels, segment
+from wingbeat.kernels.cpu.ops import CACHE_DTYPES, cpu_kernels, pack_segments
+from wingbeat.runtime.round.rows import Segment
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 
@@ -24,11 +25,12 @@ def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
     own, key_cache, value_cache, tables, contexts, positions, words, scaling = inputs.arguments
     rows = own.flatten(0, 1) if query is None else query
     causal = words is None
-    made = segment(0, own.shape[1], tables, contexts, None if causal else positions, words, row_starts)
+    positions = None if causal else positions
+    made = Segment(0, *own.shape[:2], tables, contexts, positions, words, row_starts)
     options = {name: inputs.options[name] for name in ("softcap", "sinks")}
     window = inputs.options["sliding_window"] or 0
     out = cpu_kernels().attend(
-        rows, key_cache, value_cache, Segments.of([made]), scaling, sliding_window=window, **options
+        rows, key_cache, value_cache, pack_segments([made]), scaling, sliding_window=window, **options
     )
     return out.unflatten(0, own.shape[:2]) if query is None else out
 
