@@ -28,7 +28,7 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) ->
 
 
 def histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[Row]) -> HistogramMetricFamily:
-    """Counts by size, from `wingbeat.runtime.histogram.Histogram` as plain data."""
+    """Counts by size, from `wingbeat.runtime.metrics.Histogram` as plain data."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, counts in rows:
         cumulative = accumulate(counts["counts"])

@@ -113,17 +113,26 @@ class Phase:
         self.seconds = 0.0
 
     def __enter__(self) -> None:
-        self._clock.begin(self)
+        clock = self._clock
+        clock.switch()
+        clock.open.append(self)
+        for trace in clock.traces:
+            trace.begin(clock.since)
 
     def __exit__(self, *raised: object) -> None:
-        self._clock.end()
+        clock = self._clock
+        clock.switch()
+        clock.open.pop()
+        for trace in clock.traces:
+            trace.end(self.name, clock.since)
 
 
 class RoundClock(RoundObserver):
     """Times the phases of an engine's rounds: `with clock.schedule:` and so on."""
 
     def __init__(self) -> None:
-        self._traces: list[RoundTrace] = []
+        self.traces: list[RoundTrace] = []
+        """Recordings that run."""
         self._drafter_us = (0, 0)
         self.drafter = DrafterFigures()
         """What the drafter said last."""
@@ -134,8 +143,10 @@ class RoundClock(RoundObserver):
         self._num_rounds = 0
         self.draft_s = {"draft_commit": 0.0, "draft_levels": 0.0}
         """Seconds of the drafter's device, by stage."""
-        self._since = 0.0
-        self._open: list[Phase] = []
+        self.since = 0.0
+        """When time last changed its phase."""
+        self.open: list[Phase] = []
+        """Phases within each other; time is the last one's."""
         self.schedule, self.draft_wait = Phase(self, "schedule"), Phase(self, "draft_wait")
         self.verify, self.accept = Phase(self, "verify"), Phase(self, "accept")
         self.publish, self.wait, self.update = (Phase(self, name) for name in ("publish", "wait", "update"))
@@ -149,12 +160,12 @@ class RoundClock(RoundObserver):
 
     def record(self) -> RoundTrace:
         """A recording that begins now, between two rounds."""
-        self._traces.append(RoundTrace())
-        return self._traces[-1]
+        self.traces.append(RoundTrace())
+        return self.traces[-1]
 
     def stop(self, trace: RoundTrace) -> None:
         """End a recording."""
-        self._traces.remove(trace)
+        self.traces.remove(trace)
 
     def drafted(self, figures: DrafterFigures, request_ids: Callable[[], list[str]]) -> None:
         """An answer of the drafter's has come.
@@ -170,45 +181,31 @@ class RoundClock(RoundObserver):
             self.draft_s[name] += (now - before) / 1e6
         self._drafter_us = said
         self.drafter = figures
-        for trace in self._traces:
+        for trace in self.traces:
             trace.drafted(figures, request_ids())
-
-    def begin(self, phase: Phase) -> None:
-        """From now on time is this phase's."""
-        self._switch()
-        self._open.append(phase)
-        for trace in self._traces:
-            trace.begin(self._since)
-
-    def end(self) -> None:
-        """From now on time is the phase's before it."""
-        self._switch()
-        phase = self._open.pop()
-        for trace in self._traces:
-            trace.end(phase.name, self._since)
 
     def launched(self, flight: RoundInFlight) -> None:
         """Its trees have been waited for; its forward pass lay within `accept`."""
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s
         self.accept.seconds -= flight.times.forward_s
-        for trace in self._traces:
+        for trace in self.traces:
             trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Charge this round with the host time that no earlier round was charged with."""
         self._num_rounds += 1
-        self._switch()
+        self.switch()
         flight.times.publish_s = self._take(self.publish)
         flight.times.host_s = sum(map(self._take, self._host_phases))
-        for trace in self._traces:
+        for trace in self.traces:
             trace.settled(flight, result)
 
     def abandoned(self) -> None:
         """Discard the time of abandoned rounds."""
         for phase in self._told:
             self._take(phase)
-        for trace in self._traces:
+        for trace in self.traces:
             trace.abandoned()
 
     @property
@@ -220,11 +217,12 @@ class RoundClock(RoundObserver):
         self._told[phase] = phase.seconds
         return seconds
 
-    def _switch(self) -> None:
+    def switch(self) -> None:
+        """Charge the time since the last change to the phase it was."""
         now = time.perf_counter()
-        if self._open:
-            self._open[-1].seconds += now - self._since
-        self._since = now
+        if self.open:
+            self.open[-1].seconds += now - self.since
+        self.since = now
 
 
 def _seconds() -> Histogram:

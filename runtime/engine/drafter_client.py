@@ -86,6 +86,8 @@ class DrafterClient(RoundObserver):
         self._incarnation = 0
         self._round = 0
         self._heard = False
+        self._stateless = False
+        """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
         self._check: TreeCheck | None = None
@@ -96,6 +98,7 @@ class DrafterClient(RoundObserver):
         No round may be in flight: the history handed over would lack its tokens.
         """
         self._end, self._incarnation, self._heard = end, end.incarnation, False
+        self._stateless = not end.spec.keeps_context
         self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)
         chains = self.config.speculation.draft_top_k == 1
@@ -276,11 +279,6 @@ class DrafterClient(RoundObserver):
     def abandoned(self) -> None:
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
-
-    @property
-    def _stateless(self) -> bool:
-        """Whether the drafter keeps nothing per position, so that there is no context to complete."""
-        return not self._end.spec.keeps_context
 
     def _trees_of(self, reply: TreeReply, rows: DecodeRows) -> TokenTree:
         """A reply's trees by decode instead of by slot."""

@@ -187,7 +187,8 @@ class Engine:
 
         They are drafted for beside the latest round, and the device has that to compute meanwhile.
         """
-        if len(self._in_flight) < 2 or not any(seq.awaits_tokens for seq in self.scheduler.running):
+        awaited = (seq for seq in self.scheduler.running if seq.masker is not None and seq.in_flight)
+        if len(self._in_flight) < 2 or next(awaited, None) is None:
             return None
         before = self._in_flight[-2]
         with self.clock.wait:

@@ -35,10 +35,12 @@ class Copies:
     """Copies of (target, source) that are run again and again, at the same addresses; see `copy_all`."""
 
     def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        together = [(target, source) for target, source in pairs if _alike(target, source)]
+        together: list[tuple[Tensor, Tensor]] = []
+        self._apart: list[tuple[Tensor, Tensor]] = []
+        for pair in pairs:
+            (together if _alike(*pair) else self._apart).append(pair)
         if len(together) < 2:
-            together = []
-        self._apart = [pair for pair in pairs if not together or not _alike(*pair)]
+            together, self._apart = [], pairs
         # As bytes, because one launch takes one dtype.
         self._targets = [target.view(-1).view(torch.uint8) for target, _ in together]
         self._sources = [source.view(-1).view(torch.uint8) for _, source in together]

@@ -133,8 +133,9 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Pick the round's work and give it blocks."""
-        for seq in [seq for seq in reversed(self.running) if self.suspects and seq not in self.suspects]:
-            self._preempt(seq)
+        if self.suspects:
+            for seq in [seq for seq in reversed(self.running) if seq not in self.suspects]:
+                self._preempt(seq)
         decodes, without_room = self._schedule_decodes()
         budget = self.config.max_num_batched_tokens
         chunks: list[Chunk] = []
@@ -231,26 +232,23 @@ class Scheduler:
         """What decodes, and what of it without its tree."""
         decodes: list[Sequence] = []
         without_room: list[Sequence] = []
+        num_nodes = self.config.speculation.num_nodes
         for seq in list(self.running):
-            if seq.slot < 0 or not seq.is_decoding or self._must_settle(seq):
+            if seq.slot < 0 or not seq.is_decoding or (seq.in_flight and self._must_settle(seq)):
                 continue
-            if self._grow_with_tree(seq):
+            may_draft = seq.may_draft
+            if may_draft and self._extend(seq, seq.max_len - 1 + num_nodes):
                 decodes.append(seq)
             elif self._grow(seq):
                 decodes.append(seq)
-                if seq.may_draft:
+                if may_draft:
                     without_room.append(seq)
         return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether what is in flight ends the sequence for certain, may fill it to the last position, or is awaited."""
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
-        return bool(seq.in_flight) and (certain or seq.awaits_tokens or seq.max_len >= self.config.max_model_len)
-
-    def _grow_with_tree(self, seq: Sequence) -> bool:
-        """Blocks for the root and what may be drafted, if there are so many free."""
-        num_nodes = self.config.speculation.num_nodes
-        return seq.may_draft and self._extend(seq, seq.max_len - 1 + num_nodes)
+        return certain or seq.masker is not None or seq.max_len >= self.config.max_model_len
 
     def _grow(self, seq: Sequence) -> bool:
         """Blocks for the root; preempts sequences where there are none, the youngest of the lowest priority first."""
@@ -263,10 +261,11 @@ class Scheduler:
 
     def _extend(self, seq: Sequence, num_positions: int) -> bool:
         missing = -(-num_positions // self.config.block_size) - len(seq.blocks)
+        if missing <= 0:
+            return True
         if missing > self.block_manager.num_free:
             return False
-        if missing > 0:
-            seq.blocks.extend(self.block_manager.allocate(missing))
+        seq.blocks.extend(self.block_manager.allocate(missing))
         return True
 
     def _next(self) -> Sequence | None:

@@ -39,7 +39,7 @@ class DraftProgress:
     @property
     def is_recorded(self) -> bool:
         """Whether what the drafter lacks next is recorded."""
-        return self.length < self.num_recorded
+        return self.recorded is not None and self.length < len(self.recorded)
 
 
 class NothingAllowed(ValueError):
@@ -178,11 +178,6 @@ class Sequence:
         return bool(self.in_flight) or len(self.token_ids) - self.num_computed == 1
 
     @property
-    def awaits_tokens(self) -> bool:
-        """Whether it cannot run before a round in flight is settled: what may come next depends on its tokens."""
-        return self.masker is not None and bool(self.in_flight)
-
-    @property
     def min_len(self) -> int:
         """Tokens it has at least once the rounds in flight are settled."""
         return len(self.token_ids) + len(self.in_flight)
@@ -218,14 +213,15 @@ class Sequence:
         Returns:
             The tokens kept, and why the request ended, if it did.
         """
-        params = self.request.params
-        room = min(params.max_tokens - self.num_output_tokens, max_model_len - len(self.token_ids))
+        params, length = self.request.params, len(self.token_ids)
+        num_output_tokens = length - self.num_prompt_tokens
+        room = min(params.max_tokens - num_output_tokens, max_model_len - length)
         kept = token_ids[:room]
         reason = FinishReason.LENGTH if len(kept) == room else None
         stops = params.stop_token_ids
         for index, token_id in enumerate(kept):
             is_end = token_id in stops or token_id in eos_token_ids
-            is_early = is_end and self.num_output_tokens + index < params.min_tokens
+            is_early = is_end and num_output_tokens + index < params.min_tokens
             nothing_left = is_early and params.may_leave_nothing
             try:
                 ended = self.masker is not None and self.masker.accept(token_id)
