@@ -22,7 +22,7 @@ from local_engine import (
     quiet,
     sampled,
 )
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
@@ -135,10 +135,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "acceptance.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "acceptance")
 
 
 if __name__ == "__main__":

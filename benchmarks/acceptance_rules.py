@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from local_engine import Pair, add_model_options, add_other_drafters, chosen_drafters, chosen_pair, open_llm, quiet
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 from structured import PROMPT, SCHEMAS
 from workload import Prompt, describe, held_out_prompts
 
@@ -144,10 +144,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     report = run(args, lambda line: print(line, flush=True))
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "acceptance_rules.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "acceptance_rules")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, greedy, quiet
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 from safetensors.torch import save_file
 from torch import nn
 from workload import describe, held_out_prompts
@@ -77,10 +77,7 @@ def main() -> None:
     facts = machine_facts() | model_facts(*pair) | {"prompts": describe(prompts)}
     table = Table(f"{BATCH} requests at once, greedy, {args.max_tokens} tokens each", columns, rows, note)
     report = Report("LoRA adapters", facts, [table], figures)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "adapters.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "adapters")
 
 
 def open_engine(pair: Pair, rank: int, max_loras: int) -> LLM:

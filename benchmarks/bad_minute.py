@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, quiet
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 from servers import App, wingbeat_apps
 from serving import request_body
 from workload import Prompt, describe, held_out_prompts
@@ -167,10 +167,7 @@ def main() -> None:
         args.busy, args.starts = 1, 1
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "bad_minute.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "bad_minute")
 
 
 if __name__ == "__main__":

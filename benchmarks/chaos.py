@@ -20,7 +20,7 @@ import ray
 from engine_watch import FULL_SHARE, EngineWatch, acceptance
 from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait_s, met, recoveries, schedule
 from local_engine import add_model_options, chosen_pair, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from report import Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
 from steady_load import Answer, Comparison, SteadyLoad, compare, mixed_bodies
 from workload import Prompt, describe, held_out_prompts
@@ -256,10 +256,7 @@ def main() -> None:
     args.max_tokens = args.max_tokens or (64 if args.quick else 160)
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "chaos.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "chaos")
     if wrong := failed(report.figures):
         print("\n".join(wrong[:20]), file=sys.stderr)
         sys.exit(1)

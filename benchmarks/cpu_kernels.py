@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from local_engine import Pair, generate, greedy, open_llm, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, spread
+from report import Report, Table, machine_facts, middle, spread
 from transformers import LlamaConfig, LlamaForCausalLM
 from workload import held_out_prompts
 
@@ -130,10 +130,7 @@ def main() -> None:
     columns = ("tokens/s: model, way, requests", "without kernels", "with", "with / without")
     note = "Medians and ranges over repeats, which take turns."
     report = Report("Kernels of the CPU", facts, [Table("Kernels of the CPU", columns, rows, note)], {"runs": figures})
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "cpu_kernels.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "cpu_kernels")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from local_engine import quiet
-from report import RESULTS, Report, Table, machine_facts, middle
+from report import Report, Table, machine_facts, middle
 from torch import nn
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -182,10 +182,7 @@ def main() -> None:
     facts = machine_facts() | {"workload": f"one sequence of {CONTEXT} tokens, {DECIDED} decided, {args.turns} turns"}
     figures = {str(hidden): {name: one._asdict() for name, one in of_size.items()} for hidden, of_size in timed.items()}
     report = Report("Draft times", facts, tables, figures)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "draft_times.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "draft_times")
 
 
 if __name__ == "__main__":

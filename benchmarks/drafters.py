@@ -24,7 +24,7 @@ from local_engine import (
     quiet,
     sampled,
 )
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from report import Report, Table, machine_facts, middle, model_facts, spread
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
@@ -149,10 +149,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "drafters.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "drafters")
 
 
 if __name__ == "__main__":

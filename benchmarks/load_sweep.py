@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, greedy, open_llm, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from report import Report, Table, machine_facts, middle, model_facts, spread
 from servers import App, wingbeat_apps
 from serving import request_body, summed
 from workload import Prompt, describe, held_out_prompts
@@ -283,10 +283,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "load_sweep.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "load_sweep")
 
 
 if __name__ == "__main__":

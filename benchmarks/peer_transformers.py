@@ -19,7 +19,7 @@ import torch
 from contest import Contestant, Outcome, compete, figures, http_contestant, versus_table
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, generate, greedy, open_llm, quiet
-from report import RESULTS, Report, machine_facts, model_facts
+from report import Report, machine_facts, model_facts
 from servers import transformers_serve, wingbeat_apps
 from serving import request_body
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -160,10 +160,7 @@ def main() -> None:
         args.sizes, args.prompts, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "peer_transformers.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "peer_transformers")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from contest import Contestant, compete, figures, http_contestant, versus_table
 from cores import Meter, core_table, tree
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from report import Report, Table, machine_facts, middle, model_facts
 from servers import vllm_serve, wingbeat_apps
 from serving import request_body
 from workload import Prompt, describe, held_out_prompts
@@ -164,10 +164,7 @@ def main() -> None:
         args.sizes, args.prompts, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "peer_vllm.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "peer_vllm")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from local_engine import greedy, quiet
 from real_size import SIZES, VOCAB_SIZE, make_pair
-from report import RESULTS, Report, Table, machine_facts, middle
+from report import Report, Table, machine_facts, middle
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
@@ -110,10 +110,7 @@ def main() -> None:
     facts["model"] = "; ".join(f"{size}B: {SIZES[size]}" for size in args.sizes)
     facts["workload"] = f"random prompts, one token each; {args.threads} threads, no drafter"
     report = Report("Prompts by chunks", facts, [table(figures, args)], {"runs": figures})
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "prompts.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "prompts")
 
 
 if __name__ == "__main__":

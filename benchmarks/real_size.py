@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from local_engine import Pair, generate, greedy, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, spread
+from report import Report, Table, machine_facts, middle, spread
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -237,10 +237,7 @@ def main() -> None:
     facts["workload"] += f"several; acceptance forced to {RATE}, chains of {CHAIN}; {args.threads} threads, "
     facts["workload"] += "verifier and drafter in one process"
     report = Report("Decoding at real sizes", facts, [pass_table(figures), rate_table(figures)], {"models": figures})
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "real_size.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "real_size")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a benchmark leaves behind: the machine and the versions, tables to read, and everything measured as JSON."""
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -67,6 +68,13 @@ class Report:
             console.print(f"{key}: {value}", highlight=False, soft_wrap=True)
         for table in self.tables:
             console.print(table.rich())
+
+    def finish(self, args: argparse.Namespace, name: str) -> None:
+        """Print it, and write it to `args.output`, or among the results, unless `args.quick`."""
+        self.show()
+        output = args.output or (None if args.quick else RESULTS / f"{name}.json")
+        if output is not None:
+            self.save(output)
 
     def save(self, path: Path) -> None:
         """Write `path` as JSON, and the same in markdown beside it."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 from local_engine import Pair, add_model_options, chosen_pair, greedy, quiet
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -94,10 +94,7 @@ def main() -> None:
     workload = {"workload": f"{args.repeats} repeats, source text of Python's library"}
     report = Report("Saved prefixes", machine_facts() | model_facts(*pair) | workload, [], figures)
     report = Report(report.name, report.facts, [Table(title, columns, rows, note)], figures)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "saved_prefixes.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "saved_prefixes")
 
 
 def corpus_tokens(tokenizer: Tokenizer, corpus: Path, count: int) -> list[int]:

@@ -28,7 +28,7 @@ from local_engine import (
     quiet,
 )
 from overhead import Overhead, measure_overhead, overhead_table
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from report import Report, Table, machine_facts, middle, model_facts, spread
 from round_times import RoundTimes, between, round_table
 from servers import App, wingbeat_apps
 from workload import Prompt, describe, held_out_prompts
@@ -307,10 +307,7 @@ def main() -> None:
         args.concurrency, args.requests, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
     quiet()
     report = run(args)
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "serving.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "serving")
 
 
 if __name__ == "__main__":

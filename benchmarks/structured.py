@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from local_engine import MAX_MODEL_LEN, Generation, Pair, add_model_options, chosen_pair, generate, open_llm, quiet
-from report import RESULTS, Report, Table, machine_facts, model_facts, spread
+from report import Report, Table, machine_facts, model_facts, spread
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -251,10 +251,7 @@ def main() -> None:
     tables.append(Table("Prefix cache: share of prompt tokens found", ("", "hit rate"), rows, note))
     figures.append({"prefix_hit_rate": {"speculation on": with_drafts, "speculation off": without}})
     report = Report("Structured output", facts, tables, {"runs": figures})
-    report.show()
-    output = args.output or (None if args.quick else RESULTS / "structured.json")
-    if output is not None:
-        report.save(output)
+    report.finish(args, "structured")
 
 
 if __name__ == "__main__":
