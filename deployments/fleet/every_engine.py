@@ -1,11 +1,14 @@
 """What is asked of every engine at once, and how names are changed in all of them."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCall(Protocol):
@@ -41,22 +44,23 @@ class EveryEngine:
         try:
             return await asyncio.gather(*calls)
         except Exception as error:
-            # Whatever the transport raises for an engine that is gone.
+            # Of any kind: whatever the transport raises for an engine that is gone; a mistake of ours is in the log.
+            logger.warning("An engine has not answered %s", operation, exc_info=error)
             raise EngineUnavailable("An engine was lost before it answered.") from error
 
     async def operate_where_possible(self, operation: str, *arguments: Any) -> None:
         """Have every engine do something; one that is gone has nothing to do."""
-        calls = [self._operate(engine_id, operation, arguments, works=False) for engine_id in self._engine_ids()]
-        await asyncio.gather(*calls, return_exceptions=True)
+        asked = {"operation": operation, "arguments": arguments}
+        await asyncio.gather(*(self._try(engine_id, "operate", **asked) for engine_id in self._engine_ids()))
 
     async def tell(self, changes: NameChanges) -> None:
         """Tell every replica what names stand for; one that is gone is told when it is back."""
-        await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()), return_exceptions=True)
+        await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()))
 
     def share(self, engine_id: str, changes: NameChanges) -> None:
         """Tell a replica that has come what it may not know; one that is gone again needs nothing."""
         if any(changes):
-            self._sharing.append(asyncio.gather(self._tell(engine_id, changes), return_exceptions=True))
+            self._sharing.append(asyncio.ensure_future(self._tell(engine_id, changes)))
             self._sharing = [task for task in self._sharing if not task.done()]
 
     async def _operate(self, engine_id: str, operation: str, arguments: tuple, works: bool) -> Any:
@@ -64,4 +68,12 @@ class EveryEngine:
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
         # Prefixes are computed and written before this returns.
-        await self._call(engine_id, "tell", works=bool(changes.prefixes), changes=changes)
+        await self._try(engine_id, "tell", works=bool(changes.prefixes), changes=changes)
+
+    async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
+        """A call of an engine that may be gone."""
+        try:
+            await self._call(engine_id, name, **arguments)
+        except Exception as error:
+            # As above.
+            logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)

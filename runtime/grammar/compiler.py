@@ -140,8 +140,8 @@ def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGra
         return by_kind[spec.kind](spec.text)
     except _Refused as error:
         raise ValueError(str(error)) from None
-    except Exception as error:
-        # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
+    except (RuntimeError, ValueError) as error:
+        # What a user wrote makes xgrammar raise these and classes of its own below them; anything else is our mistake.
         reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
         raise ValueError(f"{spec.field} cannot be compiled: {reason}") from error
 

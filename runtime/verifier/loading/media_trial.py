@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from wingbeat.runtime.scheduling.media import ARE, SERVED, MediaInput
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.trial import Reference, TrialText, reference_logits, try_model
-from wingbeat.runtime.verifier_errors import BackendLost
+from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 if TYPE_CHECKING:
     from wingbeat.runtime.media.family import MediaFamily
@@ -54,7 +54,8 @@ class MediaTrial:
         except Exception as error:
             # As with a text's trial: modeling code raises whatever its assumptions lead to.
             loaded.media, loaded.takes[kind] = None, f"{ARE[kind]} not served: in a text {error}"
-            logger.warning("%s: %s", loaded.name, loaded.takes[kind])
+            unexpected = None if isinstance(error, UnsupportedModelError) else error
+            logger.warning("%s: %s", loaded.name, loaded.takes[kind], exc_info=unexpected)
         else:
             loaded.media.encoder.forget()
 
