@@ -13,7 +13,7 @@ import numpy as np
 from simulated_rounds import MACHINES, Machine, Took, Trees, World, widths_of
 
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities
-from wingbeat.runtime.speculation.costs import CostTables, RoundCosts
+from wingbeat.runtime.speculation.costs import CostTables, DraftTook, RoundCosts, RoundTook
 from wingbeat.runtime.speculation.policy import DraftPlan, GrowthRule, Reason, SpeculationPolicy
 
 ACCEPTANCES = (0.6, 0.79, 0.9)
@@ -166,9 +166,8 @@ class Adaptive(Plain):
                 tried = kept & np.take_along_axis(on_path, self._drafted.parents, axis=1)
                 self.acceptance.record(self._drafted, np.zeros(len(kept), dtype=np.int64), tried, accepted)
         if not self.machine.captured:
-            self.costs.observe_verify(took.verify_s, took.num_reqs, took.extra, 0.0)
-            if took.levels:
-                self.costs.observe_draft(took.draft_s, took.num_reqs, took.levels)
+            draft = DraftTook(took.draft_s, took.num_reqs, took.levels) if took.levels else None
+            self.costs.observe(RoundTook(took.verify_s, took.num_reqs, took.extra, 0.0, draft=draft))
 
     def _table(self, num_reqs: int) -> np.ndarray:
         return np.repeat(self.acceptance.table[:1], num_reqs, axis=0)

@@ -25,7 +25,7 @@ from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
-from wingbeat.runtime.speculation.costs import RoundCosts
+from wingbeat.runtime.speculation.costs import DraftTook, RoundCosts, RoundTook
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -78,6 +78,8 @@ class AdaptiveSpeculation(Speculation):
         """The round that is being launched."""
         self._launched: deque[_Round] = deque()
         self._num_drafted = 0
+        self._asks = False
+        """Whether the next round's draft was asked for beside this round."""
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """Costs are known."""
@@ -86,6 +88,7 @@ class AdaptiveSpeculation(Speculation):
         """As the policy says."""
         num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
         self._plan = self.policy.plan(num_reqs, len(proposals), _mean_context(proposals or running), forced)
+        self._asks = bool(self._plan.levels)
         return self._plan
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -107,6 +110,7 @@ class AdaptiveSpeculation(Speculation):
         kinds = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=np.int64)
         certain = np.array([bool(seq.certain(1)) for seq in decodes], dtype=bool)
         asked, num_drafting, levels = DraftPlan(0, Reason.IDLE), 0, 0
+        self._asks = False
         if drafted is not None:
             asked = self._plan
             if self._pruner is None:
@@ -171,12 +175,13 @@ class AdaptiveSpeculation(Speculation):
             self._pruner.upload(self.acceptance.table)
 
     def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
-        costs, times = self.policy.costs, flight.times
-        if this.num_drafting:
-            costs.observe_draft(times.draft_s, this.num_drafting, this.levels, this.num_context_tokens)
+        costs, times, draft = self.policy.costs, flight.times, None
+        if this.plan.levels:
+            draft = DraftTook(times.draft_s, this.num_drafting, this.levels, this.num_context_tokens)
         num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
         seconds = times.forward_s + times.host_s + times.publish_s
-        costs.observe_verify(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens=num_chunk_tokens)
+        took = RoundTook(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens, draft, self._asks)
+        costs.observe(took)
         if self._kept is not None and not num_chunk_tokens and self._kept.wants():
             table_s = float(costs.pass_s(this.num_decodes, np.array(num_extra), this.context))
             self._kept.observe(times.forward_s, table_s, this.num_decodes + num_extra)

@@ -10,9 +10,12 @@ SecondsT = TypeVar("SecondsT", float, np.ndarray)
 
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
+PLAIN_BEFORE = 2
+"""Plain rounds behind a draft that do not show what plain rounds take: caches and cores are the drafter's. Behind more
+of them the first draft is none to judge drafts by, either."""
 _LEAST, _MOST = 0.1, 10.0
 _STALE_AFTER, _STALE_WEIGHT = 24, 0.5
-"""Rounds without a draft, or without a pass of such a size, after which one says as much as all before."""
+"""Rounds without a draft, or without a pass of such a size, after which one says as much as all before together."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Scale:
         self.value = 1.0
         self.num_seen = 0
 
-    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0, least_weight: float = _SMOOTHING) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0) -> None:
         """Note what was really taken.
 
         Args:
@@ -58,7 +61,7 @@ class Scale:
             beside_s: likewise, of what shared the time.
         """
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
+        weight = max(1.0 / self.num_seen, _SMOOTHING) * of_s / (of_s + beside_s)
         now = seconds / (of_s + beside_s)
         if self.num_seen > 1:  # one round of many times the usual length is an interruption, not a cost
             now = min(now, 2.0 * self.value)
@@ -93,6 +96,11 @@ class ScaleByRows:
         self._seen_at: dict[int, int] = {}
         self._num_rounds = 0
 
+    @property
+    def knows(self) -> bool:
+        """Whether any pass was seen."""
+        return bool(self._by_power)
+
     def tick(self) -> None:
         """A round has passed, of any shape."""
         self._num_rounds += 1
@@ -105,8 +113,9 @@ class ScaleByRows:
         """Note what a pass of so many rows really took; arguments as those of `Scale.observe`."""
         power = power_of(rows)
         scale = self._by_power.setdefault(power, Scale())
-        stale = self._num_rounds - self._seen_at.get(power, self._num_rounds) > _STALE_AFTER
-        scale.observe(seconds, of_s, beside_s, _STALE_WEIGHT if stale else _SMOOTHING)
+        if self._num_rounds - self._seen_at.get(power, self._num_rounds) > _STALE_AFTER:
+            scale.num_seen = 1  # all that is known counts as much as the next one
+        scale.observe(seconds, of_s, beside_s)
         self._seen_at[power] = self._num_rounds
 
 
@@ -145,17 +154,48 @@ class ScaleAndOffset:
         self.scale = scale
 
 
+class DraftTook(NamedTuple):
+    """What a round had waited for before it ran."""
+
+    seconds: float
+    num_reqs: int
+    """That trees came for; 0 where none came in time or the host has not seen them."""
+    levels: int
+    num_chunk_tokens: int = 0
+    """Context that the drafter took in first."""
+
+
+class RoundTook(NamedTuple):
+    """A round that really ran."""
+
+    seconds: float
+    """Without its wait for trees."""
+    num_reqs: int
+    num_extra: int
+    """Drafted nodes."""
+    mean_context: float
+    num_chunk_tokens: int = 0
+    """Rows of prompts."""
+    draft: DraftTook | None = None
+    """None in a plain round."""
+    asks: bool = False
+    """Beside it a draft was asked for."""
+
+
 class RoundCosts:
     """Predicts rounds without prompts: a prompt takes its time however the tokens behind it are decoded.
 
-    A tree round runs beside the drafter, on warm or on contended cores, so plain rounds, verification and drafts are
-    corrected each by itself.
+    A round behind a draft runs beside the drafter, on contended cores, tells it what was accepted and plans anew, so
+    that one without a node takes longer than a plain round among plain rounds. Plain rounds, those behind drafts and
+    drafts are corrected each by itself.
     """
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain, self._verify, self._draft = Scale(), ScaleByRows(), ScaleAndOffset()
+        self._plain, self._verify, self._draft = ScaleByRows(), ScaleByRows(), ScaleAndOffset()
         self._num_plain = 0
+        """Plain rounds since the latest one with a draft."""
+        self._num_unseen = 0
         """Rounds since a draft was last seen."""
         self._by_batch: dict[int, _BatchCosts] = {}
         """Asked for in every round."""
@@ -165,48 +205,52 @@ class RoundCosts:
         self._verify_row_s = max(tables.verify_s[-1][-1] - tables.verify_s[-1][0], 0.0) / rows
         self._draft_row_s = max(level[-1] - level[0], 0.0) / max(most - tables.batch_sizes[0], 1)
 
-    def verify_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
-        """Time of rounds over `num_reqs` roots and `num_extra` [n] drafted nodes in all, drafts left out: float64 [n].
+    def plain_s(self, num_reqs: int, mean_context: float) -> float:
+        """Time of a plain round behind plain rounds; as one behind a draft takes, until one was seen."""
+        rows = np.array([num_reqs])
+        scale = (self._plain if self._plain.knows else self._verify).of(rows)
+        return float((self.pass_s(num_reqs, np.zeros(1), mean_context) * scale)[0])
 
-        What stands at 0 is a plain round.
+    def verify_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
+        """Time of rounds behind a draft, over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
+
+        The draft itself is left out.
         """
-        pass_s = self.pass_s(num_reqs, num_extra, mean_context)
-        trees = self._verify.of(num_reqs + np.asarray(num_extra))
-        plain = self._plain.value if self._plain.num_seen else trees
-        return pass_s * np.where(np.asarray(num_extra) > 0, trees, plain)
+        scale = self._verify.of(num_reqs + np.asarray(num_extra))
+        return self.pass_s(num_reqs, num_extra, mean_context) * scale
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
         return self._draft.predict(self._trees_s(num_reqs, levels))
 
-    def observe_verify(
-        self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, num_chunk_tokens: int = 0
-    ) -> None:
-        """Correct the prediction by a round that really ran, without its wait for trees.
+    def observe(self, took: RoundTook) -> None:
+        """Correct the predictions by a round, unless it shows neither what plain rounds nor what drafts take.
 
-        Args:
-            num_extra: drafted nodes; 0 in a plain round.
-            num_chunk_tokens: rows of prompts.
+        Plain rounds count behind plain rounds alone, and where no draft is asked for beside them; a draft does not
+        count where it is the first one behind plain rounds.
         """
-        self._num_plain += not num_extra
+        num_before, self._num_plain = self._num_plain, 0 if took.draft else self._num_plain + 1
+        self._num_unseen += 1
+        self._plain.tick()
         self._verify.tick()
-        pass_s = float(self.pass_s(num_reqs, np.array(num_extra), mean_context))
-        beside_s = self._verify_row_s * num_chunk_tokens
-        if num_extra:
-            self._verify.observe(seconds, pass_s, beside_s, num_reqs + num_extra)
-        else:
-            self._plain.observe(seconds, pass_s, beside_s)
+        if took.draft is None:
+            if took.num_extra or (num_before >= PLAIN_BEFORE and not took.asks):
+                self._observe_pass(self._verify if took.num_extra else self._plain, took)
+        elif num_before <= PLAIN_BEFORE:
+            self._observe_pass(self._verify, took)
+            if took.draft.num_reqs:
+                self._observe_draft(took.draft)
 
-    def observe_draft(self, seconds: float, num_reqs: int, levels: int, num_chunk_tokens: int = 0) -> None:
-        """Correct the prediction by a wait that really was.
+    def _observe_pass(self, scales: ScaleByRows, took: RoundTook) -> None:
+        pass_s = float(self.pass_s(took.num_reqs, np.array(took.num_extra), took.mean_context))
+        beside_s = self._verify_row_s * took.num_chunk_tokens
+        scales.observe(took.seconds, pass_s, beside_s, took.num_reqs + took.num_extra)
 
-        Args:
-            num_chunk_tokens: context that the drafter took in first.
-        """
-        trees_s = float(self._trees_s(num_reqs, np.array(levels)))
-        weight = _STALE_WEIGHT if self._num_plain > _STALE_AFTER else _SMOOTHING
-        self._num_plain = 0
-        self._draft.observe(seconds, trees_s, self._draft_row_s * num_chunk_tokens, weight)
+    def _observe_draft(self, draft: DraftTook) -> None:
+        trees_s = float(self._trees_s(draft.num_reqs, np.array(draft.levels)))
+        weight = _STALE_WEIGHT if self._num_unseen > _STALE_AFTER else _SMOOTHING
+        self._num_unseen = 0
+        self._draft.observe(draft.seconds, trees_s, self._draft_row_s * draft.num_chunk_tokens, weight)
 
     def pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         """Time of the verifier's passes alone, by the tables: arguments and result as those of `verify_s`."""

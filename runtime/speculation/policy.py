@@ -13,17 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.speculation.acceptance import DraftedTrees, along_rows, given_parent
-from wingbeat.runtime.speculation.costs import RoundCosts
+from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, RoundCosts
 
 _SMOOTHING = 0.06
 """Least weight of one round's trees in the running profile."""
 _HOLD = 16
 """Rounds that a plan holds at one load."""
-_FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 512
-"""Rounds until one tries what is not chosen, and then to the next, doubled each time: tables measured in a bad minute
-are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
-_PROBE_LOSS = 0.02
-"""Share of the time that trying drafts may cost while plain decoding is faster."""
+_FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 256
+"""Rounds until a probe tries what is not chosen, and then to the next, doubled each time: tables measured in a bad
+minute are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
+_PROBE_LOSS = 0.01
+"""Share of the time that trying what is not chosen may cost."""
+_PLAIN_PROBE, _DRAFT_PROBE = PLAIN_BEFORE + 3, 2
+"""Rounds in a row that show what they take."""
 _PRIOR_ACCEPTANCE = 0.65
 
 
@@ -36,9 +38,9 @@ class Reason(StrEnum):
     """Plain decoding is faster."""
     SPECULATE = "speculate"
     PROBE_PLAIN = "probe_plain"
-    """Plain, to see what that takes: half of every decision."""
+    """Plain for some rounds, to see what that takes: half of every decision."""
     PROBE_DRAFT = "probe_draft"
-    """Drafted and verified whole, or nothing would ever show that it pays."""
+    """Drafted and verified whole for some rounds, or nothing would ever show that it pays."""
     FORCED = "forced"
     """Plain decoding would be chosen, and requests ask for drafts all the same: those are drafted for, nobody else."""
 
@@ -105,6 +107,8 @@ class SpeculationPolicy:
         """Probability mass of a level over that of the level before."""
         self._num_observed = 0
         self._until_probe, self._probe_every, self._probed_plain = _FIRST_PROBE, _FIRST_PROBE, False
+        self._probe_left = 0
+        """Rounds that the probe goes on for."""
         self._load: tuple[int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
@@ -112,7 +116,7 @@ class SpeculationPolicy:
         """What a token is worth: seconds of it at the best choice's rate."""
         self._speedup = 1.0
         self._probe_loss = 0.0
-        """Plain rounds that would have passed while a whole draft gains nothing, by the latest decision."""
+        """What the latest decision loses to a probe, in rounds of what it chose."""
         self._decisions: dict[str, int] = {}
 
     def plan(self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False) -> DraftPlan:
@@ -132,34 +136,38 @@ class SpeculationPolicy:
 
     def _plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         if not num_drafting:
-            self._load = None
+            self._load, self._probe_left = None, 0
             return DraftPlan(0, Reason.IDLE)
+        if self._probe_left:
+            self._probe_left -= 1
+            return self._now
         self._until_probe -= 1
         if not self._until_probe:
-            speculates = bool(self._now.levels)
-            most = _LAST_PROBE if speculates else min(max(self._probe_loss / _PROBE_LOSS, _LAST_PROBE), _RAREST_PROBE)
-            self._probe_every = min(2 * self._probe_every, int(most))
-            self._until_probe, self._load = self._probe_every, None
-            # What a captured round takes is not seen.
-            self._probed_plain = speculates and self.widths is None and not self._probed_plain
-            if self._probed_plain:
-                return DraftPlan(0, Reason.PROBE_PLAIN)
-            return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1] if self.widths else None)
+            return self._probe(speculates=bool(self._now.levels))
         self._held += 1
         if self._load == (num_reqs, num_drafting) and self._held < _HOLD:
             return self._now
         self._load, self._held = (num_reqs, num_drafting), 0
         return self._best(num_reqs, num_drafting, mean_context)
 
+    def _probe(self, speculates: bool) -> DraftPlan:
+        """Begin to try what is not chosen; what a captured round takes is not seen, so that is never tried plain."""
+        most = min(max(self._probe_loss / _PROBE_LOSS, _LAST_PROBE), _RAREST_PROBE)
+        self._probe_every = min(2 * self._probe_every, int(most))
+        self._until_probe, self._load = self._probe_every, None
+        self._probed_plain = speculates and self.widths is None and not self._probed_plain
+        if self._probed_plain:
+            self._probe_left = _PLAIN_PROBE - 1
+            return DraftPlan(0, Reason.PROBE_PLAIN)
+        self._probe_left = 0 if self.widths else _DRAFT_PROBE - 1
+        return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1] if self.widths else None)
+
     def _best(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         rates = self.rates(num_reqs, num_drafting, mean_context)
         levels, column = divmod(int(rates.argmax()), rates.shape[1])
         best, plain = float(rates[levels, column]), float(rates[0, 0])
         self._token_s, self._speedup = 1.0 / best, best / plain
-        rounds = (
-            num_reqs + num_drafting * self._gain[-1, -1]
-        ) / num_reqs  # plain ones, for the tokens of a whole draft
-        self._probe_loss = rounds * (plain / float(rates[-1, -1]) - 1.0)
+        self._probe_loss = self._lost_to_a_probe(num_reqs, num_drafting, rates)
         if not levels:
             return DraftPlan(0, Reason.PLAIN)
         if self.widths is not None:
@@ -167,6 +175,22 @@ class SpeculationPolicy:
         # The growth rule ends drafts early, so all levels are allowed.
         growth = self._growth(num_reqs, num_drafting, mean_context)
         return DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
+
+    def _lost_to_a_probe(self, num_reqs: int, num_drafting: int, rates: np.ndarray) -> float:
+        """What a probe loses of the best choice's gain, in rounds of that choice.
+
+            seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
+        """
+        levels, column = divmod(int(rates.argmax()), rates.shape[1])
+        best_s, plain_s, whole_s = (1.0 / float(rates[at]) for at in ((levels, column), (0, 0), (-1, -1)))
+        if not levels:
+            whole = num_reqs + num_drafting * float(self._gain[-1, -1])
+            return _DRAFT_PROBE * whole * (whole_s - best_s) / (num_reqs * best_s)
+        if self.widths is not None:
+            return 0.0
+        chosen = num_reqs + num_drafting * float(self._gain[levels, column])
+        # A draft is tried every other time, and costs next to nothing then.
+        return _PLAIN_PROBE * num_reqs * (plain_s - best_s) / (chosen * best_s) / 2
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second, float64 [levels, nodes verified]: row 0 is plain decoding.
@@ -182,7 +206,7 @@ class SpeculationPolicy:
         tokens = num_reqs + num_drafting * self._gain[:, nodes]
         draft_s = self.costs.draft_s(num_drafting, self._grown)
         seconds = self.costs.verify_s(num_reqs, verified, mean_context) + draft_s[:, None]
-        seconds[0] = self.costs.verify_s(num_reqs, np.zeros(1), mean_context)
+        seconds[0] = self.costs.plain_s(num_reqs, mean_context)
         return tokens / seconds
 
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
@@ -212,7 +236,7 @@ class SpeculationPolicy:
         values = np.where(real, path, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:count]
         gain = np.append(0.0, values[order].cumsum())
-        # What the trees have cost so far is spent: no node at all is judged by the plain pass alone.
+        # What the trees have cost so far is spent: no node at all is judged by the pass behind a draft alone.
         seconds = self.costs.verify_s(num_reqs, np.arange(count + 1), mean_context)
         best = int((gain - seconds / self._token_s).argmax())
         kept = np.zeros(values.shape, dtype=bool)

@@ -173,13 +173,10 @@ def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
     monkeypatch.setattr(
         AdaptiveSpeculation, "settled", lambda self, *round_: (flights.append(round_[0]), settled(self, *round_))
     )
-    observe_verify = engine.policy.current.policy.costs.observe_verify
-    engine.policy.current.policy.costs.observe_verify = lambda *args, **more: (
-        costs.append(more),
-        observe_verify(*args, **more),
-    )
+    observe = engine.policy.current.policy.costs.observe
+    engine.policy.current.policy.costs.observe = lambda took: (costs.append(took), observe(took))
     Run(engine, ref.prompts, greedy_params(6)).finish()
-    assert sum(more["num_chunk_tokens"] for more in costs) > 0
+    assert sum(took.num_chunk_tokens for took in costs) > 0
     assert sum(chunk.length for flight in flights for chunk in flight.plan.chunks) == sum(map(len, ref.prompts))
     assert all(flight.times.forward_s > 0 and flight.times.host_s > 0 for flight in flights)
     engine.model.remove_taps()
