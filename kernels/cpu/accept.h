@@ -5,6 +5,25 @@
 #include <cstdint>
 #include <cstring>
 
+#include "trees.h"
+
+// Acceptance by decree, for benchmarks: a level is accepted where its random bits are below its limit. As
+// `runtime/round/forced_acceptance.py` has it.
+struct Forced {
+    const int32_t* limits;  // [max_depth], or null: the target decides
+    int64_t max_depth;
+    const int64_t *epochs;  // by slot
+    const int64_t *roots;   // [num_reqs], positions
+
+    int64_t levels(int64_t req, int64_t slot) const {
+        Noise noise = {0.0f, epochs[slot], roots[req]};
+        uint32_t first = row_key(noise, 0x9e3779b9u), second = row_key(noise, 0x85ebca6bu);
+        for (int64_t level = 0; level < max_depth; level++)
+            if ((int32_t)noise_bits((uint32_t)level - words{}, first, second)[0] >= limits[level]) return level;
+        return max_depth;
+    }
+};
+
 // Trees of one round, [num_reqs, num_nodes] by the row: a node's parent lies before it, the root's is below 0.
 struct VerifiedTrees {
     int64_t num_reqs, num_nodes;
@@ -14,6 +33,7 @@ struct VerifiedTrees {
     const void* taps;        // [num_rows] of `tap_bytes` each, or null
     int64_t tap_bytes;
     const int64_t* slots;    // [num_reqs]
+    Forced forced;
 };
 
 // The paths, and what slots hold at their ends.
@@ -47,14 +67,21 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths) {
         const int64_t *token_ids = trees.token_ids + first, *parents = trees.parents + first;
         int64_t *nodes = paths.nodes + req * paths.longest, *emitted = paths.token_ids + req * paths.width;
         auto row_of = [&](int64_t index) { return trees.rows ? trees.rows[first + index] : first + index; };
+        int64_t forced = trees.forced.limits ? trees.forced.levels(req, slot) : -1;
         for (int64_t end = std::min(trees.num_valid[req], trees.num_nodes);;) {
             int64_t target = trees.targets[row_of(node)], child = node + 1;
+            auto is_child = [&] { return std::max<int64_t>(parents[child], 0) == node; };
+            if (forced >= 0) {  // the first child is the target's choice, as far as it goes
+                while (child < end && !is_child()) child++;
+                if (count == forced) child = end;
+                if (child < end) target = token_ids[child];
+            }
             moved |= node != count;
             nodes[count] = node;
             emitted[count++] = target;
             if (count == paths.longest) break;
             // Of equal children the first one is taken.
-            while (child < end && (token_ids[child] != target || std::max<int64_t>(parents[child], 0) != node)) child++;
+            while (child < end && (token_ids[child] != target || !is_child())) child++;
             if (child >= end) break;
             node = child;
         }

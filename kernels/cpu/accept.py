@@ -9,6 +9,12 @@ from torch import Tensor
 _WORD_BITS = 64
 
 
+class Forced(Structure):
+    """Acceptance by decree; all null where the target decides."""
+
+    _fields_ = [("limits", c_void_p), ("max_depth", c_int64), ("epochs", c_void_p), ("roots", c_void_p)]
+
+
 class VerifiedTrees(Structure):
     """Trees of one round, and the target's choices."""
 
@@ -18,6 +24,7 @@ class VerifiedTrees(Structure):
         *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "taps")),
         ("tap_bytes", c_int64),
         ("slots", c_void_p),
+        ("forced", Forced),
     ]
 
 
@@ -32,6 +39,17 @@ class Paths(Structure):
             for name in ("nodes", "token_ids", "num_tokens", "taps", "committed_lens", "last_token_ids")
         ),
     ]
+
+
+class Decree(NamedTuple):
+    """How much of each tree is accepted whatever the target chooses, along first children; for benchmarks."""
+
+    limits: Tensor
+    """int32 [max_depth]: a level is accepted where its random bits are below."""
+    epochs: Tensor
+    """[num_slots]"""
+    roots: Tensor
+    """[num_reqs]: positions."""
 
 
 class Accepted(NamedTuple):
@@ -75,6 +93,7 @@ class TreeAcceptance:
         *,
         longest: int,
         width: int,
+        decree: Decree | None = None,
     ) -> Accepted:
         """Follow the target's choices from each root; of equal children the first one is taken.
 
@@ -86,6 +105,7 @@ class TreeAcceptance:
             rows: [num_reqs, num_nodes]: row of each node; None where nodes follow one another.
             taps: [num_rows or more, taps_size], of any dtype.
             longest: most tokens of a path; `width`, no less, columns of its tokens.
+            decree: in place of the target's choice, for benchmarks.
         """
         num_reqs, num_nodes = token_ids.shape
         found = Accepted(
@@ -99,7 +119,12 @@ class TreeAcceptance:
         held = [None if part is None else part.contiguous() for part in read]
         *addresses, slots_address = _addresses(held)
         tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
-        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address)
+        forced = Forced()
+        if decree is not None:
+            limits, epochs, roots = (part.contiguous() for part in decree)
+            forced = Forced(limits.data_ptr(), len(limits), epochs.data_ptr(), roots.data_ptr())
+            held += [limits, epochs, roots]
+        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address, forced)
         written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
         state = (self._committed_lens, self._last_token_ids)
         moved = self._accept(byref(trees), byref(Paths(longest, width, *_addresses((*written, *state)))))

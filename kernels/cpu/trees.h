@@ -61,6 +61,15 @@ static inline uint32_t row_key(const Noise& noise, uint32_t lane) {
     return mixed(mixed(mixed((uint32_t)noise.seed ^ lane) ^ (uint32_t)(noise.seed >> 32)) ^ (uint32_t)noise.position);
 }
 
+// The 23 random bits of some tokens, by their row's two keys; as `kernels.sampling.noise` has them.
+static inline words noise_bits(words tokens, uint32_t first, uint32_t second) {
+    words x = triple32(tokens ^ 0xc2b2ae35u) ^ first;
+    x = (x ^ x >> 17) * 0xed5ad4bbu;
+    x = ((x ^ x >> 11) + second) * 0xac4c1b51u;
+    x = (x ^ x >> 15) * 0x31848babu;
+    return x >> 9;
+}
+
 // Standard Gumbel noise of some tokens, as `kernels.sampling.noise` draws it, but for the last place of a logarithm.
 static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, float* out) {
     uint32_t first = row_key(noise, 0x9e3779b9u), second = row_key(noise, 0x85ebca6bu);
@@ -68,11 +77,7 @@ static void gumbel(const Noise& noise, const int64_t* token_ids, int64_t count, 
         words x = {};
         int64_t lanes = std::min(LANES, count - i);
         for (int64_t lane = 0; lane < lanes; lane++) x[lane] = (uint32_t)token_ids[i + lane];
-        x = triple32(x ^ 0xc2b2ae35u) ^ first;
-        x = (x ^ x >> 17) * 0xed5ad4bbu;
-        x = ((x ^ x >> 11) + second) * 0xac4c1b51u;
-        x = (x ^ x >> 15) * 0x31848babu;
-        vec uniform = (__builtin_convertvector((ints)(x >> 9), vec) + 0.5f) * 0x1p-23f;
+        vec uniform = (__builtin_convertvector((ints)noise_bits(x, first, second), vec) + 0.5f) * 0x1p-23f;
         store_upto(out + i, -natural_logarithm(-natural_logarithm(uniform)), count - i);
     }
 }

@@ -35,6 +35,9 @@ _LEARN_ALWAYS, _LEARN_EVERY = 64, 8
 """Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
 
 
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
 class _Round(NamedTuple):
     """What is remembered of a round until it is settled."""
 
@@ -43,7 +46,8 @@ class _Round(NamedTuple):
     num_decodes: int
     context: float
     kinds: np.ndarray
-    """int64 [num_decodes]: 1 where the temperature is above 0, the row of `Acceptance.table`."""
+    """int64 [num_decodes]: 1 where the temperature is above 0, the row of `Acceptance.table`; empty where there are no
+    trees, as the next one."""
     certain: np.ndarray
     """bool [num_decodes]: whether what came next was certain, which says nothing of the drafter."""
     num_drafting: int
@@ -107,8 +111,10 @@ class AdaptiveSpeculation(Speculation):
 
     def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
         """Leave the nodes that are worth their time, where the trees are on the host; None where none is."""
-        kinds = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=np.int64)
-        certain = np.array([bool(seq.certain(1)) for seq in decodes], dtype=bool)
+        kinds = certain = _NOBODY
+        if trees is not None or self._pruner is not None:
+            kinds = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=np.int64)
+            certain = np.array([bool(seq.certain(1)) for seq in decodes], dtype=bool)
         asked, num_drafting, levels = DraftPlan(0, Reason.IDLE), 0, 0
         self._asks = False
         if drafted is not None:
@@ -183,7 +189,7 @@ class AdaptiveSpeculation(Speculation):
         took = RoundTook(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens, draft, self._asks)
         costs.observe(took)
         if self._kept is not None and not num_chunk_tokens and self._kept.wants():
-            table_s = float(costs.pass_s(this.num_decodes, np.array(num_extra), this.context))
+            table_s = costs.one_pass_s(this.num_decodes, num_extra, this.context)
             self._kept.observe(times.forward_s, table_s, this.num_decodes + num_extra)
 
     def stats(self) -> PolicyStats:

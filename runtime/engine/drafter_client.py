@@ -339,6 +339,9 @@ class DrafterClient(RoundObserver):
 
 def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
     """history[slots, columns] = token_ids, wherever each of them is."""
+    if history.device.type == slots.device.type == "cpu":
+        history.numpy()[slots.numpy(), columns.numpy()] = token_ids.numpy()
+        return
     slots, columns, token_ids = (part.to(history.device) for part in (slots, columns, token_ids))
     history[slots, columns] = token_ids
 

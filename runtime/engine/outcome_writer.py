@@ -6,6 +6,8 @@ sequences that a tree is asked for, with the tokens that their grammars allow be
 
 from collections.abc import Callable
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
@@ -114,6 +116,11 @@ def write_numbers(target: Tensor, values: list[int]) -> None:
         copy_into(target[: len(values)], upload(values, target.device))
 
 
+def as_numbers(tensor: Tensor) -> np.ndarray:
+    """A tensor of the host as numpy sees it, which assigns in a fraction of torch's time; bits of what it has not."""
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
 class DeferredPairs:
     """Pairs of plain rounds, kept back: while nobody asks for trees the drafter is rung once in many rounds.
 
@@ -130,6 +137,9 @@ class DeferredPairs:
         shape = (spec.num_slots, self.capacity)
         self._taps = slots.block_tables.new_zeros(*shape, spec.taps_size, dtype=spec.taps_dtype)
         self._token_ids = slots.block_tables.new_zeros(shape)
+        self._on_host = None
+        if slots.device.type == "cpu":
+            self._on_host = (as_numbers(self._taps), self._token_ids.numpy())
 
     def has_room(self, seqs: list[Sequence]) -> bool:
         """Whether one more pair of each fits."""
@@ -145,10 +155,17 @@ class DeferredPairs:
             if not seq.draft.num_deferred:
                 # The round itself is counted already: its root stands before the token it emits.
                 seq.draft.deferred_from = seq.min_len - 2
-        slots, column = paths.slots[index], upload([seq.draft.num_deferred for seq in seqs], paths.slots.device)
-        if paths.taps is not None:
-            self._taps[slots, column] = paths.taps[index, 0]
-        self._token_ids[slots, column] = paths.token_ids[index, 0]
+        columns = [seq.draft.num_deferred for seq in seqs]
+        if self._on_host is None:
+            slots, column = paths.slots[index], upload(columns, paths.slots.device)
+            if paths.taps is not None:
+                self._taps[slots, column] = paths.taps[index, 0]
+            self._token_ids[slots, column] = paths.token_ids[index, 0]
+        else:
+            rows = [seq.slot for seq in seqs]
+            if paths.taps is not None:
+                self._on_host[0][rows, columns] = as_numbers(paths.taps[:, 0][index])
+            self._on_host[1][rows, columns] = paths.token_ids[:, 0][index].numpy()
         for seq in seqs:
             seq.draft.num_deferred += 1
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wingbeat.kernels.cpu.accept import TreeAcceptance
+from wingbeat.kernels.cpu.accept import Decree, TreeAcceptance
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.reference import walk_tree
@@ -234,7 +234,7 @@ class PathAcceptance:
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
         if decodes.tree is None:
             return self._accept_bare(decodes, chosen, taps)
-        if self._on_host is not None and self.forcer is None:
+        if self._on_host is not None:
             return self._accept_on_host(self._on_host, decodes, decodes.tree, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
@@ -268,6 +268,9 @@ class PathAcceptance:
         self, paths: TreeAcceptance, decodes: Decodes, tree: TokenTree, chosen: Tensor, taps: Tensor | None
     ) -> AcceptedPaths:
         """`accept` in one call of our kernels."""
+        decree = None
+        if self.forcer is not None:
+            decree = Decree(self.forcer.limits, self.slots.epochs, decodes.roots)
         walk = paths.accept(
             decodes.slots,
             tree.token_ids,
@@ -278,6 +281,7 @@ class PathAcceptance:
             taps,
             longest=min(self.max_depth + 1, tree.token_ids.shape[1]),
             width=self.max_depth + 1,
+            decree=decree,
         )
         if walk.moved:
             self._compact(decodes, walk.nodes, walk.num_tokens)

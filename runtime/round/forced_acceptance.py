@@ -34,7 +34,8 @@ class AcceptanceForcer:
 
     def __init__(self, profile: ForcedAcceptance, max_depth: int, device: torch.device) -> None:
         limits = [round(profile.rate(depth) * (1 << _NOISE_BITS)) for depth in range(1, max_depth + 1)]
-        self._limits = torch.tensor(limits, dtype=torch.int32, device=device)
+        self.limits = torch.tensor(limits, dtype=torch.int32, device=device)
+        """[max_depth]: a level is accepted where its random bits are below."""
         self._levels = torch.arange(max_depth, device=device)
 
     def lengths(self, epochs: Tensor, positions: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ class AcceptanceForcer:
             epochs: int64 [num_reqs].
             positions: int64 [num_reqs]: of the roots.
         """
-        accepted = noise_bits(epochs, positions, self._levels) < self._limits
+        accepted = noise_bits(epochs, positions, self._levels) < self.limits
         return accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
 
     def apply(self, tree: TokenTree, targets: Tensor, epochs: Tensor, positions: Tensor) -> ForcedWalk:

@@ -242,7 +242,7 @@ class RoundCosts:
                 self._observe_draft(took.draft)
 
     def _observe_pass(self, scales: ScaleByRows, took: RoundTook) -> None:
-        pass_s = float(self.pass_s(took.num_reqs, np.array(took.num_extra), took.mean_context))
+        pass_s = self.one_pass_s(took.num_reqs, took.num_extra, took.mean_context)
         beside_s = self._verify_row_s * took.num_chunk_tokens
         scales.observe(took.seconds, pass_s, beside_s, took.num_reqs + took.num_extra)
 
@@ -257,6 +257,13 @@ class RoundCosts:
         batch, extra = self._of_batch(num_reqs), np.asarray(num_extra)
         nodes_s = np.interp(extra, batch.nodes, batch.verify_s)
         return nodes_s + batch.beyond_s * np.maximum(extra - batch.nodes[-1], 0.0) + batch.context_s * mean_context
+
+    def one_pass_s(self, num_reqs: int, num_extra: int, mean_context: float) -> float:
+        """`pass_s` of one pass, as every round asks it."""
+        batch = self._of_batch(num_reqs)
+        if num_extra not in batch.known_s:
+            batch.known_s[num_extra] = float(self.pass_s(num_reqs, np.array(num_extra), 0.0))
+        return batch.known_s[num_extra] + batch.context_s * mean_context
 
     def _trees_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         batch = self._of_batch(num_reqs)
@@ -283,6 +290,7 @@ class RoundCosts:
             context_s=at(tables.context_s),
             draft_base_s=at(tables.draft_base_s),
             draft_level_s=at(tables.draft_level_s),
+            known_s={},
         )
 
 
@@ -299,3 +307,5 @@ class _BatchCosts(NamedTuple):
     """Added by each token of context of each sequence."""
     draft_base_s: float
     draft_level_s: float
+    known_s: dict[int, float]
+    """Of passes that were asked for one by one, by their drafted nodes, without context."""

@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
+from wingbeat.kernels.cpu.accept import Decree
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
+from wingbeat.runtime.config import ForcedAcceptance
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_REQS, NUM_SLOTS = 16, 20
@@ -60,3 +64,42 @@ def test_paths_are_the_references_and_slots_go_on_to_their_ends(num_nodes, longe
     assert torch.equal(last[slots], walk.token_ids.gather(1, walk.num_tokens[:, None] - 1)[:, 0])
     others = torch.ones(NUM_SLOTS, dtype=torch.bool).index_fill_(0, slots, False)
     assert torch.equal(lens[others], torch.arange(NUM_SLOTS)[others])
+
+
+@pytest.mark.parametrize("shape", ["random", "chain", "star"])
+@pytest.mark.parametrize("rates", [(0.5,), (0.9, 0.5, 1.0, 0.1), (0.0,), (1.0,)])
+def test_a_decree_is_followed_as_the_reference_follows_it(rates, shape):
+    rng, num_nodes, depth = random.Random(7), 12, 5
+    parents = random_parents(rng, NUM_REQS, num_nodes, shape)
+    tokens = torch.tensor([[rng.randrange(3) + 1 for _ in range(num_nodes)] for _ in range(NUM_REQS)])
+    targets = torch.tensor([[rng.randrange(3) + 1 for _ in range(num_nodes)] for _ in range(NUM_REQS)])
+    num_valid = torch.tensor([rng.randrange(1, num_nodes + 1) for _ in range(NUM_REQS)])
+    slots, epochs = torch.tensor(rng.sample(range(NUM_SLOTS), NUM_REQS)), torch.arange(NUM_SLOTS) * 977 + 3
+    roots = torch.arange(NUM_REQS) * 31 + 5
+    forcer = AcceptanceForcer(ForcedAcceptance(rates), depth, torch.device("cpu"))
+    lens, last = torch.zeros(NUM_SLOTS, dtype=torch.int64), torch.zeros(NUM_SLOTS, dtype=torch.int64)
+
+    found = (
+        cpu_kernels()
+        .tree_acceptance(lens, last)
+        .accept(
+            slots,
+            tokens,
+            parents,
+            num_valid,
+            targets.flatten(),
+            None,
+            None,
+            longest=depth + 1,
+            width=depth + 1,
+            decree=Decree(forcer.limits, epochs, roots),
+        )
+    )
+
+    tree = TokenTree(tokens, parents, torch.zeros_like(tokens), torch.zeros(tokens.shape), num_valid)
+    forced = forcer.apply(tree, targets, epochs[slots], roots)
+    walk = walk_tree(forced.token_ids, parents, num_valid, forced.target_token_ids, depth + 1)
+    assert torch.equal(found.nodes, walk.nodes)
+    assert torch.equal(found.num_tokens, walk.num_tokens)
+    assert torch.equal(found.token_ids, walk.token_ids)
+    assert torch.equal(lens[slots], walk.num_tokens)
