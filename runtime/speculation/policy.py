@@ -179,7 +179,7 @@ class SpeculationPolicy:
     def _lost_to_a_probe(self, num_reqs: int, num_drafting: int, rates: np.ndarray) -> float:
         """What a probe loses of the best choice's gain, in rounds of that choice.
 
-            seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
+        seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
         """
         levels, column = divmod(int(rates.argmax()), rates.shape[1])
         best_s, plain_s, whole_s = (1.0 / float(rates[at]) for at in ((levels, column), (0, 0), (-1, -1)))

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, CostTables, DraftTook, RoundCosts, RoundTook, ScaleAndOffset
+from wingbeat.runtime.speculation.costs import (
+    PLAIN_BEFORE,
+    CostTables,
+    DraftTook,
+    RoundCosts,
+    RoundTook,
+    ScaleAndOffset,
+)
 
 TABLES = CostTables((1, 4), (0, 2, 4), ((1.0, 2.0, 3.0), (2.0, 6.0, 10.0)), (0.001, 0.002), (0.1, 0.2), (0.1, 0.4))
 
