@@ -304,12 +304,19 @@ class DrafterClient(RoundObserver):
             if columns is None:
                 columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
                 columns = columns.clamp_max_(history.shape[1] - 1)
-            _put(history, paths.slots[:, None], columns, paths.token_ids)
+            self._put(history, paths.slots[:, None], columns, paths.token_ids)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if sampling:
             slots = [chunk.seq.slot for chunk in sampling]
             columns = [chunk.start + chunk.length for chunk in sampling]
-            _put(history, *upload([slots, columns], history.device).unbind(), flight.sampled)
+            self._put(history, *upload([slots, columns], history.device).unbind(), flight.sampled)
+
+    def _put(self, history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
+        """history[slots, columns] = token_ids, wherever each of them is; where that is the host, without an operation."""
+        if self._inbox is None:
+            history.numpy()[slots.numpy(), columns.numpy()] = token_ids.numpy()
+            return
+        history[slots.to(history.device), columns.to(history.device)] = token_ids.to(history.device)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
@@ -335,15 +342,6 @@ class DrafterClient(RoundObserver):
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST
-
-
-def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
-    """history[slots, columns] = token_ids, wherever each of them is."""
-    if history.device.type == slots.device.type == "cpu":
-        history.numpy()[slots.numpy(), columns.numpy()] = token_ids.numpy()
-        return
-    slots, columns, token_ids = (part.to(history.device) for part in (slots, columns, token_ids))
-    history[slots, columns] = token_ids
 
 
 def _rows(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:

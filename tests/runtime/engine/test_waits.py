@@ -8,6 +8,7 @@ from tests.runtime.engine.arrivals import Load, drafter_of, ending
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, random_model, random_prompts
 from tests.runtime.recorded_graphs import WAITS
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
@@ -77,6 +78,8 @@ def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatc
     loaded, end = ending(ref)
     load = Load(ref, end, seed=11, count=12)
     engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, channel_factory=SeeingChannel)
+    # A reply's header is in the host's memory, in every kind of channel.
+    monkeypatch.setattr(DrafterFigures, "read", seeing(DrafterFigures.read))
     for owner, name in [
         (engine.scheduler, "schedule"),
         (engine.slots, "load"),
