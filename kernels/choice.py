@@ -4,6 +4,8 @@ A kernel that does not compile here, or computes other numbers than its referenc
 captured: see `wingbeat.kernels.comparison`. The choice holds for the process.
 """
 
+from torch import Tensor
+
 KERNELS = (
     "attention",
     "store_kv",
@@ -26,9 +28,9 @@ KERNELS = (
 _replaced: set[str] = set()
 
 
-def compiled(name: str) -> bool:
-    """Whether a call on a GPU's tensors runs the kernel of that name; nothing asks for tensors on a CPU."""
-    return name not in _replaced
+def compiled(name: str, tensor: Tensor) -> bool:
+    """Whether a call on a tensor runs the kernel of that name."""
+    return tensor.is_cuda and name not in _replaced
 
 
 def replace(*names: str) -> None:

@@ -65,7 +65,7 @@ def tree_attention(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
         softcap, sinks, out,
     )  # fmt: skip
-    if query.is_cuda and choice.compiled("attention"):
+    if choice.compiled("attention", query):
         from wingbeat.kernels.attention import triton as triton_attention
 
         return triton_attention.tree_attention(
@@ -122,7 +122,7 @@ def _check_arguments(
         )
     if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
         raise ValueError("key_cache and value_cache must be contiguous in their last dimension")
-    if max(key_dim, value_dim) > MAX_HEAD_DIM and query.is_cuda and choice.compiled("attention"):
+    if max(key_dim, value_dim) > MAX_HEAD_DIM and choice.compiled("attention", query):
         raise ValueError(f"head dims are {key_dim} and {value_dim}: at most {MAX_HEAD_DIM} on CUDA")
     if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(

@@ -30,7 +30,7 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     rounds = key_cache.dtype == _FP8
     if key_cache.is_cuda or rounds:
         _check_store(key, value, key_cache, value_cache, slot_mapping)
-    if key_cache.is_cuda and choice.compiled("store_kv"):
+    if choice.compiled("store_kv", key_cache):
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
         triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
@@ -49,7 +49,7 @@ def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
     Raises:
         ValueError: a cache on CUDA is not contiguous, or lies on another device than the first.
     """
-    if not caches or not (caches[0][0].is_cuda and choice.compiled("move_kv")):
+    if not caches or not choice.compiled("move_kv", caches[0][0]):
         return None
     from wingbeat.kernels.kv import triton as triton_kv_cache
 
@@ -67,7 +67,7 @@ def move_kv(
             are dropped ones. No request's targets are another's sources, and no two moves that count share a target.
         table: `pool_table` of the caches; made anew where None.
     """
-    if from_slots.is_cuda and choice.compiled("move_kv"):
+    if choice.compiled("move_kv", from_slots):
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
         triton_kv_cache.move_kv(caches, from_slots, to_slots, table)

@@ -22,7 +22,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
     """
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
-    if x.is_cuda and choice.compiled("add_adapters"):
+    if choice.compiled("add_adapters", x):
         from wingbeat.kernels.layer import adapters_triton
 
         return adapters_triton.add_adapters(out, x, adapters, rows.tiles)

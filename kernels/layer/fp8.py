@@ -47,7 +47,7 @@ def fp8_linear(inputs: Tensor, weight: Fp8Weight, bias: Tensor | None = None) ->
     values, scales = weight
     if values.dtype != torch.float8_e4m3fn or inputs.shape[-1:] != values.shape[1:] or len(scales) != len(values):
         raise ValueError(f"weight is {values.dtype} {list(values.shape)} and inputs are {list(inputs.shape)}")
-    if inputs.is_cuda and choice.compiled("fp8_linear"):
+    if choice.compiled("fp8_linear", inputs):
         from wingbeat.kernels.layer import fp8_triton
 
         return fp8_triton.fp8_linear(inputs, values, scales, bias)

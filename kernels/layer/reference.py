@@ -23,7 +23,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     Returns:
         [num_tokens, hidden_size] each, of which the second is `hidden` itself where nothing was added.
     """
-    if hidden.is_cuda and choice.compiled("add_rms_norm"):
+    if choice.compiled("add_rms_norm", hidden):
         from wingbeat.kernels.layer import triton as triton_layer
 
         return triton_layer.add_rms_norm(hidden, residual, weight, eps)
@@ -60,7 +60,7 @@ def rotate_and_store(
     Raises:
         ValueError: slots are not contiguous int64; on CUDA, shapes or dtypes do not fit each other.
     """
-    if qkv.is_cuda and choice.compiled("rotate_and_store"):
+    if choice.compiled("rotate_and_store", qkv):
         from wingbeat.kernels.layer import triton as triton_layer
 
         norms = (query_norm, key_norm, eps)
@@ -76,7 +76,7 @@ def rotate_and_store(
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of a gated MLP: [num_tokens, 2 * size] -> [num_tokens, size]; contiguous, gates first."""
-    if gate_up.is_cuda and choice.compiled("silu_mul"):
+    if choice.compiled("silu_mul", gate_up):
         from wingbeat.kernels.layer import triton as triton_layer
 
         return triton_layer.silu_mul(gate_up)

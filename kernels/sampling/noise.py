@@ -66,7 +66,7 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         int32 [num_rows, vocab_size or num_tokens].
     """
-    if seeds.is_cuda and choice.compiled("noise"):
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=True)
@@ -92,7 +92,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         float32 [num_rows, vocab_size or num_tokens].
     """
-    if seeds.is_cuda and choice.compiled("noise"):
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=False)

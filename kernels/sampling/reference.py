@@ -98,7 +98,7 @@ def process_logits(
     Raises:
         ValueError: see `processors.check_processors`.
     """
-    if logits.is_cuda and choice.compiled("choose_tokens"):
+    if choice.compiled("choose_tokens", logits):
         from wingbeat.kernels.sampling import triton as triton_sampling
 
         return triton_sampling.process_logits(
@@ -156,7 +156,7 @@ def choose_tokens(
     Raises:
         ValueError: see `processors.check_processors`; or the workspace is too small.
     """
-    if logits.is_cuda and choice.compiled("choose_tokens") and (any_sampled or processors is not None):
+    if choice.compiled("choose_tokens", logits) and (any_sampled or processors is not None):
         from wingbeat.kernels.sampling import triton as triton_sampling
 
         return triton_sampling.choose_tokens(

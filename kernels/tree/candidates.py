@@ -31,7 +31,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
     if draft_token_ids.shape != (vocab_size,):
         raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
-    if logits.is_cuda and choice.compiled("top_candidates"):
+    if choice.compiled("top_candidates", logits):
         from wingbeat.kernels.tree import candidates_triton as triton_candidates
 
         return triton_candidates.top_candidates(logits, draft_token_ids, top_k, coupling)

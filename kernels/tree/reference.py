@@ -27,7 +27,7 @@ def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
     Returns:
         bool [num_reqs, num_nodes, num_nodes]: row node sees column node.
     """
-    if parents.is_cuda and choice.compiled("ancestors"):
+    if choice.compiled("ancestors", parents):
         from wingbeat.kernels.tree import triton as triton_tree
 
         return triton_tree.ancestors(parents, max_depth, pack=False)
@@ -60,7 +60,7 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 def ancestor_words(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """`ancestor_mask`, packed as `pack_mask` does: int64 [num_reqs, num_nodes, ceil(num_nodes / 64)]."""
-    if parents.is_cuda and choice.compiled("ancestors"):
+    if choice.compiled("ancestors", parents):
         from wingbeat.kernels.tree import triton as triton_tree
 
         return triton_tree.ancestors(parents, max_depth, pack=True)
@@ -78,7 +78,7 @@ def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor
     Returns:
         int64 [num_reqs, num_nodes, max_depth]: the node's own token, its parent's and so on; -1 from the root on.
     """
-    if parents.is_cuda and choice.compiled("path_token_ids"):
+    if choice.compiled("path_token_ids", parents):
         from wingbeat.kernels.tree import triton as triton_tree
 
         return triton_tree.path_token_ids(token_ids, parents, max_depth)
@@ -119,7 +119,7 @@ def walk_tree(
         target_token_ids: int64 [num_reqs, num_nodes]: the token the target chooses after each node.
         max_path: most tokens a walk may emit, at least 1.
     """
-    if token_ids.is_cuda and choice.compiled("walk_tree"):
+    if choice.compiled("walk_tree", token_ids):
         from wingbeat.kernels.tree import triton as triton_tree
 
         return triton_tree.walk_tree(token_ids, parents, num_valid, target_token_ids, max_path)

@@ -61,7 +61,7 @@ class TreeTable:
             raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
-        if self._scores.is_cuda and choice.compiled("grow_tree"):
+        if choice.compiled("grow_tree", self._scores):
             from wingbeat.kernels.tree import table_triton as triton_tree_growth
 
             previous = None if level == 0 else self._frontier
@@ -113,7 +113,7 @@ class TreeTable:
         """
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
-        if self._scores.is_cuda and choice.compiled("grow_tree"):
+        if choice.compiled("grow_tree", self._scores):
             from wingbeat.kernels.tree import table_triton as triton_tree_growth
 
             table = (self._token_ids, self._parents, self._scores)

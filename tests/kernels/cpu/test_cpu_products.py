@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
+from wingbeat.kernels.cpu import ops
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.structs import matrix_of
-from wingbeat.runtime.verifier.layers import cpu_kernels as opened
 
 needs_compiler = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 
@@ -110,6 +110,6 @@ def test_a_compiler_that_is_missing_or_fails_is_named(tmp_path, monkeypatch, com
 def test_without_a_compiler_torch_does_the_work_and_one_line_says_so(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
-    assert opened._opened.__wrapped__() is None
+    assert ops._opened.__wrapped__() is None
     [record] = caplog.records
     assert "no C++ compiler" in record.getMessage()
