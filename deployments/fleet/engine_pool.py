@@ -291,7 +291,9 @@ class EnginePool:
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
         # A prompt that is to be reported on is computed anew, wherever it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
-        token_ids = prefix_ids([*request.prompt_token_ids, *request.output_token_ids], request.media)
+        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        if request.media:
+            token_ids = prefix_ids(token_ids, request.media)
         return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.adapter_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:

@@ -117,14 +117,16 @@ class EngineClient:
     def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their media in memory that the engine maps; those that find no room fail."""
         for one in requests:
+            if not one.request.media:
+                yield one
+                continue
             try:
                 shared, fd = share_media(one)
             except OSError as error:
                 problem = f"its media find no room in memory: {error}"
                 self._streams.get(client_id).give_up(one.number, Verdict.FAILED, problem)
                 continue
-            if fd is not None:
-                self._media.setdefault((client_id, one.number), []).append(fd)
+            self._media.setdefault((client_id, one.number), []).append(fd)
             yield shared
 
     def _close_media(self, request: tuple[str, int]) -> None:

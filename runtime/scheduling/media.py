@@ -73,8 +73,6 @@ def prefix_ids(token_ids: list[int], media: tuple[MediaInput, ...]) -> list[int]
 
     The numbers are below 0, where no token is. Two in a row have all of the digest.
     """
-    if not media:
-        return token_ids
     ids = list(token_ids)
     for one in media:
         words = [-1 - (int.from_bytes(one.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]

@@ -159,7 +159,8 @@ class Sequence:
 
     def prefix_ids(self) -> list[int]:
         """What its blocks are hashed by: see `runtime.scheduling.media.prefix_ids`."""
-        return prefix_ids(self.token_ids, self.request.media)
+        media = self.request.media
+        return prefix_ids(self.token_ids, media) if media else self.token_ids
 
     @property
     def wants_prompt_logprobs(self) -> bool:

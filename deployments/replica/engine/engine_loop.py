@@ -219,7 +219,7 @@ class EngineLoop:
             return
         with self._refusing(request_id, number, outbox):
             self._pulse.begin(Work.MESSAGE, (request_id,))
-            request = received(attach_media(one), request_id)
+            request = received(one.request if one.media is None else attach_media(one), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)

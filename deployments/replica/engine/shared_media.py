@@ -24,14 +24,12 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def share_media(sent: WireRequest) -> tuple[WireRequest, int | None]:
-    """The request with its media in memory of their own, and its file descriptor, which the caller closes.
+def share_media(sent: WireRequest) -> tuple[WireRequest, int]:
+    """A request that has media, with them in memory of their own, and its file descriptor, which the caller closes.
 
     Raises:
         OSError: there is no room for them.
     """
-    if not sent.request.media:
-        return sent, None
     fd, end, media = os.memfd_create("wingbeat-media"), 0, []
     try:
         for one in sent.request.media:
@@ -51,13 +49,11 @@ def share_media(sent: WireRequest) -> tuple[WireRequest, int | None]:
 
 
 def attach_media(sent: WireRequest) -> Request:
-    """The inverse, in the engine's process; nothing is copied.
+    """The inverse, in the engine's process, of a request that has media; nothing is copied.
 
     Raises:
         OSError, ValueError: the memory is gone, because the request is.
     """
-    if sent.media is None:
-        return sent.request
     fd = os.open(sent.media.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(fd, sent.media.size, prot=mmap.PROT_READ)

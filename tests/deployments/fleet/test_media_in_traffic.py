@@ -47,12 +47,6 @@ def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
     assert not any(isinstance(value, np.ndarray) for image in packed.media.media for value in image.arrays.values())
 
 
-def test_a_request_without_images_is_left_alone():
-    packed = WireRequest(7, Request("a", (1, 2, 3), SamplingParams()))
-    assert share_media(packed) == (packed, None)
-    assert attach_media(packed) is packed.request
-
-
 def test_images_whose_request_has_gone_are_no_images():
     packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
     os.close(memory)

@@ -54,7 +54,7 @@ def test_an_image_waits_for_a_round_that_has_room_for_it():
 def test_blocks_are_hashed_by_what_an_image_shows_and_as_before_without():
     tokens = list(range(20))
     one, other = image(5, 6, 1.0), image(5, 6, 2.0)
-    assert prefix_ids(tokens, ()) is tokens
+    assert prefix_ids(tokens, ()) == tokens
     assert prefix_ids(tokens, (one,)) == prefix_ids(tokens, (image(5, 6, 1.0),))
     mine, theirs = prefix_ids(tokens, (one,)), prefix_ids(tokens, (other,))
     assert [index for index, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b] == list(range(5, 11))
