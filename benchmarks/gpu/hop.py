@@ -20,7 +20,7 @@ import torch
 from _harness import Bench, Cases, Figure, Result, run
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, buffer_bytes
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.protocol.messages import ChannelSpec

@@ -22,7 +22,7 @@ from _model import llama_config, random_model, shape_facts
 from engine_speed import engine_of
 
 from wingbeat.cluster.channels.channel import DrafterSide
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.drafters.worker import DraftWorker

@@ -29,7 +29,7 @@ HOST_FIELDS = frozenset(
         "allowed_tokens",
     }
 )
-"""Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda_ipc` says why."""
+"""Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda.cuda_ipc` says why."""
 DEVICE_FIELDS = frozenset(
     {
         "decode_positions",

@@ -75,8 +75,8 @@ def _gpu_kernels() -> tuple[Verdict, str]:
 def _ipc() -> tuple[Verdict, str]:
     import torch
 
+    from wingbeat.cluster.channels.cuda.ipc_trial import try_cuda_ipc
     from wingbeat.cluster.channels.header import ChannelError
-    from wingbeat.cluster.channels.ipc_trial import try_cuda_ipc
 
     first, carried = torch.device("cuda", 0), []
     for index in range(min(torch.cuda.device_count(), 2)):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda_ipc import KIND as CUDA_IPC
-from wingbeat.cluster.channels.cuda_runtime import CudaRuntime
-from wingbeat.cluster.channels.lent_memory import Borrower, Loan, lend
+from wingbeat.cluster.channels.cuda.cuda_ipc import KIND as CUDA_IPC
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
+from wingbeat.cluster.channels.cuda.lent_memory import Borrower, Loan, lend
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.heads.lendable import lendable
 

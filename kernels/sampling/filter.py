@@ -9,7 +9,16 @@ their number or order. Reference: `sampling.process_logits`.
 import triton
 import triton.language as tl
 
-from wingbeat.kernels.sampling.mass import is_outside, largest_of_row, mass_of, nucleus_limit, num_outside, weight_of
+from wingbeat.kernels.sampling.integers import (
+    is_outside,
+    largest_of_row,
+    mass_of,
+    nucleus_limit,
+    num_outside,
+    sortable,
+    unsortable,
+    weight_of,
+)
 from wingbeat.kernels.sampling.noise_triton import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.sampling.nucleus import find_nuclei
 from wingbeat.kernels.sampling.scores import first_best, is_filtered, keep_best
@@ -21,7 +30,6 @@ from wingbeat.kernels.sampling.scratch import (
     SamplingWorkspace,
     Shares,
 )
-from wingbeat.kernels.sampling.sortable import sortable, unsortable
 
 
 @triton.jit

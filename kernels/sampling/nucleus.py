@@ -8,10 +8,18 @@ more of them than the list has room for, or with fewer than its top-k keeps, is 
 import triton
 import triton.language as tl
 
-from wingbeat.kernels.sampling.mass import is_outside, largest_of_row, mass_of, nucleus_limit, num_outside, weight_of
+from wingbeat.kernels.sampling.integers import (
+    is_outside,
+    largest_of_row,
+    mass_of,
+    nucleus_limit,
+    num_outside,
+    sortable,
+    unsortable,
+    weight_of,
+)
 from wingbeat.kernels.sampling.noise_triton import FP_FUSION
 from wingbeat.kernels.sampling.scratch import Rows, SamplingWorkspace, Shares
-from wingbeat.kernels.sampling.sortable import sortable, unsortable
 
 
 @triton.jit(do_not_specialize=["length", "num_splits"])

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.sampling.sortable import sortable
+from wingbeat.kernels.sampling.integers import sortable
 from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.kernels.tree.triton import num_warps
 

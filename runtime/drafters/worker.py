@@ -1,8 +1,8 @@
 """The drafter's side of the channel: one batched pass over every attached verifier that waits.
 
-A channel may lie in host memory, or partly on a device: `cluster.channels.cuda_ipc` says which fields. What decides the
-shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the device, so that a
-drafter beside it enqueues its pass without waiting.
+A channel may lie in host memory, or partly on a device: `cluster.channels.cuda.cuda_ipc` says which fields. What
+decides the shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the
+device, so that a drafter beside it enqueues its pass without waiting.
 """
 
 import logging

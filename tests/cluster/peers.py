@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tests.cluster.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel

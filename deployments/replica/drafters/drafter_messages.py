@@ -6,7 +6,7 @@ from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.deployments.replica.actor_process import ActorProcess
 
 if TYPE_CHECKING:
-    from wingbeat.cluster.channels.lent_memory import Loan
+    from wingbeat.cluster.channels.cuda.lent_memory import Loan
     from wingbeat.runtime.heads.contract import HeadConvention
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.channels.cuda_ipc import KIND as CUDA_IPC
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda_runtime import CudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_ipc import KIND as CUDA_IPC
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.cluster.channels.shm import ShmChannel

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE, SPEC
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 
 
 class Pair:

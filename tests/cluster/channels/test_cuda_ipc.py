@@ -11,8 +11,8 @@ import torch
 from tests.cluster.channels.cuda_pair import Pair
 from tests.cluster.fake_cuda import FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
-from wingbeat.cluster.channels import cuda_ipc
-from wingbeat.cluster.channels.cuda_runtime import tensor_at
+from wingbeat.cluster.channels.cuda import cuda_ipc
+from wingbeat.cluster.channels.cuda.cuda_runtime import tensor_at
 from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, buffer_bytes, channel_layouts
 from wingbeat.runtime.protocol.messages import ReplyHeader

@@ -19,8 +19,8 @@ import torch
 from tests.cluster.peers import DEVICE, LONG_S, Nursery, ProcessRig, eventually, publish, round_trip, state_of
 from tests.cluster.peers import SPEC as SMALL_SPEC
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda_runtime import IpcEvent, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_runtime import IpcEvent, TorchCudaRuntime
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, buffer_bytes
 from wingbeat.runtime.protocol.messages import ChannelSpec, ReplyHeader
 

@@ -11,7 +11,7 @@ import torch
 from tests.cluster.channels.cuda_pair import Pair
 from tests.cluster.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SPEC, publish
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel, host_bytes
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel, host_bytes
 from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from tests.cluster.fake_cuda import FakeCuda, FakeMachine
-from wingbeat.cluster.channels import ipc_trial
+from wingbeat.cluster.channels.cuda import ipc_trial
+from wingbeat.cluster.channels.cuda.ipc_trial import try_cuda_ipc
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.ipc_trial import try_cuda_ipc
 
 DEVICE = torch.device("cuda", 0)
 ON_A_FAKE = """
 import sys
 import torch
 from tests.cluster.fake_cuda import FakeCuda
-from wingbeat.cluster.channels.ipc_trial import attach_until_input_ends
+from wingbeat.cluster.channels.cuda.ipc_trial import attach_until_input_ends
 sys.exit(attach_until_input_ends(sys.argv[2], torch.device("cuda", int(sys.argv[3])), FakeCuda(fail=sys.argv[1])))
 """
 """The drafter's side of the trial, on a fake GPU that fails as its first argument says."""

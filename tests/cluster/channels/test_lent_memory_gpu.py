@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.cluster.peers import DEVICE
-from wingbeat.cluster.channels.lent_memory import Borrower, LentTensor, Loan, lend
+from wingbeat.cluster.channels.cuda.lent_memory import Borrower, LentTensor, Loan, lend
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS = 4096, 512

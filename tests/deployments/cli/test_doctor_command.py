@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from wingbeat.cluster.channels import ipc_trial
+from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.cli import doctor_command as command
 from wingbeat.deployments.cli import main as cli

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.cluster.fake_cuda import FILE_PREFIX, FakeCuda, FakeMachine
-from wingbeat.cluster.channels.lent_memory import LentTensor, Loan, lend
+from wingbeat.cluster.channels.cuda.lent_memory import LentTensor, Loan, lend
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters import drafter_actor
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from wingbeat.cluster.channels.cuda_runtime import HANDLE_BYTES, CudaRuntime, IpcEvent
+from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaRuntime, IpcEvent
 from wingbeat.cluster.channels.header import REPLY_EVENTS, Word
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda_runtime import CudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.doorbell import poll
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -30,7 +30,7 @@ SPEC = ChannelSpec(
 ATTACHED_S = 90.0
 """An import of torch from a cold disk, and a context of CUDA."""
 LEFT_S = 10.0
-DRAFTER = (sys.executable, "-m", "wingbeat.cluster.channels.ipc_trial")
+DRAFTER = (sys.executable, "-m", "wingbeat.cluster.channels.cuda.ipc_trial")
 
 
 def try_cuda_ipc(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
 
 SYNCHRONISED_S = 60.0
 """For a device to do what it was given before."""

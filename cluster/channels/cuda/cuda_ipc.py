@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
-from wingbeat.cluster.channels.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, poll
 from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
