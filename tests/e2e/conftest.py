@@ -1,12 +1,15 @@
-"""What tests need to look at the processes of an application, and at its page."""
+"""What tests need to look at the processes of an application, and at its page; a cluster that runs already."""
 
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.chromium import Chromium, find_chromium
+from tests.e2e.operators_cluster import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +32,20 @@ def chromium(tmp_path_factory):
     browser = Chromium(find_chromium(), tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Cluster]:
+    """A cluster without applications."""
+    folder = Path(tempfile.mkdtemp(prefix="wbc"))
+    cluster = Cluster(folder)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    """The cluster, and after a test none of its applications."""
+    yield running
+    running.shut_down()

@@ -1,9 +1,6 @@
 """Files that were written for Ray Serve LLM, deployed with another import_path and asked."""
 
 import copy
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +13,6 @@ from tests.e2e.operators_cluster import START_S, Cluster
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray_llm"
 RAYS, OURS = "ray.serve.llm:build_openai_app", "wingbeat.deployments.ray_llm:build_openai_app"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Cluster]:
-    """A cluster without applications."""
-    folder = Path(tempfile.mkdtemp(prefix="wbl"))
-    cluster = Cluster(folder)
-    yield cluster
-    cluster.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
-    yield running
-    running.shut_down()
 
 
 def with_our_door(cluster: Cluster, name: str) -> dict[str, Any]:

@@ -1,12 +1,9 @@
 """`serve deploy`, as an operator calls it, on a cluster that runs: the examples, an update under load, and joining."""
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,22 +20,6 @@ EXAMPLES = sorted((ROOT / "examples" / "serve").glob("*.yaml"))
 ON_A_GPU = ("model", "drafter", "dtype", "device", "num_gpus_per_verifier", "num_gpus_per_drafter")
 NUM_STREAMS = 4
 LONG_TOKENS = 500
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Cluster]:
-    """A cluster without applications."""
-    folder = Path(tempfile.mkdtemp(prefix="wbd"))
-    cluster = Cluster(folder)
-    yield cluster
-    cluster.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
-    yield running
-    running.shut_down()
 
 
 def on_this_machine(path: Path, port: int, **args: Any) -> dict[str, Any]:
