@@ -1,5 +1,7 @@
 """transformers' modeling code on our paged KV cache: the attention function registered under the name "wingbeat"."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -64,39 +66,20 @@ def attend_segments(
     segments: list[Segment],
     scaling: float,
     *,
-    sliding_window: int = 0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     packed: Segments | None = None,
+    **options: Any,
 ) -> Tensor:
     """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out.
 
     Args:
         packed: `pack_segments`, where the CPU's kernels attend.
+        options: as of `attend_in_blocks`.
     """
     if packed is None and query.dtype == key_cache.dtype and reads_in_place(query.dtype, query.device):
         packed = pack_segments(segments)
     if packed is not None:
-        return cpu_kernels().attend(
-            query,
-            key_cache,
-            value_cache,
-            packed,
-            scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-        )
-    return attend_in_blocks(
-        query,
-        key_cache,
-        value_cache,
-        segments,
-        scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=sinks,
-    )
+        return cpu_kernels().attend(query, key_cache, value_cache, packed, scaling, **options)
+    return attend_in_blocks(query, key_cache, value_cache, segments, scaling, **options)
 
 
 def attend_in_blocks(
