@@ -131,14 +131,17 @@ class LayerStack:
             or ahead.position_embeddings is not position_embeddings
             or ahead.rows is not rows
         ):
-            outputs = self._run(index, hidden, position_embeddings, rows)
+            outputs = self.run_on(index, hidden, position_embeddings, rows)
         else:
             outputs = ahead.outputs
         rest = outputs[1:]
         self._ahead = _Ahead(index + 1, outputs[0], rest, position_embeddings, rows) if rest else None
         return outputs[0]
 
-    def _run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> list[Tensor]:
+    def run_on(
+        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
+    ) -> list[Tensor]:
+        """What the layer and as many behind it as run with it make of them, each by each; see `run`."""
         array = self._array(rows.caches)
         count, most = 1, _MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most:
@@ -258,11 +261,15 @@ class LayersAtOnce(nn.ModuleList):
     def _run_all(self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
         """What the loop makes of hidden states; arguments as those of a layer."""
         rows: Rows = kwargs[ROWS_KEYWORD]
+        left: list[Tensor] = []
         for layer in self._modules.values():
             for tap in layer._forward_pre_hooks.values():
                 tap(layer, (hidden_states,), {})
-            stack, index = layer.__dict__["_stack"], layer.self_attn.layer_idx
-            hidden_states = stack.run(index, hidden_states, position_embeddings, rows)
+            if not left:
+                left = layer.__dict__["_stack"].run_on(
+                    layer.self_attn.layer_idx, hidden_states, position_embeddings, rows
+                )
+            hidden_states = left.pop(0)
         return hidden_states
 
 
