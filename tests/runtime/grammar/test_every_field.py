@@ -1,5 +1,7 @@
 """Every field that alters or reports tokens, at once: the same tokens and log-probabilities, drafted or not."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, demo_drafter
@@ -60,7 +62,7 @@ def test_tokens_and_log_probabilities_are_those_of_plain_decoding(batch_size, sh
         for seed, spec in enumerate(SPECS)
     ]
     plain, reported, _ = run(loaded, grammars, params, batch_size, shape, None)
-    drafted = [SamplingParams(**{**vars(param), "speculation": True}) for param in params]
+    drafted = [replace(param, speculation=True) for param in params]
     tokens, again, speculation = run(loaded, grammars, drafted, batch_size, shape, demo_drafter(shape))
     assert tokens == plain
     assert speculation.num_accepted_tokens > 0
