@@ -127,6 +127,16 @@ def random_model(name: str, **overrides) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+def noisy(name: str, **overrides) -> PreTrainedModel:
+    """A model whose norms and biases are not what a fresh one has."""
+    model = random_model(name, **overrides)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
 def add_noise(model: PreTrainedModel) -> PreTrainedModel:
     """The same model, none of whose weights is next to nothing any more."""
     generator = torch.Generator().manual_seed(1)

@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,15 +19,6 @@ from wingbeat.runtime.protocol.messages import ReplyHeader
 OUTCOME = ["0", "1"]
 REPLY = ["2", "3"]
 """Names of the fake's events, by parity: the verifier makes the outcome's, then the drafter its replies'."""
-
-
-@pytest.fixture
-def pair(name: str) -> Iterator[Pair]:
-    pair = Pair(name, FakeMachine())
-    yield pair
-    pair.machine.busy = False
-    pair.drafter.close()
-    pair.verifier.close()
 
 
 def test_every_field_has_one_place():

@@ -3,7 +3,6 @@
 import gc
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,15 +15,6 @@ from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.protocol.messages import RoundHeader
-
-
-@pytest.fixture
-def pair(name: str) -> Iterator[Pair]:
-    pair = Pair(name, FakeMachine())
-    yield pair
-    pair.machine.busy = False
-    pair.drafter.close()
-    pair.verifier.close()
 
 
 @pytest.mark.few(1)

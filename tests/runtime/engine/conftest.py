@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runtime.models import engine_config, reference
-from tests.runtime.watchers import dense_taps
+from tests.runtime.watchers import Rig, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
 
@@ -16,6 +16,20 @@ def ref():
 @pytest.fixture(scope="module")
 def taps(ref):
     return dense_taps(ref)
+
+
+@pytest.fixture
+def rigs():
+    """`Rig`s, whose models have no taps behind a test."""
+    made = []
+
+    def make(ref, drafter, end_of=lambda end: end, **limits):
+        made.append(Rig(ref, drafter, end_of, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.engine.model.remove_taps()
 
 
 @pytest.fixture

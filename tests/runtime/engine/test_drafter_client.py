@@ -1,9 +1,11 @@
 """The verifier's side of drafting: a drafter is asked only where its context is complete, and its loss is no loss."""
 
+from functools import partial
+
 import pytest
 
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
-from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig
+from tests.runtime.watchers import ContextDrafter, FailingEnd
 
 pytestmark = pytest.mark.few(1)
 
@@ -11,16 +13,8 @@ SHORT = 48
 
 
 @pytest.fixture
-def rig(ref):
-    made = []
-
-    def make(drafter, end_of=lambda end: end, **limits):
-        made.append(Rig(ref, drafter, end_of, **limits))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.engine.model.remove_taps()
+def rig(rigs, ref):
+    return partial(rigs, ref)
 
 
 def first(ref, count=SHORT):

@@ -18,7 +18,7 @@ from tests.runtime.models import (
     new_engine,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
-from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
+from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
@@ -119,17 +119,8 @@ def test_a_state_that_made_room_is_not_found():
 
 
 @pytest.fixture
-def rig():
-    made = []
-
-    def make(ref, drafter, end_of=lambda end: end, **limits):
-        fields = {"block_size": 4, "state_interval": 8, "num_kv_blocks": 400} | limits
-        made.append(Rig(ref, drafter, end_of, **fields))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.engine.model.remove_taps()
+def rig(rigs):
+    return partial(rigs, block_size=4, state_interval=8, num_kv_blocks=400)
 
 
 @pytest.mark.few(2)

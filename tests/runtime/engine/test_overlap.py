@@ -1,6 +1,7 @@
 """A host one round behind its device hands out the tokens of a host that waits for every round."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.runtime.models import (
     new_engine,
     random_model,
 )
-from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig
+from tests.runtime.watchers import ContextDrafter, FailingEnd
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import connect
@@ -30,16 +31,8 @@ TIGHT = {"max_model_len": 128, "num_kv_blocks": 12, "max_num_batched_tokens": 33
 
 
 @pytest.fixture
-def rig(ref):
-    made = []
-
-    def make(drafter, end_of=lambda end: end, **limits):
-        made.append(Rig(ref, drafter, end_of, overlap=True, **limits))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.engine.model.remove_taps()
+def rig(rigs, ref):
+    return partial(rigs, ref, overlap=True)
 
 
 def first(ref, count=SHORT):

@@ -4,9 +4,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
-from tests.runtime.models import DEMO_PAIR
-from wingbeat.runtime.heads.load import load_eagle_head
-from wingbeat.runtime.heads.target import TargetDescription
+from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
@@ -83,16 +81,7 @@ def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dt
 @pytest.mark.tensorrt
 @pytest.mark.slow
 def test_the_builder_takes_the_demo_heads_stages_for_three_gpus(builder, tmp_path):
-    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    head = load_eagle_head(
-        DEMO_PAIR / "drafter",
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        dtype=torch.float16,
-        device="cpu",
-    ).eval()
+    head = demo_head(torch.float16)
     file = tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float16), file)
     for capability in CAPABILITIES:

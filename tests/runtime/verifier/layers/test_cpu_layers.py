@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.runtime.models import CONFIGS, random_model
+from tests.runtime.models import CONFIGS, noisy, random_model
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.heads.lendable import lendable
@@ -22,13 +22,7 @@ OURS = ("llama", "mistral", "qwen3")
 
 
 def prepared(name: str, **overrides):
-    """A model whose norms and biases are not what a fresh one has."""
-    model = random_model(name, **overrides)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return prepare_model(model, name)
+    return prepare_model(noisy(name, **overrides), name)
 
 
 def both_ways(model, loaded, num_reqs=3, num_nodes=4):

@@ -8,23 +8,13 @@ import torch
 from torch import nn
 
 from tests.runtime.caching_allocator import CachingAllocator
-from tests.runtime.models import CONFIGS, random_model
+from tests.runtime.models import CONFIGS, noisy, random_model
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, LayerOps, fuse
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 OPS = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
 FUSED = ("llama", "mistral", "qwen3")
-
-
-def noisy(name: str, **overrides):
-    """A model whose norms and biases are not what a fresh one has."""
-    model = random_model(name, **overrides)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
