@@ -60,12 +60,16 @@ class CompletionService:
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         takes_templates: bool = False,
+        aliases: Sequence[str] = (),
+        beside: "CompletionService | None" = None,
     ) -> None:
+        """`aliases`: further names of the model. `beside`: a service of the same router, which has room for answers
+        and writes long ones in turn with this one."""
         self.pool = pool
-        self.sizes = AnswerSizes(max_answer_bytes)
-        self.turn = asyncio.Lock()
+        self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
+        self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, media, takes_templates)
+        self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()

@@ -181,6 +181,7 @@ class Prompts:
     Args:
         media: reads images or audio; None for a model of text alone.
         takes_templates: whether requests may have a chat template of their own.
+        aliases: further names of the base model.
     """
 
     def __init__(
@@ -189,8 +190,10 @@ class Prompts:
         tokenizer: Tokenizer,
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         takes_templates: bool = False,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.media = media
+        self._aliases = tuple(aliases)
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
         """Where long texts are worked on."""
@@ -201,6 +204,15 @@ class Prompts:
     def in_parts(self) -> bool:
         """Whether the chat template is given contents in parts: that of a model that takes media."""
         return self.media is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the base model, the one that answers bear first."""
+        return (self._pool.info.model_name, *self._aliases)
+
+    def knows(self, model: str) -> bool:
+        """Whether it is a name of the base model or of an adapter."""
+        return model in self.names or self._pool.adapters.catalog.find(model) is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
@@ -227,11 +239,11 @@ class Prompts:
 
     def adapter_of(self, model: str | None) -> AdapterName | None:
         """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
-        if model is None or model == self._pool.info.model_name:
+        if model is None or model in self.names:
             return None
         adapter = self._pool.adapters.catalog.find(model)
         if adapter is None:
-            raise unknown_model(model, self._pool.info.model_name)
+            raise unknown_model(model, ", ".join(self.names))
         return adapter
 
     def _prefix_of(self, body: GenerationBody) -> SavedPrefix | None:

@@ -45,12 +45,8 @@ def _kv_dtype(value: Any) -> Any:
     return {"fp8_e4m3": "fp8"}.get(value, value)
 
 
-def _one_name(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        if len(value) != 1:
-            raise ValueError("an application has one model of one name; give each further name an application")
-        return value[0]
-    return value
+def _names(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _adapters(value: Any) -> Any:
@@ -147,7 +143,7 @@ _OWN_CODE = refused("code of yours is {drafter}, {tool_call_parser} and {reasoni
 VLLM: dict[str, Row] = SPECULATIVE | {
     # The model and its files.
     "model": same(),
-    "served_model_name": same(_one_name, "the same, one name"),
+    "served_model_name": same(_names, "the same; several names too"),
     "dtype": same(_dtype, "the same; half is float16, float is float32"),
     "max_model_len": same(_number, "the same, 32k too; auto and -1 leave it out"),
     "quantization": becomes("left out where config.json says the same; else refused", _quantization),
