@@ -87,8 +87,8 @@ class SeveralModels(ModelOptions):
         """
         if self.models is None:
             return served[0]
-        entries = [
+        entries = tuple(
             entry | {name: getattr(one, name) for name in names} for entry, one in zip(self.models, served, strict=True)
-        ]
+        )
         given = {name: getattr(self, name) for name in self.model_fields_set - {"models"}}
         return type(self)(**given, models=entries)
