@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
+from wingbeat.deployments.options.embedding_options import EmbeddingOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
@@ -38,6 +39,7 @@ class AppConfig(
     LoraOptions,
     PrefixOptions,
     MediaOptions,
+    EmbeddingOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,

@@ -14,7 +14,7 @@ from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.surface import media_limits_of, parsers_of
+from wingbeat.deployments.surface import embedding_kind_of, media_limits_of, parsers_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -67,6 +67,7 @@ class ModelFront:
             takes_templates=config.chat_template == OF_REQUESTS,
             aliases=config.model_names()[1:],
             beside=beside,
+            embedding_kind=embedding_kind_of(config),
         )
 
     def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:

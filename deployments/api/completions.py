@@ -29,6 +29,7 @@ from wingbeat.deployments.api.bodies.requests import (
     GenerationBody,
     SpeculationOptions,
 )
+from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind, Embeddings
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
@@ -62,6 +63,7 @@ class CompletionService:
         takes_templates: bool = False,
         aliases: Sequence[str] = (),
         beside: "CompletionService | None" = None,
+        embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
     ) -> None:
         """`aliases`: further names of the model. `beside`: a service of the same router, which has room for answers
         and writes long ones in turn with this one."""
@@ -73,6 +75,7 @@ class CompletionService:
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
+        self.embeddings = Embeddings(pool, self.prompts, self._figures, embedding_kind)
 
     @property
     def tokenizer(self) -> Tokenizer:

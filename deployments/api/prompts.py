@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
+from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
     invalid,
@@ -218,6 +219,10 @@ class Prompts:
         """In the request's order; raises ApiError where one does not fit the model."""
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
+    async def of_embedding(self, body: EmbeddingsBody) -> list[Prompt]:
+        """Of each input, in the request's order; raises ApiError where one does not fit the model."""
+        return await self.off_loop.run(sum(map(len, body.input)), self._embedding_prompts, body)
+
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
         if body.media:
@@ -257,16 +262,27 @@ class Prompts:
         echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
         adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
         token_ids, is_cut = self._tokens(prompt, body, "prompt", adds)
-        vocab_size = self._pool.info.vocab_size
-        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if outside is not None:
-            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
-            raise invalid("prompt", problem)
+        self._check_ids(token_ids, "prompt")
         if prefix is not None:
             token_ids, echo = (*prefix.token_ids, *token_ids), None
         if not body.echo:
             return Prompt(token_ids)
         return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
+
+    def _embedding_prompts(self, body: EmbeddingsBody) -> list[Prompt]:
+        adds, prompts = body.add_special_tokens is not False, []
+        for text in body.input:
+            token_ids, _ = self._tokens(text, body, "input", adds)
+            self._check_ids(token_ids, "input")
+            prompts.append(Prompt(token_ids))
+        return prompts
+
+    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
+        vocab_size = self._pool.info.vocab_size
+        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if outside is not None:
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid(param, problem)
 
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
@@ -289,7 +305,7 @@ class Prompts:
         return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=media_prompts.place(self.media, token_ids, media))
 
     def _tokens(
-        self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
+        self, prompt: str | list[int], body: GenerationBody | EmbeddingsBody, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
         """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
         limit, kept = self._pool.info.max_model_len, body.truncate_prompt_tokens

@@ -48,6 +48,7 @@ def _check_model(config: AppConfig, here: bool) -> None:
         check_files(file)
         if here:
             check_memory(config, file)
+    config.pooling()
     check_tokenizer_file(folder, file.size("vocab_size"))
     _check_recording(config)
     _check_drafter_name(config, here)

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the hidden states that enter the output matrix, pooled over each prompt while it is computed."""
+"""Embeddings of prompts: the hidden states that enter the output matrix, pooled while a prompt is computed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
