@@ -13,6 +13,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.deployments.surface import embedding_kind_of, media_limits_of, parsers_of
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -52,6 +53,14 @@ class ModelFront:
         described = self._parsers.describe()
         logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
+
+    def take(self, live: LiveOptions) -> None:
+        """Let what was changed hold from now on, and what was not be as the settings say."""
+        queued, wait_s = live.max_queued_requests, live.engine_wait_s
+        self.pool.limit(
+            self.config.max_queued_requests if queued is None else queued,
+            self.config.engine_wait_s if wait_s is None else wait_s,
+        )
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
         """What answers requests, once it has started; `beside`: of another model of the same router."""

@@ -5,6 +5,7 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -23,6 +24,7 @@ from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
+from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.torchless import keep_torch_out
 
@@ -80,6 +82,19 @@ class Router(HandleCalls):
         # Answers are the router's, and counted once.
         fleets = [front.figures for front in fronts]
         return Monitor(fronts[0].own, fleets, engine_ids, record, tracer, config.access_log)
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's hook: takes over what can change while it runs, in a running replica and after a start.
+
+        Raises:
+            ValueError: it is none; one line that names the field.
+        """
+        live = LiveOptions.of(user_config)
+        for front in self._fronts:
+            front.take(live)
+        for service in self._models:
+            service.speculates = live.speculation
+        logging.getLogger("wingbeat").setLevel(live.log_level.upper())
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""

@@ -65,7 +65,7 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
-    deployments.metrics deployments.model_front deployments.surface runtime.torchless
+    deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
 deployments.start_up:
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing

@@ -69,6 +69,8 @@ class CompletionService:
         and writes long ones in turn with this one."""
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
+        self.speculates = True
+        """Whether requests are drafted for that do not say themselves whether they are."""
         self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
@@ -143,7 +145,7 @@ class CompletionService:
         unique_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
-        asked = body.speculation or SpeculationOptions()
+        asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
             self.pool.info.vocab_size,
             self._tokenizer,
