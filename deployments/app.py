@@ -165,7 +165,8 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         ray_actor_options={
             "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
-            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV},
+            # Which reads the settings of its models again.
+            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | _environment(config)},
         },
         max_ongoing_requests=config.max_ongoing_requests,
         logging_config=LoggingConfig(enable_access_log=False),
@@ -176,6 +177,10 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         max_surge_percent=100,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),
     )
+
+
+def _environment(config: AppConfig) -> dict[str, str]:
+    return {name: value for one in config.served() for name, value in one.environment().items()}
 
 
 def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:

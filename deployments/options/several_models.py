@@ -8,7 +8,10 @@ from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.deployments.options.problems import first_problem
 from wingbeat.deployments.options.words import object_of_json
 
-OF_ONE_MODEL = ("model", "served_model_name", "drafter", "engine_dir", "lora_modules")
+OF_ONE_MODEL = (
+    *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
+    *("lora_update_dir", "prefix_dir", "recording_dir"),
+)
 """Settings that stand in an entry of `models`, never beside it."""
 OF_ROUTER = (
     *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),

@@ -131,7 +131,9 @@ def test_an_update_under_load_loses_no_request_and_changes_no_text(cluster: Clus
 
 
 def test_another_user_config_changes_limits_and_speculation_of_the_same_replicas(cluster: Cluster, tmp_path: Path):
-    document = on_this_machine(ROOT / "examples" / "serve" / "demo_cpu.yaml", cluster.port, max_num_seqs=4, adaptive=False)
+    document = on_this_machine(
+        ROOT / "examples" / "serve" / "demo_cpu.yaml", cluster.port, max_num_seqs=4, adaptive=False
+    )
     cluster.deploy(document, tmp_path)
     cluster.wait_until_it_runs()
     replicas = {deployment: cluster.replicas(deployment) for deployment in ("Router", "Verifier")}
