@@ -135,7 +135,7 @@ _OFFLOADED = refused("weights and KV stay on one device; {tensor_parallel_size} 
 _KERNELS = left_out("each device has its kernels; {kernels} torch takes torch's")
 _FIGURES = left_out("figures are at /metrics, and not logged", flag=True)
 _ACCESS = left_out("requests are logged with {access_log} alone", flag=True)
-_GENERATES = refused("models generate", "auto", "generate", "none")
+_GENERATES = refused("models generate, and {embeddings} has them embed too", "auto", "generate", "none")
 _HTTP = refused("an option of `wingbeat serve`; of a YAML, http_options")
 _AUTO_TOOLS = left_out("{tool_call_parser} is enough", True, otherwise="turn {tool_call_parser} to none", flag=True)
 _OWN_CODE = refused("code of yours is {drafter}, {tool_call_parser} and {reasoning_parser}, by their import paths")
