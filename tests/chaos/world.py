@@ -34,7 +34,7 @@ QUIET_S = 30.0
 REPEAT_S = 120.0
 POLL_S = 0.25
 PREEMPTION = 2
-"""`autoscaler_pb2.DrainNodeReason`: the machine goes at the deadline."""
+"""Ray's number of the reason that the machine goes at the deadline."""
 MOVED = ("router", "verifier")
 """Replicas that Serve starts elsewhere before it ends those of a node that is drained."""
 NOT_YET = (ray.exceptions.RayError, RayServeException, EngineFailed, TimeoutError, httpx.HTTPError, KeyError)

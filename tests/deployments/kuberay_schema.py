@@ -1,7 +1,7 @@
 """KubeRay's own schema of a RayService, as a Kubernetes API server holds manifests against it.
 
-`rayservice_v1.json.gz` is the `v1` schema of `ray-operator/config/crd/bases/ray.io_rayservices.yaml` of KubeRay 1.7.0
-(Apache License 2.0) without its descriptions. To make it anew from another version's file:
+The file beside this one is the `v1` schema of ray.io_rayservices.yaml (ray-operator/config/crd/bases) of KubeRay 1.7.0,
+Apache License 2.0, without its descriptions. To make it anew from another version's file:
 
     .venv/bin/python -m tests.deployments.kuberay_schema ray.io_rayservices.yaml
 """
