@@ -87,6 +87,8 @@ class Step(NamedTuple):
     """From its beginning to the first replica more than there were; not a number where there came none."""
     num_requests: int
     longest_s: float
+    first_token_s: list[float]
+    """Of every request, from when it was sent."""
     failures: list[str]
     differences: list[str]
 
@@ -116,8 +118,10 @@ async def run_step(
             answers.setdefault(trace.number, trace.answer)
     compared: Comparison = compare(load.traces, answers)
     longest_s = max(trace.ended_s - trace.started_s for trace in load.traces)
+    waits = [min(times[0] for times in t.arrivals.values()) - t.started_s for t in load.traces if t.arrivals]
     first_more_s, most = watch.first(began, before + 1), watch.most(began)
-    return Step(num, time.perf_counter() - began, most, first_more_s, compared.num_requests, longest_s, *compared[1:])
+    counts = (most, first_more_s, compared.num_requests, longest_s, waits)
+    return Step(num, time.perf_counter() - began, *counts, *compared[1:])
 
 
 async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -128,7 +132,7 @@ async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespa
     for before, num_clients in itertools.pairwise([0, *args.steps]):
         rises, length = num_clients > before, (args.step_s, args.patience_s)
         steps.append(await run_step(app, bodies, watch, answers, num_clients, rises, *length))
-        print(f"{num_clients} clients: {steps[-1]}", flush=True)
+        print(f"{num_clients} clients: {steps[-1]._replace(first_token_s=[])}", flush=True)
     to_zero.append(await watch.until(0, args.patience_s))
     watching.cancel()
     return {"steps": steps, "to_zero_s": to_zero, "sights": watch.sights, "drains_s": drains(watch.sights)}
@@ -167,10 +171,13 @@ def table(figures: dict[str, Any]) -> Table:
             f"{step.most_running}",
             f"{step.first_more_s:.1f}",
             f"{step.longest_s:.1f}",
+            f"{middle(step.first_token_s):.2f}",
+            f"{max(step.first_token_s):.1f}",
         )
         for step in figures["steps"]
     ]
     columns = "clients", "requests", "failed", "other text", "replicas", "first new one after s", "longest request s"
+    columns += "first token s", "longest"
     drained, (_, last) = figures["drains_s"], figures["to_zero_s"]
     drain = f"A replica drains in {middle(drained):.1f} s (median of {len(drained)})"
     note = f"{drain}; 0 replicas {last:.0f} s after the end."

@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/shared_drafters.py [--verifiers 3] [--concurrency 1 4] [--out FILE]
 
 All processes are there throughout: before each block every verifier leaves its drafter for the one of the other
-arrangement, so that both meet the same machine. Full chains are drafted. Texts must be those of plain decoding.
+arrangement, so that both meet the same machine. Full chains are drafted. Texts must be those of plain decoding. With
+--channel remote, rounds go over TCP, as between nodes.
 """
 
 import argparse
@@ -86,12 +87,13 @@ class World:
 
     async def start(self) -> None:
         """Load everything; all verifiers share a drafter then."""
+        address = "127.0.0.1" if self.config.channel == "remote" else None
         for number in range(self.num_verifiers):
 
             def launch(_: bytes | None, number: int = number) -> Place:
                 return Place(lambda: self.chosen[number])
 
-            self.lives.append(EngineLife(EngineStart(self.config, f"shared-{number}", None), launch))
+            self.lives.append(EngineLife(EngineStart(self.config, f"shared-{number}", None, (), address), launch))
         await asyncio.gather(*(life.start() for life in self.lives))
 
     async def arrange(self, arrangement: str) -> None:
@@ -202,6 +204,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--channel", choices=("shm", "remote"), default="shm")
     args = parser.parse_args()
     if args.quick:
         args.verifiers, args.concurrency, args.max_tokens, args.repeats = 2, [1], 8, 1
@@ -215,11 +218,16 @@ def main() -> None:
         enable_prefix_caching=False,
         adaptive=False,
         drafters={"num": 1},
+        channel=args.channel,
         drafter_back_off_s=0.0,
     )
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, args.verifiers * max(args.concurrency))
     blocks = asyncio.run(measure(config, prompts, args))
-    facts = {**machine_facts(), **model_facts(*pair), "workload": f"{describe(prompts)}; {args.max_tokens} tokens each"}
+    facts = {
+        **machine_facts(),
+        **model_facts(*pair),
+        "workload": f"{describe(prompts)}; {args.max_tokens} tokens each; channel {args.channel}",
+    }
     figures = {"blocks": [block._asdict() for block in blocks]}
     report = Report("Shared drafters", facts, [table(blocks, args.verifiers)], figures)
     report.show()

@@ -1,19 +1,21 @@
 """Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
+from wingbeat.deployments.options.embedding_options import EmbeddingOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
+from wingbeat.deployments.options.several_models import SeveralModels
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
@@ -37,9 +39,11 @@ class AppConfig(
     LoraOptions,
     PrefixOptions,
     MediaOptions,
+    EmbeddingOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,
+    SeveralModels,
 ):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
@@ -48,7 +52,9 @@ class AppConfig(
     """
 
     served_model_name: str | None = Field(
-        None, description="Name clients pass as `model`; none uses the directory's name."
+        None,
+        description="Name clients pass as `model`, or several separated by commas, of which answers bear the first; "
+        "none uses the directory's name.",
     )
 
     max_queued_requests: int = Field(
@@ -133,6 +139,19 @@ class AppConfig(
         None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _names_of_list(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_names(cls, value: str | None) -> str | None:
+        names = [] if value is None else _names_in(value)
+        if value is not None and (not all(names) or len(set(names)) < len(names)):
+            raise ValueError("must be names separated by commas, each one once")
+        return value
+
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         """Refuse what overflows a clock or a field of Serve's messages."""
@@ -161,7 +180,8 @@ class AppConfig(
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        self.check_adapters(self.model_name())
+        for name in self.model_names():
+            self.check_adapters(name)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 
@@ -300,11 +320,23 @@ class AppConfig(
         on_gpu = alone and not by_name and self.resolved_device() == self.drafter_device() == "cuda"
         return on_gpu and self.engine_config().drafter_beside
 
-    def model_name(self) -> str:
-        """What clients pass as `model`."""
+    def model_names(self) -> tuple[str, ...]:
+        """What clients pass as `model`; answers bear the first one."""
         if self.served_model_name is not None:
-            return self.served_model_name
+            return tuple(_names_in(self.served_model_name))
         if self.model is None:
-            return "wingbeat-demo"
+            return ("wingbeat-demo",)
         name = HubName.parse(self.model)
-        return self.model.resolve().name if name is None else name.repository
+        return (self.model.resolve().name if name is None else name.repository,)
+
+    def model_name(self) -> str:
+        """The first of them."""
+        return self.model_names()[0]
+
+    def all_names(self) -> tuple[str, ...]:
+        """Those and the names of adapters."""
+        return (*self.model_names(), *(self.lora_modules or {}))
+
+
+def _names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]

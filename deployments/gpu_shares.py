@@ -1,6 +1,6 @@
 """What an application takes of the GPUs there are, where its settings leave that open; knows them by numbers alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -24,12 +24,27 @@ class Placed(NamedTuple):
 
 def shares_here(config: AppConfig) -> Placed:
     """`with_shares` by the GPUs of this machine, before Ray runs; raises as that."""
-    return with_shares(config, [gpus_here()]) if config.leaves_gpus_open() else Placed(config, None)
+    return _of_each(config, lambda: [gpus_here()])
 
 
 def shares_in_cluster(config: AppConfig) -> Placed:
     """`with_shares` by the count of the Ray cluster that this process is connected to; raises as that."""
-    return with_shares(config, gpus_of_cluster()) if config.leaves_gpus_open() else Placed(config, None)
+    return _of_each(config, gpus_of_cluster)
+
+
+def _of_each(config: AppConfig, nodes: Callable[[], Sequence[Sequence[Gpu]]]) -> Placed:
+    """Of all models; raises SettingsError where several would take GPUs and it is not said how many each has."""
+    served = config.served()
+    if not any(one.leaves_gpus_open() for one in served):
+        return Placed(config, None)
+    gpus = nodes()
+    placed = [with_shares(one, gpus) for one in served]
+    if config.models is None:
+        return placed[0]
+    if any(one.line is not None for one in placed):
+        raise SettingsError("models: give each num_gpus_per_verifier and num_gpus_per_drafter, or device cpu")
+    names = ("num_gpus_per_verifier", "num_gpus_per_drafter")
+    return Placed(config.with_served(tuple(one.config for one in placed), names), None)
 
 
 def check_in_cluster(config: AppConfig) -> None:
@@ -38,11 +53,12 @@ def check_in_cluster(config: AppConfig) -> None:
     Raises:
         ValueError: names both shares and the largest node.
     """
-    if config.resolved_device() != "cuda":
-        return
-    drafter = config.drafter_share() if config.has_own_drafter() else None
-    one_node, ranks = not config.may_span_nodes(), config.tensor_parallel_size
-    check_node_gpus(config.verifier_share(), drafter, node_gpus(), one_node=one_node, num_ranks=ranks)
+    for one in config.served():
+        if one.resolved_device() != "cuda":
+            continue
+        drafter = one.drafter_share() if one.has_own_drafter() else None
+        one_node, ranks = not one.may_span_nodes(), one.tensor_parallel_size
+        check_node_gpus(one.verifier_share(), drafter, node_gpus(), one_node=one_node, num_ranks=ranks)
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:

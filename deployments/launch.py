@@ -19,7 +19,7 @@ from ray.serve.schema import ApplicationStatus
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.process_tree import descendants, end
-from wingbeat.deployments.app import ROUTER, VERIFIER, build_at
+from wingbeat.deployments.app import ROUTER, build_at, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door
 from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
@@ -217,10 +217,11 @@ class ServedApplication:
 
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config
-        report = serve.get_deployment_handle(VERIFIER, APP_NAME).report.remote().result(timeout_s=REPORT_TIMEOUT_S)
+        handles = [serve.get_deployment_handle(name, APP_NAME) for name in verifier_names(config)]
+        reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
-        command = curl_command(self.url(), config.model_name(), bool(config.api_key))
-        start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
+        command = curl_command(self.url(), config.served()[0].model_name(), bool(config.api_key))
+        start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
         """Which then listens itself. Several share Serve's proxy; so does one where the environment asks for that."""

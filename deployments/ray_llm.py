@@ -28,21 +28,21 @@ def build_openai_app(args: Any) -> Application:
     Raises:
         SettingsError: a field is unknown, not served, or wrong; one line that names it and says what to write.
     """
-    config, accelerator_type, notes = settings_of(args)
+    config, accelerator_types, notes = settings_of(args)
     if notes:
         logger.warning("%s.", "; ".join(notes))
-    return build_placed(config, accelerator_type)
+    return build_placed(config, accelerator_types)
 
 
-def settings_of(args: Any) -> tuple[AppConfig, str | None, list[str]]:
-    """The settings, Ray's name of the GPUs that pairs are placed on, and a line for each field that changes nothing.
+def settings_of(args: Any) -> tuple[AppConfig, list[str | None], list[str]]:
+    """The settings, by model Ray's name of the GPUs that pairs are on, and a line for each field that changes nothing.
 
     Raises:
         SettingsError: as `build_openai_app`.
     """
     try:
-        model = read_args(args, AppConfig.model_fields)
-        return AppConfig(**model.settings), model.accelerator_type, model.notes
+        said = read_args(args, AppConfig.model_fields)
+        return AppConfig(**said.settings), said.accelerator_types, said.notes
     except ValidationError as error:
         raise SettingsError(first_problem(error, AppConfig)) from None
     except ValueError as error:

@@ -110,8 +110,12 @@ def _escaped(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def ready_facts(report: Mapping[str, Any], logs: str) -> list[tuple[str, str]]:
-    """What `wingbeat.deployments.replica.verifier_replica.Verifier.report` says, for people to read."""
+def ready_facts(reports: Sequence[Mapping[str, Any]], logs: str) -> list[tuple[str, str]]:
+    """What `wingbeat.deployments.replica.verifier_replica.Verifier.report` says of each model, for people to read."""
+    return [*(fact for report in reports for fact in _facts(report)), ("logs", logs)]
+
+
+def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [("model", f"{report['model']} ({report['dtype']} on {report['device']})")]
     test = report["self_test"]
     if test is None:
@@ -127,7 +131,6 @@ def ready_facts(report: Mapping[str, Any], logs: str) -> list[tuple[str, str]]:
     if report["num_kv_tokens"]:
         facts.append(("KV cache", f"{report['num_kv_tokens']:,} tokens"))
     facts.append(("longest", f"{report['max_model_len']:,} tokens, prompt and answer"))
-    facts.append(("logs", logs))
     return facts
 
 

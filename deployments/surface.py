@@ -1,6 +1,7 @@
 """What the HTTP surface is built from, made of settings, which lie below it and know none of it."""
 
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.embeddings import EmbeddingKind
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.parsing.registry import Parsers
@@ -25,6 +26,12 @@ def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
         ValueError: there is no parser of a name, or a class is none; says which there are.
     """
     return Parsers.of_template(config.tool_call_parser, config.reasoning_parser, chat_template)
+
+
+def embedding_kind_of(config: AppConfig) -> EmbeddingKind:
+    """Which embeddings a model has; raises ValueError as `EmbeddingOptions.pooling`."""
+    pooling = config.pooling()
+    return EmbeddingKind(pooling, pooling is not None and config.cuts_embeddings())
 
 
 def media_limits_of(config: AppConfig) -> MediaLimits:

@@ -116,7 +116,6 @@ REFUSED_TOGETHER = (
     ),
     Refusal(_F.SHARED_DRAFTERS, _F.NO_DRAFTER, "it leaves nothing to share", "leave drafters out"),
     Refusal(_F.SHARED_DRAFTERS, _F.TENSORRT, "each of its verifiers has a drafter of its own", "leave drafters out"),
-    Refusal(_F.SHARED_DRAFTERS, _F.REMOTE, "shared drafters serve verifiers of their own node"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.SHARED_DRAFTERS, "shared drafters have processes of their own"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "it leaves nothing to place", "leave drafter_place out"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NAMED_CHANNEL, "there is no channel within a process", "leave channel out"),

@@ -22,10 +22,8 @@ cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
     deployments.page deployments.parsing deployments.request_context runtime.lora runtime.media runtime.metrics
     runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
-deployments.app: cluster.autoscaling cluster.placement deployments.api deployments.app_config deployments.door
-    deployments.fleet deployments.gpu_shares deployments.http_server deployments.log deployments.metrics
-    deployments.options deployments.replica deployments.surface runtime.tokenizer runtime.torchless
-    runtime.verifier.checkpoints
+deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
+    deployments.gpu_shares deployments.options deployments.replica deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
@@ -55,6 +53,8 @@ deployments.metrics: deployments.options deployments.request_context runtime.met
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
     runtime.tensor_files runtime.tensor_parallel
+deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.metrics
+    deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
@@ -65,6 +65,8 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
     runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
+deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
+    deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
 deployments.start_up:
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing

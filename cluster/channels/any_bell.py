@@ -1,11 +1,13 @@
 """Sleeping on several bells at once: a drafter of several verifiers wakes for whichever rings first.
 
-Linux has a call for that since 5.16 (futex_waitv). Elsewhere the bells are slept on in turn, briefly each.
+Linux has a call for that since 5.16 (futex_waitv). Elsewhere the bells are slept on in turn, briefly each. Bells that
+are rung from other nodes are sockets, which are polled together; bells in memory beside them are looked at in between.
 """
 
 import ctypes
 import errno
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +46,10 @@ WAITS_FOR_MANY = _kernel_has_it()
 
 def sleep_on(bells: Sequence[Bell], seen: Sequence[int], timeout_s: float) -> None:
     """Sleep until one of the bells is rung or for `timeout_s`; not at all where a counter is not what was `seen`."""
+    descriptors = [descriptor for bell in bells if (descriptor := bell.descriptor) is not None]
+    if descriptors:
+        _poll(descriptors, timeout_s if len(descriptors) == len(bells) else min(timeout_s, TURN_S))
+        return
     if not WAITS_FOR_MANY:
         for bell, value in zip(bells, seen, strict=True):
             bell.sleep(value, min(timeout_s, TURN_S))
@@ -57,6 +63,13 @@ def sleep_on(bells: Sequence[Bell], seen: Sequence[int], timeout_s: float) -> No
     until = time.monotonic() + timeout_s
     limit = Timespec(int(until), int(until % 1 * 1e9))
     syscall(_CALL, ctypes.byref(waiters), len(waiters), 0, ctypes.byref(limit), _MONOTONIC)
+
+
+def _poll(descriptors: Sequence[int], timeout_s: float) -> None:
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    waiting.poll(1e3 * timeout_s)
 
 
 def wait_for_any(

@@ -69,6 +69,11 @@ class Bell:
         self.address = ctypes.addressof(self._futex)
         """For `any_bell`."""
 
+    @property
+    def descriptor(self) -> int | None:
+        """What becomes readable where the counter's ringer is on another node; None where it shares this memory."""
+        return None
+
     def ring(self) -> None:
         """Wake whoever sleeps on the counter; call after raising it."""
         if _FUTEX_CALL is not None:

@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.json_pieces import fragments
@@ -15,7 +15,18 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.bodies.unserved_fields import gather
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.request_context import RequestContext, enter
+
+
+class _Planned(NamedTuple):
+    """A request on its way to engines."""
+
+    service: CompletionService
+    generation: Generation
+    shape: ResponseShape
+    name: str
+    """What a log calls it."""
 
 
 class HandleCalls:
@@ -25,35 +36,37 @@ class HandleCalls:
         ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
     """
 
-    _service: CompletionService
+    _models: ServedModels
     _refuses_unknown_fields: bool
 
     async def generate(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
         """The answer of `/v1/completions` to a prompt and other fields of its body."""
-        return await self._whole(*await self._completion({**fields, "prompt": prompt}))
+        return await self._whole(await self._completion({**fields, "prompt": prompt}))
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """The answer of `/v1/chat/completions` to messages and other fields of its body."""
-        return await self._whole(*await self._chat({**fields, "messages": messages}))
+        return await self._whole(await self._chat({**fields, "messages": messages}))
 
     async def stream_generate(self, prompt: str | list[int], **fields: Any) -> AsyncGenerator[bytes, None]:
         """The server-sent events of `/v1/completions`, as they come."""
-        async for event in self._events(*await self._completion({**fields, "prompt": prompt, "stream": True})):
+        async for event in self._events(await self._completion({**fields, "prompt": prompt, "stream": True})):
             yield event
 
     async def stream_chat(self, messages: list[dict[str, Any]], **fields: Any) -> AsyncGenerator[bytes, None]:
         """The server-sent events of `/v1/chat/completions`, as they come."""
-        async for event in self._events(*await self._chat({**fields, "messages": messages, "stream": True})):
+        async for event in self._events(await self._chat({**fields, "messages": messages, "stream": True})):
             yield event
 
-    async def _completion(self, fields: dict[str, Any]) -> tuple[Generation, ResponseShape, str]:
-        name = self._begin()
-        return await self._service.plan_completion(CompletionBody.of_fields(fields)), CompletionShape(), name
+    async def _completion(self, fields: dict[str, Any]) -> _Planned:
+        name, body = self._begin(), CompletionBody.of_fields(fields)
+        service = self._models.choose(body.model)
+        return _Planned(service, await service.plan_completion(body), CompletionShape(), name)
 
-    async def _chat(self, fields: dict[str, Any]) -> tuple[Generation, ResponseShape, str]:
-        name = self._begin()
-        generation = await self._service.plan_chat(ChatBody.of_fields(fields))
-        return generation, ParsedChatShape(generation), name
+    async def _chat(self, fields: dict[str, Any]) -> _Planned:
+        name, body = self._begin(), ChatBody.of_fields(fields)
+        service = self._models.choose(body.model)
+        generation = await service.plan_chat(body)
+        return _Planned(service, generation, ParsedChatShape(generation), name)
 
     def _begin(self) -> str:
         """What a log calls the request."""
@@ -62,21 +75,23 @@ class HandleCalls:
         gather(self._refuses_unknown_fields)
         return name
 
-    async def _whole(self, generation: Generation, shape: ResponseShape, name: str) -> dict[str, Any]:
+    async def _whole(self, planned: _Planned) -> dict[str, Any]:
+        service, generation, shape, name = planned
         try:
-            with self._service.sizes.held(generation.answer_bytes):
-                answer = await whole_response(generation, self._service.run(generation), shape)
+            with service.sizes.held(generation.answer_bytes):
+                answer = await whole_response(generation, service.run(generation), shape)
                 # Long lists are written piece by piece, and are no lists before that.
                 return json.loads("".join(fragments(answer))) if generation.has_lists else answer
         except Exception as error:
             log_failure(error, name)
             raise as_api_error(error) from error
 
-    async def _events(self, generation: Generation, shape: ResponseShape, name: str) -> AsyncGenerator[bytes, None]:
-        deltas = self._service.run(generation)
+    async def _events(self, planned: _Planned) -> AsyncGenerator[bytes, None]:
+        service, generation, shape, name = planned
+        deltas = service.run(generation)
         try:
-            with self._service.sizes.held(generation.answer_bytes):
-                events = event_stream(generation, deltas, shape, name, self._service.turn)
+            with service.sizes.held(generation.answer_bytes):
+                events = event_stream(generation, deltas, shape, name, service.turn)
                 async with aclosing(events):
                     async for event in events:
                         yield event

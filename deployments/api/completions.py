@@ -29,6 +29,7 @@ from wingbeat.deployments.api.bodies.requests import (
     GenerationBody,
     SpeculationOptions,
 )
+from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind, Embeddings
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
@@ -60,15 +61,23 @@ class CompletionService:
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         takes_templates: bool = False,
+        aliases: Sequence[str] = (),
+        beside: "CompletionService | None" = None,
+        embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
     ) -> None:
+        """`aliases`: further names of the model. `beside`: a service of the same router, which has room for answers
+        and writes long ones in turn with this one."""
         self.pool = pool
-        self.sizes = AnswerSizes(max_answer_bytes)
-        self.turn = asyncio.Lock()
+        self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
+        self.speculates = True
+        """Whether requests are drafted for that do not say themselves whether they are."""
+        self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, media, takes_templates)
+        self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
+        self.embeddings = Embeddings(pool, self.prompts, self._figures, embedding_kind)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -136,7 +145,7 @@ class CompletionService:
         unique_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
-        asked = body.speculation or SpeculationOptions()
+        asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
             self.pool.info.vocab_size,
             self._tokenizer,

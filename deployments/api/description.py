@@ -10,8 +10,10 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
+from wingbeat.deployments.api.endpoints.embedding_routes import EMBEDDINGS_PATH
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
@@ -21,6 +23,7 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponsesBody,
+    EMBEDDINGS_PATH: EmbeddingsBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
     LOAD_PATH: LoadAdapterBody,

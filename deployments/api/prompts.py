@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
+from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
     invalid,
@@ -181,6 +182,7 @@ class Prompts:
     Args:
         media: reads images or audio; None for a model of text alone.
         takes_templates: whether requests may have a chat template of their own.
+        aliases: further names of the base model.
     """
 
     def __init__(
@@ -189,8 +191,10 @@ class Prompts:
         tokenizer: Tokenizer,
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         takes_templates: bool = False,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.media = media
+        self._aliases = tuple(aliases)
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
         """Where long texts are worked on."""
@@ -202,9 +206,22 @@ class Prompts:
         """Whether the chat template is given contents in parts: that of a model that takes media."""
         return self.media is not None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the base model, the one that answers bear first."""
+        return (self._pool.info.model_name, *self._aliases)
+
+    def knows(self, model: str) -> bool:
+        """Whether it is a name of the base model or of an adapter."""
+        return model in self.names or self._pool.adapters.catalog.find(model) is not None
+
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
+
+    async def of_embedding(self, body: EmbeddingsBody) -> list[Prompt]:
+        """Of each input, in the request's order; raises ApiError where one does not fit the model."""
+        return await self.off_loop.run(sum(map(len, body.input)), self._embedding_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
@@ -227,11 +244,11 @@ class Prompts:
 
     def adapter_of(self, model: str | None) -> AdapterName | None:
         """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
-        if model is None or model == self._pool.info.model_name:
+        if model is None or model in self.names:
             return None
         adapter = self._pool.adapters.catalog.find(model)
         if adapter is None:
-            raise unknown_model(model, self._pool.info.model_name)
+            raise unknown_model(model, ", ".join(self.names))
         return adapter
 
     def _prefix_of(self, body: GenerationBody) -> SavedPrefix | None:
@@ -245,16 +262,27 @@ class Prompts:
         echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
         adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
         token_ids, is_cut = self._tokens(prompt, body, "prompt", adds)
-        vocab_size = self._pool.info.vocab_size
-        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if outside is not None:
-            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
-            raise invalid("prompt", problem)
+        self._check_ids(token_ids, "prompt")
         if prefix is not None:
             token_ids, echo = (*prefix.token_ids, *token_ids), None
         if not body.echo:
             return Prompt(token_ids)
         return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
+
+    def _embedding_prompts(self, body: EmbeddingsBody) -> list[Prompt]:
+        adds, prompts = body.add_special_tokens is not False, []
+        for text in body.input:
+            token_ids, _ = self._tokens(text, body, "input", adds)
+            self._check_ids(token_ids, "input")
+            prompts.append(Prompt(token_ids))
+        return prompts
+
+    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
+        vocab_size = self._pool.info.vocab_size
+        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if outside is not None:
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid(param, problem)
 
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
@@ -277,7 +305,7 @@ class Prompts:
         return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=media_prompts.place(self.media, token_ids, media))
 
     def _tokens(
-        self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
+        self, prompt: str | list[int], body: GenerationBody | EmbeddingsBody, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
         """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
         limit, kept = self._pool.info.max_model_len, body.truncate_prompt_tokens

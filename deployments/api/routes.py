@@ -20,6 +20,7 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
+from wingbeat.deployments.api.endpoints.embedding_routes import add_embedding_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
@@ -29,12 +30,13 @@ from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.page.playground import add_page
 
 
 def create_app(
-    service: CompletionService,
+    served: CompletionService | ServedModels,
     access: Access | None = None,
     limits: HttpLimits | None = None,
     adds_request_id: bool = True,
@@ -49,7 +51,8 @@ def create_app(
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
-    app.state.off_loop = service.prompts.off_loop
+    models = ServedModels.of(served)
+    app.state.off_loop = models.first.prompts.off_loop
     app.add_middleware(
         HttpGuard,
         routes=app.routes,
@@ -62,29 +65,32 @@ def create_app(
     if monitor is not None:
         add_monitoring(app, monitor)
 
-    add_token_routes(app, service)
-    add_server_routes(app, service)
-    add_model_routes(app, service)
+    add_token_routes(app, models)
+    add_embedding_routes(app, models)
+    add_server_routes(app, models)
+    add_model_routes(app, models)
     if updates_adapters:
-        add_adapter_routes(app, service)
-    add_prefix_routes(app, service)
-    add_responses_route(app, service)
-    add_messages_routes(app, service)
+        add_adapter_routes(app, models)
+    add_prefix_routes(app, models)
+    add_responses_route(app, models)
+    add_messages_routes(app, models)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(CompletionBody, request)
+        service = models.choose(body.model)
         generation = await service.plan_completion(body)
         return await _answer(request, service, generation, CompletionShape(), bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(ChatBody, request)
+        service = models.choose(body.model)
         generation = await service.plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
-    add_page(app, service.pool)
-    add_load(app, service.pool)
+    add_page(app, models.pools)
+    add_load(app, models.pools)
     add_description(app, version_of_package())
     return app
 

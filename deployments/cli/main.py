@@ -145,7 +145,8 @@ def _serve(
             if line is not None:
                 start_up.event(line)
         preflight.check(config, host, port, address)
-        check_unless_known(config, preflight.is_here(address))
+        for one in config.served():
+            check_unless_known(one, preflight.is_here(address))
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
         # Importing Ray takes seconds; nothing before this line needs it.
         from wingbeat.deployments.launch import StartError, serve_until_stopped

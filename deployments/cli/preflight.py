@@ -35,15 +35,20 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
         check_address(host, port)
     else:
         _check_cluster(address)
+    for one in config.served():
+        _check_model(one, is_here(address))
+
+
+def _check_model(config: AppConfig, here: bool) -> None:
     folder = config.model_dir()
     file = ConfigFile.read(folder)
-    here = is_here(address)
     wingbeats_own = config.engine_factory is None
     check_positions(config, file.name, file.size("max_position_embeddings"))
     if wingbeats_own:
         check_files(file)
         if here:
             check_memory(config, file)
+    config.pooling()
     check_tokenizer_file(folder, file.size("vocab_size"))
     _check_recording(config)
     _check_drafter_name(config, here)

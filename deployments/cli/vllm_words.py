@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -14,7 +15,7 @@ from wingbeat.deployments.options.vllm_options import SHORT, VLLM
 
 COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "help": True}
 """Options of `wingbeat serve` beside the settings: whether no value follows."""
-_ONE_BY_ONE = "lora_modules"
+_NAMES, _ADAPTERS = "served_model_name", "lora_modules"
 """Of which vLLM takes one word after the other."""
 _SAID = {"true": True, "false": False, "none": None}
 
@@ -80,7 +81,7 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
             found.own[name] = str(said)
             continue
         found.values[name] = _value(name, said, flag and not negated, own)
-        while name == _ONE_BY_ONE and index < len(args) and _is_adapter(args[index]):
+        while index < len(args) and _goes_on(name, args[index], found):
             found.values[name], index = [*_listed(found.values[name]), args[index]], index + 1
     return found
 
@@ -115,8 +116,14 @@ def _as_written(name: str) -> str:
     return option_name(option) + dot + field
 
 
-def _is_adapter(word: str) -> bool:
-    return not word.startswith("-") and ("=" in word or word.startswith("{"))
+def _goes_on(name: str, word: str, before: _Sorted) -> bool:
+    """Whether a word is one more value of an option. Of names it is, once the model is said, unless a folder is there:
+    models and drafters stand without an option's name, too."""
+    if word.startswith("-"):
+        return False
+    if name == _ADAPTERS:
+        return "=" in word or word.startswith("{")
+    return name == _NAMES and bool(before.bare or "model" in before.values) and not Path(word).is_dir()
 
 
 def _listed(value: Any) -> list[Any]:

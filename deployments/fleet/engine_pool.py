@@ -102,6 +102,10 @@ class EnginePool:
         )
         self._balancing = event_loop.create_task(self._balance())
 
+    def limit(self, max_queued_requests: int, engine_wait_s: float) -> None:
+        """Admit by other limits from now on; what waits already waits as it was told."""
+        self._max_queued_requests, self._engine_wait_s = max_queued_requests, engine_wait_s
+
     async def close(self) -> None:
         """Close every connection; running requests end by EngineUnavailable."""
         self._closed = True

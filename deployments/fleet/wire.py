@@ -92,6 +92,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """`PackedLogprobs.as_bytes`"""
     rounds: list[VerifiedRound] = []
     queue_s: float = 0.0
+    embedding: bytes = b""
 
     @classmethod
     def of(cls, number: int, output: RequestOutput) -> "WireOutput":
@@ -110,6 +111,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
             output.prompt_logprobs.as_bytes() if output.prompt_logprobs else None,
             list(output.rounds),
             output.queue_s,
+            output.embedding,
         )
 
     @property
@@ -127,6 +129,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.rounds += later.rounds
         self.queue_s = max(self.queue_s, later.queue_s)
+        self.embedding = self.embedding or later.embedding
 
     def opened(self) -> RequestOutput:
         """The inverse of `of`, without a request's id."""
@@ -140,6 +143,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
             prompt_logprobs=PackedLogprobs.of_bytes(*self.prompt_logprobs) if self.prompt_logprobs else (),
             rounds=tuple(self.rounds),
             queue_s=self.queue_s,
+            embedding=self.embedding,
         )
 
 

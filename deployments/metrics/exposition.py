@@ -1,6 +1,7 @@
 """Figures in the text that Prometheus reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
@@ -12,20 +13,38 @@ from wingbeat.deployments.metrics.wingbeat_families import wingbeat_families
 
 
 class SnapshotCollector(Collector):
-    """Shows a snapshot to a registry of prometheus_client."""
+    """Shows snapshots, one of each model, to a registry of prometheus_client."""
 
-    def __init__(self, snapshot: FleetSnapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, *snapshots: FleetSnapshot) -> None:
+        self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
         """All families, those without a row too: their names are the documentation."""
-        yield from vllm_families(self._snapshot)
-        yield from wingbeat_families(self._snapshot)
+        for same in zip(*map(_families, self._snapshots), strict=True):
+            yield _joined(same)
 
 
-def exposed(snapshot: FleetSnapshot, accept: str) -> tuple[bytes, str]:
-    """The snapshot as a body and its media type, in the newest format that an `Accept` header takes."""
+def _families(snapshot: FleetSnapshot) -> Iterable[Metric]:
+    return chain(vllm_families(snapshot), wingbeat_families(snapshot))
+
+
+def _joined(families: Sequence[Metric]) -> Metric:
+    """One family of several models' rows. Rows without a model in their labels are a router's: they are summed."""
+    first, *others = families
+    if not others:
+        return first
+    rows = {(sample.name, *sorted(sample.labels.items())): sample for sample in first.samples}
+    for sample in chain.from_iterable(family.samples for family in others):
+        key = (sample.name, *sorted(sample.labels.items()))
+        known = rows.get(key)
+        rows[key] = sample if known is None else known._replace(value=known.value + sample.value)
+    first.samples = list(rows.values())
+    return first
+
+
+def exposed(snapshots: Iterable[FleetSnapshot], accept: str) -> tuple[bytes, str]:
+    """The snapshots as one body and its media type, in the newest format that an `Accept` header takes."""
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(snapshot))
+    registry.register(SnapshotCollector(*snapshots))
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type

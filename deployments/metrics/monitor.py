@@ -1,6 +1,6 @@
 """What one router shows of the application, beside the API that it serves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wingbeat.deployments.metrics.chrome_trace import Record
@@ -15,8 +15,8 @@ class Monitor:
 
     own: RouterFigures
     """What this router measures."""
-    fleet: FleetFigures
-    """What all engines and routers measured."""
+    fleets: Sequence[FleetFigures]
+    """What all engines and routers measured, by model."""
     engine_ids: Callable[[], frozenset[str]]
     """The engines that are live now."""
     record: Record

@@ -46,6 +46,7 @@ def _drafted(name: str) -> Read:
 GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("num_requests_running", "Requests in the rounds of an engine.", figure("num_running")),
     ("num_requests_waiting", "Requests waiting for a slot of an engine.", figure("num_waiting")),
+    ("num_requests_swapped", "Requests on the host's memory: none, as preempted ones are computed again.", lambda _: 0),
     ("kv_cache_usage_perc", "Share of the KV cache in use: 1 is all of it.", kv_usage),
 )
 COUNTERS: tuple[tuple[str, str, Read], ...] = (

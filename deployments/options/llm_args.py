@@ -8,6 +8,7 @@ import yaml
 
 from wingbeat.deployments.options.foreign_rows import Translated, shown, translate
 from wingbeat.deployments.options.llm_config import ACCELERATOR, GPU_PART, INGRESS, LLM_CONFIG, NESTED
+from wingbeat.deployments.options.several_models import OF_ROUTER
 from wingbeat.deployments.options.speculative_config import flat
 from wingbeat.deployments.options.vllm_options import VLLM
 from wingbeat.runtime.drafters.choice import parse_drafter
@@ -17,18 +18,18 @@ WITH_DRAFTER = 0.7
 """Of a part of a GPU, what a verifier has beside a drafter with weights."""
 
 
-class Model(NamedTuple):
-    """What one entry of `llm_configs` asks for."""
+class Said(NamedTuple):
+    """What `llm_configs` ask for."""
 
     settings: dict[str, Any]
-    accelerator_type: str | None
-    """Ray's name of the GPUs that a pair is placed on."""
+    accelerator_types: list[str | None]
+    """By model, Ray's name of the GPUs that a pair is placed on."""
     notes: list[str]
     """A line for each field that changes nothing."""
 
 
-def read_args(args: Any, own: Collection[str]) -> Model:
-    """The model of an application.
+def read_args(args: Any, own: Collection[str]) -> Said:
+    """The models of an application.
 
     Args:
         args: an object with `llm_configs`, the path of a YAML file or its text.
@@ -46,20 +47,29 @@ def read_args(args: Any, own: Collection[str]) -> Model:
     configs = fields.get("llm_configs")
     if not isinstance(configs, list) or not configs:
         raise ValueError("llm_configs must be a list with a model")
-    if len(configs) > 1:
-        raise ValueError(
-            f"llm_configs has {len(configs)} models: give each an application of its own, by name and route_prefix"
-        )
     ingress = fields.get("ingress_deployment_config") or {}
     routers = translate(ingress, INGRESS, lambda name: f"ingress_deployment_config.{name}", ())
-    return _placed(_joined(_read_config(_object(configs[0], "llm_configs[0]"), own), routers))
+    places = [f"llm_configs[{index}]" for index in range(len(configs))]
+    found = [_read_config(_object(one, place), place, own) for one, place in zip(configs, places, strict=True)]
+    if len(found) == 1:
+        return _placed(_joined(found[0], routers))
+    for one in found:
+        routers = _joined(
+            routers, Translated({name: one.settings.pop(name) for name in OF_ROUTER if name in one.settings}, [])
+        )
+    models = list(map(_placed, found))
+    return Said(
+        routers.settings | {"models": [one.settings for one in models]},
+        [one.accelerator_types[0] for one in models],
+        [*(note for one in models for note in one.notes), *routers.notes],
+    )
 
 
-def _read_config(fields: Mapping[str, Any], own: Collection[str]) -> Translated:
+def _read_config(fields: Mapping[str, Any], place: str, own: Collection[str]) -> Translated:
     values = _flat_fields(fields)
     if not (fields.get("model_loading_config") or {}).get("model_id"):
-        raise ValueError("llm_configs[0].model_loading_config.model_id must be given")
-    said = translate(values, LLM_CONFIG, lambda name: f"llm_configs[0].{name}", ())
+        raise ValueError(f"{place}.model_loading_config.model_id must be given")
+    said = translate(values, LLM_CONFIG, lambda name: f"{place}.{name}", ())
     options = flat(_object(fields.get("engine_kwargs") or {}, "engine_kwargs"))
     engine = translate(options, VLLM, lambda name: f"engine_kwargs.{name}", own, beside=said.settings)
     return _joined(said, engine)
@@ -85,7 +95,7 @@ def _joined(one: Translated, other: Translated) -> Translated:
     return Translated(one.settings | other.settings, [*one.notes, *other.notes])
 
 
-def _placed(said: Translated) -> Model:
+def _placed(said: Translated) -> Said:
     """Shares of a GPU that is had in part: a drafter with weights has some of it."""
     settings = dict(said.settings)
     accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
@@ -94,7 +104,7 @@ def _placed(said: Translated) -> Model:
         own = round(WITH_DRAFTER * part, 4) if drafter.needs_gpu else part
         shares = {"num_gpus_per_verifier": own, "num_gpus_per_drafter": round(part - own, 4)}
         settings = {**shares, **settings}
-    return Model(settings, accelerator, said.notes)
+    return Said(settings, [accelerator], said.notes)
 
 
 def _object(value: Any, place: str) -> Mapping[str, Any]:

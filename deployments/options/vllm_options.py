@@ -45,12 +45,8 @@ def _kv_dtype(value: Any) -> Any:
     return {"fp8_e4m3": "fp8"}.get(value, value)
 
 
-def _one_name(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        if len(value) != 1:
-            raise ValueError("an application has one model of one name; give each further name an application")
-        return value[0]
-    return value
+def _names(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _adapters(value: Any) -> Any:
@@ -139,7 +135,7 @@ _OFFLOADED = refused("weights and KV stay on one device; {tensor_parallel_size} 
 _KERNELS = left_out("each device has its kernels; {kernels} torch takes torch's")
 _FIGURES = left_out("figures are at /metrics, and not logged", flag=True)
 _ACCESS = left_out("requests are logged with {access_log} alone", flag=True)
-_GENERATES = refused("models generate", "auto", "generate", "none")
+_GENERATES = refused("models generate, and {embeddings} has them embed too", "auto", "generate", "none")
 _HTTP = refused("an option of `wingbeat serve`; of a YAML, http_options")
 _AUTO_TOOLS = left_out("{tool_call_parser} is enough", True, otherwise="turn {tool_call_parser} to none", flag=True)
 _OWN_CODE = refused("code of yours is {drafter}, {tool_call_parser} and {reasoning_parser}, by their import paths")
@@ -147,7 +143,7 @@ _OWN_CODE = refused("code of yours is {drafter}, {tool_call_parser} and {reasoni
 VLLM: dict[str, Row] = SPECULATIVE | {
     # The model and its files.
     "model": same(),
-    "served_model_name": same(_one_name, "the same, one name"),
+    "served_model_name": same(_names, "the same; several names too"),
     "dtype": same(_dtype, "the same; half is float16, float is float32"),
     "max_model_len": same(_number, "the same, 32k too; auto and -1 leave it out"),
     "quantization": becomes("left out where config.json says the same; else refused", _quantization),

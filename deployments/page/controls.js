@@ -55,12 +55,13 @@ async function drawModel() {
   const { body: about } = await ask("/");
   if (!about) return;
   const cards = (await ask("/v1/models")).body?.data ?? [];
-  const drafter = cards[0]?.drafter;
+  const several = cards.filter(({ parent }) => !parent).length > 1;
+  const drafter = several ? null : cards[0]?.drafter;
   $("model").replaceChildren(node("b", { textContent: about.model }));
   if (drafter) $("model").append(drafter === "none" ? " without a drafter" : ` with the drafter ${drafter}`);
   const now = $("adapter").value;
   $("adapter").replaceChildren(...cards.map(({ id, parent }) =>
-    node("option", { value: parent ? id : "", textContent: parent ? `${id} (adapter)` : id, selected: now === id })));
+    node("option", { value: parent || several ? id : "", textContent: parent ? `${id} (adapter)` : id, selected: now === id })));
   $("adapters").hidden = cards.length < 2;
 }
 

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -16,7 +16,7 @@ SCRIPTS = ("elements.js", "stream.js", "run.js", "tree.js", "panel.js", "control
 """Parts of the page's one script, in their order."""
 
 
-def add_page(app: FastAPI, pool: EnginePool) -> None:
+def add_page(app: FastAPI, pools: Sequence[EnginePool]) -> None:
     """Serve `/`; the files are read once, here."""
     html = page()
     headers = page_headers(html)
@@ -25,7 +25,8 @@ def add_page(app: FastAPI, pool: EnginePool) -> None:
     async def root(request: Request) -> Response:
         if not wants_json(request.headers.getlist("accept")):
             return HTMLResponse(html, headers=headers)
-        body = {"name": "wingbeat", "model": pool.info.model_name, "api": "/v1"}
+        names = [pool.info.model_name for pool in pools]
+        body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 

@@ -301,6 +301,8 @@ class Verifier:
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""
+        if self._config.shares_drafters():
+            return address_of_node() if self._config.channel == "remote" else None
         if not self._config.has_own_drafter() or not self._config.may_span_nodes():
             return None
         return address_of_node() if self._config.channel == "remote" else address_if_remote()

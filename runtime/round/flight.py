@@ -28,6 +28,8 @@ class RoundResult(NamedTuple):
     """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.round.choice`."""
     chunk_logprobs: np.ndarray | None = None
     """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
+    pooled: np.ndarray | None = None
+    """float64 [num_pooled_chunks, hidden_size]: see `PromptPooling`."""
 
 
 @dataclass
@@ -91,6 +93,12 @@ class RoundInFlight:
                     self.plan.decodes[row].reports.add_tokens(result.logprobs[index][:count])
         if result.chunk_logprobs is not None:
             self._report_chunks(result.chunk_logprobs)
+        if result.pooled is not None:
+            chunks = zip(self.plan.chunks, self.live[len(self.plan.decodes) :], strict=True)
+            pooled = [(chunk, live) for chunk, live in chunks if chunk.pooling is not None]
+            for (chunk, live), row in zip(pooled, result.pooled, strict=True):
+                if live:
+                    chunk.seq.reports.add_pooled(row)
 
     def _report_chunks(self, packed: np.ndarray) -> None:
         begin = sum(chunk.samples for chunk in self.plan.chunks)
@@ -128,6 +136,7 @@ class RoundInFlight:
             evidence=told.get("evidence"),
             logprobs=told.get("logprobs"),
             chunk_logprobs=told.get("chunk_logprobs"),
+            pooled=told["pooled"].view(np.float64) if "pooled" in told else None,
         )
 
 
@@ -156,6 +165,8 @@ class FirstTokens(NamedTuple):
     """[num_chunk_tokens, taps_size], chunks back to back."""
     logprobs: Tensor | None = None
     """As `RoundResult.chunk_logprobs`."""
+    pooled: Tensor | None = None
+    """As `RoundResult.pooled`, in the bits of int64."""
 
 
 def launched_round(
@@ -174,6 +185,7 @@ def launched_round(
     told = accepted.told()
     if accepted.packed is None:
         told |= {"sampled": first.sampled} | ({} if first.logprobs is None else {"chunk_logprobs": first.logprobs})
+        told |= {} if first.pooled is None else {"pooled": first.pooled}
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,

@@ -24,6 +24,7 @@ from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
+from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
@@ -80,6 +81,7 @@ class ModelRunner:
         pieces = graph_device is not None
         kernels = kernels if self.on_host else None
         self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
+        self._pooling = next((feature for feature in features if isinstance(feature, PromptPooling)), None)
         self.max_depth = config.speculation.max_path - 1
         acceptance = PathAcceptance(slots, cache, self.builder, config, kernels)
         self.pruner: DevicePruner | None = None
@@ -176,7 +178,8 @@ class ModelRunner:
             self.slots.last_token_ids[slots] = sampled
             if any(seq.request.params.has_penalties for seq in sampling):
                 self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
-        return FirstTokens(sampled, chunks.taps, self._chunk_logprobs(plan, sampling, sampled, chunks.logits))
+        logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
+        return FirstTokens(sampled, chunks.taps, logprobs, None if self._pooling is None else self._pooling.take())
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor

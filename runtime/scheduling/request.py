@@ -38,6 +38,13 @@ TRIAL_TOKENS = 16
 """Of a request on trial: a prompt's end and a few rounds. One that writes more has not broken its engine."""
 
 
+class Pooling(StrEnum):
+    """What of a prompt's hidden states its embedding is."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
 class FinishReason(StrEnum):
     """Why a request ended; the values are OpenAI's where OpenAI has one."""
 
@@ -109,6 +116,8 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     trace: bool = False
     """Whether the outputs carry `rounds`: the trees that were verified."""
+    pooling: Pooling | None = None
+    """Report the prompt's embedding; the request ends after its first token."""
     force_drafts: bool = False
     """Draft and verify whole trees, also where the measured costs say that it does not pay; the tokens are the same."""
 
@@ -143,6 +152,8 @@ class SamplingParams:
                 raise ValueError(f"logit_bias adds {value} to token {token_id}: must be a finite number")
         if not isinstance(self.cache_salt, str):
             raise ValueError("cache_salt is no text")
+        if self.pooling is not None and (not isinstance(self.pooling, Pooling) or self.max_tokens != 1):
+            raise ValueError(f"pooling is {self.pooling}: must be one of {', '.join(Pooling)}, with max_tokens 1")
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -279,6 +290,8 @@ class RequestOutput(NamedTuple):
     """By new token, where the request asks for them."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
     """By prompt token from the second one on, on the first output, where the request asks for them."""
+    embedding: bytes = b""
+    """float32 [hidden_size], not normalised, on the first output, where the request asks for it."""
     rounds: tuple[VerifiedRound, ...] = ()
     """Where the request has `trace`: one for each round that these tokens came from."""
     queue_s: float = 0.0

@@ -141,7 +141,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         admitted: list[Sequence] = []
         for seq in self.running:
-            if seq.num_uncomputed > 1 and budget:
+            if seq.wants_chunk and budget:
                 chunk = Chunk.next_of(seq, budget, self._whole_images)
                 chunks += [chunk] if chunk.length else []
                 budget -= chunk.length
@@ -156,7 +156,7 @@ class Scheduler:
             self._order.take(seq, self.waiting)
             self.running.append(seq)
             admitted.append(seq)
-            if seq.num_uncomputed > 1:
+            if seq.wants_chunk:
                 chunks.append(chunk)
                 budget -= chunk.length
             else:
@@ -219,6 +219,8 @@ class Scheduler:
         output = RequestOutput(
             seq.request.request_id, tuple(kept), reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs
         )
+        if seq.request.params.pooling is not None:
+            output = output._replace(embedding=seq.reports.embedding(seq.num_prompt_tokens))
         if reason is not None:
             self._drop(seq)
             return output._replace(metrics=seq.metrics, num_cached_tokens=seq.num_cached_tokens)
@@ -281,8 +283,7 @@ class Scheduler:
             if place is None:
                 return False
             seq.adapter_id = place
-        computes_all = seq.wants_prompt_logprobs or seq.request.fresh
-        cached = [] if computes_all else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
+        cached = [] if seq.computes_prompt else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):

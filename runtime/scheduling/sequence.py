@@ -8,7 +8,7 @@ import numpy as np
 from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import prefix_ids
-from wingbeat.runtime.scheduling.request import FinishReason, Request
+from wingbeat.runtime.scheduling.request import FinishReason, Pooling, Request
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Sequence:
         self.masker = masker
         """Which tokens may come next; None where all may."""
         params = request.params
-        asks = params.logprobs is not None or params.prompt_logprobs is not None
+        asks = not (params.logprobs is params.prompt_logprobs is params.pooling is None)
         self.reports = TokenReports(params) if asks else None
         self.reset()
 
@@ -169,6 +169,17 @@ class Sequence:
         return asked and not self.reports.prompt_is_out
 
     @property
+    def computes_prompt(self) -> bool:
+        """Whether every token of the prompt must be computed, cached or not."""
+        request = self.request
+        return self.wants_prompt_logprobs or request.fresh or request.params.pooling is Pooling.MEAN
+
+    @property
+    def wants_chunk(self) -> bool:
+        """Whether what is uncomputed is computed as a piece of a prompt: one token alone is where it is pooled."""
+        return self.num_uncomputed > (1 if self.request.params.pooling is None else 0)
+
+    @property
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is missing."""
         return len(self.token_ids) - self.num_computed
@@ -176,7 +187,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether its next round starts from one token, the last one."""
-        return bool(self.in_flight) or len(self.token_ids) - self.num_computed == 1
+        return bool(self.in_flight) or (self.num_uncomputed == 1 and not self.wants_chunk)
 
     @property
     def min_len(self) -> int:

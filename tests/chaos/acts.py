@@ -128,9 +128,15 @@ def cut_channel(world: "World") -> Callable[[], bool]:
 
 def remove_drafters_node(world: "World") -> Callable[[], bool]:
     """The raylet of a drafter's node ends, and everything on it; another node comes."""
-    pid = world.engine("drafter_pid")
-    world.replace_node("drafters")
-    return lambda: not processes.exists(pid)
+    node_pids = world.replace_node("drafters")
+    return lambda: not any(map(processes.exists, node_pids))
+
+
+def drain_verifiers_node(world: "World") -> Callable[[], bool]:
+    """Ray is told that a node with a verifier is about to go, as clouds tell of their machines; another node is there,
+    and the old one goes when its replicas have."""
+    node_pids = world.drain_node("verifiers")
+    return lambda: not any(map(processes.exists, node_pids))
 
 
 def remove_verifiers_node(world: "World") -> Callable[[], bool]:
@@ -151,6 +157,7 @@ ACTS: dict[str, Act] = {
     "cut channel": Act(cut_channel),
     "remove drafter's node": Act(remove_drafters_node),
     "remove verifier's node": Act(remove_verifiers_node),
+    "drain verifier's node": Act(drain_verifiers_node),
 }
 for name in ("kill router", "stop router", "kill proxy", "stop proxy", "remove verifier's node"):
     ACTS[name] = ACTS[name]._replace(breaks_connections=True)

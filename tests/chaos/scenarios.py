@@ -67,8 +67,24 @@ SCENARIOS = {
         {"drafter_resources": {"drafters": 1}, "num_cpus_per_verifier": 2},
         nodes={"drafters": Node(1, {"drafters": 1})},
     ),
+    "drafters of two nodes for verifiers of two": Scenario(
+        ("kill drafter", "cut channel", "remove drafter's node"),
+        {
+            "num_replicas": 2,
+            "num_cpus_per_verifier": 2,
+            "drafters": {"num": 2},
+            "drafter_resources": {"drafters": 1},
+            "channel": "remote",
+        },
+        num_engines=2,
+        nodes={
+            "drafters": Node(1, {"drafters": 1}),
+            "other drafters": Node(1, {"drafters": 1}),
+            "verifiers": Node(2),
+        },
+    ),
     "verifiers on two nodes": Scenario(
-        ("remove verifier's node",),
+        ("drain verifier's node", "remove verifier's node"),
         {"num_replicas": 2, "num_cpus_per_verifier": 3, "drafter": "ngram"},
         num_engines=2,
         nodes={"verifiers": Node(4)},

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.serve.exceptions import RayServeException
 
@@ -32,6 +33,10 @@ RECOVERY_S = 180.0
 QUIET_S = 30.0
 REPEAT_S = 120.0
 POLL_S = 0.25
+PREEMPTION = 2
+"""Ray's number of the reason that the machine goes at the deadline."""
+MOVED = ("router", "verifier")
+"""Replicas that Serve starts elsewhere before it ends those of a node that is drained."""
 NOT_YET = (ray.exceptions.RayError, RayServeException, EngineFailed, TimeoutError, httpx.HTTPError, KeyError)
 """What asking raises while something is being replaced."""
 
@@ -110,12 +115,28 @@ class World:
 
     def replace_node(self, name: str) -> list[int]:
         """Take a node away from one moment to the next, and bring another one; the processes that were on it."""
-        node = self._nodes[name]
-        (raylet,) = node.all_processes["raylet"]
-        there = [raylet.process.pid, *(process.pid for process in descendants(raylet.process.pid))]
+        node, there = self._nodes[name], self._below(name)
         self._cluster.remove_node(node, allow_graceful=False)
         self._nodes[name] = add_node(self._cluster, self._scenario, name)
         return there
+
+    def drain_node(self, name: str) -> list[int]:
+        """Bring another node, and have Ray empty the old one, which then goes; the processes that were on it."""
+        node, there = self._nodes[name], self._below(name)
+        replicas = [one.pid for one in processes.found() if one.kind in MOVED and one.pid in there]
+        assert replicas, f"no replica is on the node {name}"
+        self._nodes[name] = add_node(self._cluster, self._scenario, name)
+        deadline_ms = int(1e3 * (time.time() + RECOVERY_S))
+        gcs = GcsClient(address=self._cluster.address)
+        accepted, why = gcs.drain_node(node.node_id, PREEMPTION, "it is to go", deadline_ms)
+        assert accepted, why
+        assert self._until(lambda: not any(map(processes.exists, replicas)), RECOVERY_S), "its replicas have not moved"
+        self._cluster.remove_node(node)
+        return there
+
+    def _below(self, name: str) -> list[int]:
+        (raylet,) = self._nodes[name].all_processes["raylet"]
+        return [raylet.process.pid, *(process.pid for process in descendants(raylet.process.pid))]
 
     def _plain_answers(self, bodies: list[dict[str, Any]]) -> dict[int, Answer]:
         """Undisturbed, and without speculation."""

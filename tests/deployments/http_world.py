@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
@@ -28,7 +30,7 @@ from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import Pooling, Request, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -150,6 +152,7 @@ class FakePool:
         self.aborted: set[str] = set()
         self.alive = True
         self.max_requests = 256
+        self.max_num_seqs = 4
         self.num_admitted = 0
         self.hang_after: int | None = None
         """Outputs after which a request waits for ever."""
@@ -185,6 +188,7 @@ class FakePool:
                     prompt_logprobs=of_prompt if count == 0 else (),
                     queue_s=0.0 if count else 0.25,
                     engine_id=self._engine_id,
+                    embedding=b"" if request.params.pooling is None else scripted_embedding(request),
                 )
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
@@ -203,6 +207,12 @@ class FakePool:
             raise self.fail_after[1]
 
 
+def scripted_embedding(request: Request) -> bytes:
+    """Three numbers that tell prompts and poolings apart."""
+    first = float(request.params.pooling is Pooling.MEAN)
+    return struct.pack("<3f", first, len(request.prompt_token_ids), sum(request.prompt_token_ids))
+
+
 def app_for(
     pool: FakePool,
     access: Access | None = None,
@@ -215,8 +225,11 @@ def app_for(
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,
     media: "MediaReader | MediaRefused | None" = None,
+    embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
 ):
-    service = CompletionService(pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes)
+    service = CompletionService(
+        pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes, embedding_kind=embedding_kind
+    )
     return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters, marks=marks)
 
 

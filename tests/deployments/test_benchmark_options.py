@@ -58,7 +58,7 @@ def test_engines_that_draw_do_not_continue_the_text_of_others(benchmarking):
 
 def test_processes_of_an_engine_may_draw_wherever_they_start(benchmarking):
     application = build(AppConfig(forced_acceptance=0.8, device="cpu"))
-    verifier = application._bound_deployment.init_args[1]._bound_deployment
+    verifier = application._bound_deployment.init_args[1][0]._bound_deployment
     assert verifier.ray_actor_options["runtime_env"]["env_vars"][BENCHMARK_VARIABLE] == "1"
 
 

@@ -1,5 +1,6 @@
-"""The examples for KubeRay by their text; no cluster reads them here."""
+"""The examples for KubeRay by their text and KubeRay's schema; no cluster reads them here."""
 
+import copy
 import re
 from pathlib import Path
 from typing import get_args
@@ -9,6 +10,7 @@ import yaml
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
+from tests.deployments.kuberay_schema import problems
 from wingbeat.deployments.app_config import CPUS_OF_DRAFTER, CPUS_OF_ROUTER, AppConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -44,6 +46,33 @@ class Example:
 @pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
 def example(request: pytest.FixtureRequest) -> Example:
     return Example(request.param)
+
+
+def test_kuberays_own_schema_takes_every_field(example):
+    assert list(problems(example.service)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda service: service["spec"].update(serveConfigV3=""), "spec"),
+        (lambda service: service["spec"]["rayClusterConfig"].pop("headGroupSpec"), "spec.rayClusterConfig"),
+        (
+            lambda service: service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0].update(replicas="two"),
+            "spec.rayClusterConfig.workerGroupSpecs.0.replicas",
+        ),
+        (
+            lambda service: service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"][
+                "containers"
+            ][0].update(image_pull_policy="Always"),
+            "spec.rayClusterConfig.workerGroupSpecs.0.template.spec.containers.0",
+        ),
+    ],
+)
+def test_the_schema_refuses_what_kuberay_would(example, change, place: str):
+    service = copy.deepcopy(example.service)
+    change(service)
+    assert [one.partition(": ")[0] for one in problems(service)] == [place]
 
 
 def test_there_is_an_example_for_cpus_and_one_for_gpus():

@@ -15,10 +15,10 @@ from rich.console import Console
 from tests.ports import free_port
 from wingbeat.cluster.gpus import Gpu
 from wingbeat.deployments import gpu_shares, head_watch, launch
-from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
+from wingbeat.deployments.router import warn_if_open
 from wingbeat.deployments.start_up import StartUp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")

@@ -94,15 +94,15 @@ def test_fields_become_settings(fields: dict[str, Any], expected: dict[str, Any]
     assert settings(**fields) == {"device": "cpu", **expected}
 
 
-def on_a_gpu(**fields: Any) -> tuple[dict[str, Any], str | None]:
+def on_a_gpu(**fields: Any) -> tuple[dict[str, Any], list[str | None]]:
     config, kind, _ = ray_llm.settings_of({"llm_configs": [{**CONFIG, "accelerator_config": None, **fields}]})
     return {name: getattr(config, name) for name in config.model_fields_set - {"served_model_name", "model"}}, kind
 
 
 def test_a_kind_of_gpu_is_where_pairs_are_placed() -> None:
-    assert on_a_gpu(accelerator_type="A10") == ({"device": "cuda"}, "A10G")
+    assert on_a_gpu(accelerator_type="A10") == ({"device": "cuda"}, ["A10G"])
     bundle = {"GPU": 1, "accelerator_type:L4": 0.001}
-    assert on_a_gpu(placement_group_config={"bundle_per_worker": bundle}) == ({"device": "cuda"}, "L4")
+    assert on_a_gpu(placement_group_config={"bundle_per_worker": bundle}) == ({"device": "cuda"}, ["L4"])
 
 
 @pytest.mark.parametrize(("drafter", "shares"), [(HEAD, (0.35, 0.15)), ("ngram", (0.5, 0.0))])
@@ -182,7 +182,9 @@ def test_what_is_not_served_is_refused_by_its_name(fields: dict[str, Any], line:
     [
         ({}, "llm_configs must be a list with a model"),
         ({"llm_configs": []}, "llm_configs must be a list with a model"),
-        ({"llm_configs": [CONFIG, CONFIG]}, "llm_configs has 2 models: give each an application of its own"),
+        ({"llm_configs": [CONFIG, CONFIG]}, "two of them have the name 'demo'"),
+        ({"llm_configs": [CONFIG, {"x": 1, **CONFIG}]}, "llm_configs[1].x"),
+        ({"llm_configs": [CONFIG, {}]}, "llm_configs[1].model_loading_config.model_id must be given"),
         ({"llm_configs": [CONFIG], "ingress_cls_config": {"ingress_cls": "a.B"}}, "ingress_cls_config is given"),
         ({"llm_configs": [CONFIG], "x": 1}, "x is unknown: there are llm_configs"),
         ({"llm_configs": [CONFIG], "ingress_deployment_config": {"user_config": 1}}, "ingress_deployment_config.user"),
@@ -222,16 +224,30 @@ def test_every_example_is_read(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_
     for application in yaml.safe_load(text)["applications"]:
         assert application["import_path"] == "wingbeat.deployments.ray_llm:build_openai_app"
         assert application["args"].keys() <= set(FIELDS)
-        config, kind, _ = ray_llm.settings_of(application["args"])
-        if config.device == "cpu":
+        config, kinds, _ = ray_llm.settings_of(application["args"])
+        if all(one.device == "cpu" for one in config.served()):
             assert isinstance(ray_llm.build_openai_app(application["args"]), Application)
-        assert kind == ("L4" if path.stem == "autoscaling" else None)
-        assert config.has_drafter()
+        assert kinds == (["L4"] if path.stem == "autoscaling" else [None] * len(kinds))
+        assert all(one.has_drafter() for one in config.served())
+
+
+def test_several_models_are_several_and_what_routers_have_is_common() -> None:
+    other = {
+        "model_loading_config": {"model_id": "other", "model_source": MODEL},
+        "accelerator_type": "L4",
+        "deployment_config": {"graceful_shutdown_timeout_s": 9},
+    }
+    config, kinds, _ = ray_llm.settings_of(
+        {"llm_configs": [CONFIG, other], "ingress_deployment_config": {"num_replicas": 2}}
+    )
+    assert [(one.model_name(), one.device) for one in config.served()] == [("demo", "cpu"), ("other", "cuda")]
+    assert kinds == [None, "L4"]
+    assert (config.num_router_replicas, config.shutdown_timeout_s) == (2, 9)
 
 
 def test_an_accelerator_is_a_resource_of_the_verifiers_bundle() -> None:
-    app = ray_llm.build_placed(ray_llm.settings_of({"llm_configs": [CONFIG]})[0], "L4")
-    verifier = app._bound_deployment.init_args[1]._bound_deployment
+    app = ray_llm.build_placed(ray_llm.settings_of({"llm_configs": [CONFIG]})[0], ["L4"])
+    verifier = app._bound_deployment.init_args[1][0]._bound_deployment
     bundles = verifier._replica_config.placement_group_bundles
     assert bundles[0]["accelerator_type:L4"] == pytest.approx(0.001)
     assert all("accelerator_type:L4" not in bundle for bundle in bundles[1:])

@@ -63,6 +63,28 @@ def test_another_deployment_calls_the_application_by_its_handle(cluster: Cluster
     assert answer["error"] == [404, "model"]
 
 
+def test_two_models_behind_one_endpoint_are_chosen_by_name(cluster: Cluster, tmp_path: Path):
+    cluster.deploy(with_our_door(cluster, "one_endpoint"), tmp_path)
+    cluster.wait_until_it_runs()
+    cards = httpx.get(f"{cluster.url}/v1/models", timeout=START_S).json()["data"]
+    assert [card["id"] for card in cards] == ["demo", "small"]
+    texts = {
+        name: chat(cluster, name, ignore_eos=True)["choices"][0]["message"]["content"] for name in ("demo", "small")
+    }
+    assert texts["demo"] != texts["small"]
+    assert (
+        texts["demo"]
+        == chat(cluster, "demo", ignore_eos=True, speculation={"enabled": False})["choices"][0]["message"]["content"]
+    )
+    metrics = httpx.get(f"{cluster.url}/metrics", timeout=START_S).text
+    for name in texts:
+        assert 'wingbeat_engine_up{engine="' in metrics
+        assert f'model_name="{name}"' in metrics
+    assert httpx.get(f"{cluster.url}/health", timeout=START_S).json()["models"] == dict.fromkeys(texts, "ok")
+    nameless = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=START_S)
+    assert (nameless.status_code, nameless.json()["error"]["param"]) == (400, "model")
+
+
 def test_two_applications_serve_two_models_on_one_cluster(cluster: Cluster, tmp_path: Path):
     cluster.deploy(with_our_door(cluster, "two_models"), tmp_path)
     cluster.wait_until_it_runs()

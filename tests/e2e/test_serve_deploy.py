@@ -111,6 +111,36 @@ def test_an_update_under_load_loses_no_request_and_changes_no_text(cluster: Clus
         assert not cluster.replicas(deployment) & old
 
 
+def test_another_user_config_changes_limits_and_speculation_of_the_same_replicas(cluster: Cluster, tmp_path: Path):
+    document = on_this_machine(
+        ROOT / "examples" / "serve" / "demo_cpu.yaml", cluster.port, max_num_seqs=4, adaptive=False
+    )
+    cluster.deploy(document, tmp_path)
+    cluster.wait_until_it_runs()
+    replicas = {deployment: cluster.replicas(deployment) for deployment in ("Router", "Verifier")}
+    body = {"prompt": "def main():\n    ", "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+
+    def ask() -> dict[str, Any]:
+        return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=START_S).json()
+
+    def drafts(answer: dict[str, Any]) -> int:
+        return (answer.get("metrics") or {}).get("speculative_decoding", {}).get("num_drafts", 0)
+
+    drafted = ask()
+    assert drafts(drafted)
+    (application,) = document["applications"]
+    application["deployments"] = [{"name": "Router", "user_config": {"speculation": False, "max_queued_requests": 0}}]
+    cluster.deploy(document, tmp_path)
+    deadline = time.monotonic() + START_S
+    while drafts(plain := ask()):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
+    many = httpx.post(f"{cluster.url}/v1/completions", json={**body, "n": 5}, timeout=START_S)
+    assert many.status_code == 400  # more than will ever run at once
+    assert {deployment: cluster.replicas(deployment) for deployment in replicas} == replicas
+
+
 def wingbeat_serve(cluster: Cluster, *options: str) -> subprocess.CompletedProcess:
     code = "from wingbeat.deployments.cli.main import main; main()"
     command = [sys.executable, "-c", code, "serve", "--address", cluster.address, "--port", str(cluster.port), *options]

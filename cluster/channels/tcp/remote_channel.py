@@ -103,7 +103,8 @@ class RemoteDrafterSide(DrafterSide):
     def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket) -> None:
         super().__init__(memory, incarnation)
         self._link = DrafterLink(memory, sock, self._skip_to)
-        self._doorbell = Doorbell(FrameBell(self._link, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self.bell = FrameBell(self._link, Word.OUTCOME_SEQ)
+        self._doorbell = Doorbell(self.bell, IDLE_SLEEP_S)
         self._reply_bell = FrameBell(self._link, Word.REPLIED)
         self.on_close = weakref.finalize(self, self._link.drop)
 

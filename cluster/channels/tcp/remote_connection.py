@@ -97,6 +97,11 @@ class Connection:
         """False once the other end has closed it or is gone. About a microsecond."""
         return not self.closed and not self._hang_up.poll(0)
 
+    @property
+    def descriptor(self) -> int:
+        """Of its socket, which is readable while there is something to receive."""
+        return self._sock.fileno()
+
     def wait_readable(self, timeout_s: float) -> None:
         """Return once there is something to receive, or after the time."""
         self._readable.poll(1e3 * timeout_s)

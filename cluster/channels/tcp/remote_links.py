@@ -197,6 +197,12 @@ class FrameBell(Bell):
         super().__init__(link.words, index)
         self._link = link
 
+    @property
+    def descriptor(self) -> int | None:
+        """See `Bell`."""
+        connection = self._link.connection
+        return None if connection is None else connection.descriptor
+
     def ring(self) -> None:
         """Send what was published last."""
         self._link.send()

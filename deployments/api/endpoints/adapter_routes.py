@@ -7,8 +7,8 @@ from pydantic import Field
 from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
-from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.errors import invalid, unknown_adapter
+from wingbeat.deployments.api.errors import field_names, invalid, unknown_adapter
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused
 from wingbeat.runtime.lora.names import MOST_NAME_CHARS, name_problem
 
@@ -23,6 +23,8 @@ class LoadAdapterBody(RequestBody):
     """A folder below `lora_update_dir`; relative paths begin there."""
     load_inplace: bool | None = None
     """Whether it may take the place of another one of that name."""
+    base_model_name: str | None = Field(None, max_length=MOST_NAME_CHARS)
+    """The model that it is an adapter of; needed where several are served."""
 
 
 class UnloadAdapterBody(RequestBody):
@@ -33,7 +35,7 @@ class UnloadAdapterBody(RequestBody):
     """vLLM's number; the name says all."""
 
 
-def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
+def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
 
     @app.post(LOAD_PATH)
@@ -42,8 +44,12 @@ def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
             body = await read_body(LoadAdapterBody, request)
         if (problem := name_problem(body.lora_name)) is not None:
             raise invalid("lora_name", problem)
-        if body.lora_name == service.pool.info.model_name:
+        if body.lora_name in models.names():
             raise invalid("lora_name", "is the name of the base model")
+        with field_names({"model": "base_model_name"}):
+            service = models.choose(body.base_model_name)
+        if any(other is not service and other.prompts.knows(body.lora_name) for other in models):
+            raise invalid("lora_name", "is that of an adapter of another model")
         try:
             await service.pool.adapters.load(body.lora_name, body.lora_path, bool(body.load_inplace))
         except AdapterExists:
@@ -56,6 +62,9 @@ def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
     async def unload(request: Request) -> PlainTextResponse:
         with none_ignored():
             body = await read_body(UnloadAdapterBody, request)
-        if await service.pool.adapters.unload(body.lora_name) is None:
+        for service in models:
+            if await service.pool.adapters.unload(body.lora_name) is not None:
+                break
+        else:
             raise unknown_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

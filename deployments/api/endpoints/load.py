@@ -1,5 +1,6 @@
 """`GET /load`: how much this router has at its engines, under vLLM's name for it, and by engine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,7 +8,7 @@ from fastapi import FastAPI
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
-def add_load(app: FastAPI, pool: EnginePool) -> None:
+def add_load(app: FastAPI, pools: Sequence[EnginePool]) -> None:
     """Serve `/load`."""
 
     @app.get("/load")
@@ -15,11 +16,13 @@ def add_load(app: FastAPI, pool: EnginePool) -> None:
         engines = [
             {
                 "engine": load.engine_id,
+                **({"model": pool.info.model_name} if len(pools) > 1 else {}),
                 "num_requests": load.num_requests,
                 "outstanding_tokens": load.outstanding_tokens,
                 "max_num_seqs": pool.max_num_seqs,
                 "stalled": load.stalled,
             }
+            for pool in pools
             for load in sorted(pool.loads(), key=lambda load: load.engine_id)
         ]
-        return {"server_load": pool.num_admitted, "engines": engines}
+        return {"server_load": sum(pool.num_admitted for pool in pools), "engines": engines}

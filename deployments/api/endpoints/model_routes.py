@@ -1,33 +1,37 @@
-"""`/v1/models`: the base model, and the adapters that are served on top of it."""
+"""`/v1/models`: the base models with all their names, and the adapters that are served on top of them."""
 
 from typing import Any
 
 from fastapi import FastAPI
 
 from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_model_routes(app: FastAPI, service: CompletionService) -> None:
+def add_model_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
 
-    def card(name: str) -> dict[str, Any]:
-        info = service.pool.info
-        return {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "wingbeat",
-            "parent": None if name == info.model_name else info.model_name,
-            "max_model_len": info.max_model_len,
-            "drafter": info.drafter,
-        }
-
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        names = [service.pool.info.model_name, *(adapter.name for adapter in service.pool.adapters.catalog.things)]
-        return {"object": "list", "data": list(map(card, names))}
+    async def listed() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(service, name) for service in models for name in _names(service)]}
 
     @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> dict[str, Any]:
-        service.check_model(model)
-        return card(model)
+    async def one(model: str) -> dict[str, Any]:
+        return _card(models.choose(model), model)
+
+
+def _names(service: CompletionService) -> list[str]:
+    return [*service.prompts.names, *(adapter.name for adapter in service.pool.adapters.catalog.things)]
+
+
+def _card(service: CompletionService, name: str) -> dict[str, Any]:
+    info = service.pool.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "wingbeat",
+        "parent": None if name in service.prompts.names else info.model_name,
+        "max_model_len": info.max_model_len,
+        "drafter": info.drafter,
+    }

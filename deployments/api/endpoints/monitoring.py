@@ -32,9 +32,9 @@ def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        snapshot = await monitor.fleet.snapshot()
+        snapshots = await asyncio.gather(*(fleet.snapshot() for fleet in monitor.fleets))
         # In a thread: thousands of lines, and other requests' streams must keep moving.
-        body, media_type = await asyncio.to_thread(exposed, snapshot, request.headers.get("accept", ""))
+        body, media_type = await asyncio.to_thread(exposed, snapshots, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
     @app.get("/trace")

@@ -13,6 +13,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid, unknown_prefix
 from wingbeat.deployments.api.prompts import VARIABLES, as_conversation, conversation_tokens, prompt_tokens
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.fleet.prefixes import PrefixExists, PrefixRefused
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 
@@ -39,29 +40,31 @@ class SavePrefixBody(RequestBody):
     """Whether it may take the place of another one of that name."""
 
 
-def add_prefix_routes(app: FastAPI, service: CompletionService) -> None:
+def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
 
     @app.api_route(PREFIXES_PATH, methods=["GET", "POST"])
     async def prefixes(request: Request) -> dict[str, Any]:
         if request.method == "GET":
-            return await _listed(service)
+            return await _listed(models)
         with none_ignored():
-            return await _save(service, read_object(await request.body()))
+            return await _save(models, read_object(await request.body()))
 
     @app.delete(PREFIXES_PATH + "/{name}")
-    async def delete(name: str) -> dict[str, Any]:
-        if await service.pool.prefixes.delete(name) is None:
-            raise unknown_prefix(name, "name")
-        return {"object": "prefix", "name": name, "deleted": True}
+    async def delete(name: str, request: Request) -> dict[str, Any]:
+        model = request.query_params.get("model")
+        for service in models if model is None else [models.choose(model)]:
+            if service.pool.prefixes.catalog.find(name) is not None and await service.pool.prefixes.delete(name):
+                return {"object": "prefix", "name": name, "deleted": True}
+        raise unknown_prefix(name, "name")
 
 
-async def _save(service: CompletionService, fields: dict[str, Any]) -> dict[str, Any]:
+async def _save(models: ServedModels, fields: dict[str, Any]) -> dict[str, Any]:
     own = SavePrefixBody.of_fields({name: value for name, value in fields.items() if name not in _CHAT_FIELDS})
     if not is_prefix_name(own.name):
         problem = "must be 1 to 128 letters, digits, '.', '_' and '-', a letter or digit first"
         raise invalid("name", problem)
-    service.check_model(own.model)
+    service = models.choose(own.model)
     param, prefix = await _read(service, own, {name: fields[name] for name in _CHAT_FIELDS & fields.keys()})
     try:
         saved = await service.pool.prefixes.save(prefix, bool(own.replace))
@@ -69,7 +72,7 @@ async def _save(service: CompletionService, fields: dict[str, Any]) -> dict[str,
         raise invalid("name", "is taken; set 'replace' to put another prefix in its place") from None
     except PrefixRefused as error:
         raise ApiError(f"'{param}' {error}.", param=param, code=error.code) from None
-    found = (card for card in (await _listed(service))["data"] if card["name"] == saved.name)
+    found = (card for card in (await _listed(ServedModels(service)))["data"] if card["name"] == saved.name)
     return next(found, _card(service, saved, []))
 
 
@@ -103,12 +106,16 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
     return "name", prefix._replace(adapter=adapter)
 
 
-async def _listed(service: CompletionService) -> dict[str, Any]:
+async def _listed(models: ServedModels) -> dict[str, Any]:
     """All prefixes, with what the engines have of them."""
-    engines = await service.pool.prefixes.describe()
+    cards, engines = [], []
+    for service in models:
+        described = await service.pool.prefixes.describe()
+        cards += [_card(service, prefix, described) for prefix in service.pool.prefixes.catalog.things]
+        engines += described
     return {
         "object": "list",
-        "data": [_card(service, prefix, engines) for prefix in service.pool.prefixes.catalog.things],
+        "data": cards,
         "pinned_tokens": max(engine["pinned_tokens"] for engine in engines),
         "max_pinned_tokens": min(engine["max_pinned_tokens"] for engine in engines),
     }

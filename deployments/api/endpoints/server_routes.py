@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.served_models import ServedModels
 
 PACKAGE = "wingbeat"
 
@@ -16,7 +16,7 @@ def version_of_package() -> str:
     return version(PACKAGE)
 
 
-def add_server_routes(app: FastAPI, service: CompletionService) -> None:
+def add_server_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the four endpoints."""
 
     @app.get("/version")
@@ -25,14 +25,19 @@ def add_server_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.api_route("/ping", methods=["GET", "POST"])
     async def ping() -> Response:
-        return Response() if service.pool.healthy() else Response(status_code=503, headers={"Retry-After": "1"})
+        healthy = any(pool.healthy() for pool in models.pools)
+        return Response() if healthy else Response(status_code=503, headers={"Retry-After": "1"})
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        if service.pool.healthy():
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
+        # A server with several models stays in its load balancer while one of them has no engine.
+        states = {pool.info.model_name: "ok" if pool.healthy() else "unavailable" for pool in models.pools}
+        named = {"models": states} if len(models) > 1 else {}
+        if "ok" in states.values():
+            return JSONResponse({"status": "ok", **named})
+        return JSONResponse({"status": "unavailable", **named}, status_code=503, headers={"Retry-After": "1"})
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, Any]:
-        return {"engines": len(await service.pool.every_engine.operate("reset_prefix_cache", works=True))}
+        reset = [await pool.every_engine.operate("reset_prefix_cache", works=True) for pool in models.pools]
+        return {"engines": sum(map(len, reset))}

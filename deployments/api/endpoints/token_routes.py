@@ -16,6 +16,7 @@ from wingbeat.deployments.api.bodies.tool_requests import Tool
 from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
 
 MAX_TOKENS = 2**20
@@ -65,16 +66,16 @@ class DetokenizeBody(RequestBody):
     tokens: list[int] = Field(max_length=MAX_TOKENS)
 
 
-def add_token_routes(app: FastAPI, service: CompletionService) -> None:
+def add_token_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         fields = (await read_body(Fields, request)).fields
         if "messages" in fields:
-            return await _tokenize_chat(service, fields)
+            return await _tokenize_chat(models, fields)
         body = TokenizeBody.of_fields(fields)
-        service.check_model(body.model)
+        service = models.choose(body.model)
         if body.prompt is None:
             raise invalid("prompt", "is missing: give a text, or 'messages'")
         adds = body.add_special_tokens is not False
@@ -84,23 +85,24 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
         body = await read_body(DetokenizeBody, request)
-        service.check_model(body.model)
+        service = models.choose(body.model)
         _check_ids(body.tokens, service.pool.info.vocab_size)
         return {
             "prompt": await service.prompts.off_loop.run(len(body.tokens), service.tokenizer.decode, body.tokens, False)
         }
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
+    async def tokenizer_info(request: Request) -> dict[str, Any]:
+        service = models.choose(request.query_params.get("model"))
         return service.tokenizer.describe()
 
 
-async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> Response:
+async def _tokenize_chat(models: ServedModels, fields: dict[str, Any]) -> Response:
     own = TokenizeBody.of_fields({name: value for name, value in fields.items() if name not in CHAT_FIELDS})
     if own.prompt is not None:
         raise invalid("prompt", "is given beside 'messages'; give one of them")
     body = ChatBody.of_fields({name: value for name, value in fields.items() if name in CHAT_FIELDS})
-    service.check_model(body.model)
+    service = models.choose(body.model)
     if body.media:
         raise invalid(body.media[0].path, "is not counted here; only text is")
     text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)

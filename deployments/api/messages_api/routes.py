@@ -9,19 +9,20 @@ from wingbeat.deployments.api.answers.answering import read_body, streamed_answe
 from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.parsed_answer import ParsedAnswer, parsed
 from wingbeat.deployments.api.answers.typed_events import last_events, typed_events
-from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import MESSAGES_PATH, field_names
 from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody
 from wingbeat.deployments.api.messages_api.output import MessageOutput
+from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_messages_routes(app: FastAPI, service: CompletionService) -> None:
+def add_messages_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request) -> Response:
         body = await read_body(MessagesBody, request)
         with field_names(NAMES):
+            service = models.choose(body.model)
             generation = await service.plan_chat(body.as_chat())
         answer = parsed(generation, service.run(generation))
         if not body.stream:
@@ -33,7 +34,7 @@ def add_messages_routes(app: FastAPI, service: CompletionService) -> None:
         body = await read_body(CountBody, request)
         with field_names(NAMES):
             chat = body.as_chat()
-            service.check_model(chat.model)
+            service = models.choose(chat.model)
             return {"input_tokens": len((await service.prompts.of_chat(chat)).token_ids)}
 
 

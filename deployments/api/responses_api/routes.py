@@ -9,19 +9,20 @@ from wingbeat.deployments.api.answers.answering import read_body, streamed_answe
 from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.parsed_answer import ParsedAnswer, parsed
 from wingbeat.deployments.api.answers.typed_events import last_events, typed_events
-from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import field_names
 from wingbeat.deployments.api.responses_api.body import NAMES, ResponsesBody
 from wingbeat.deployments.api.responses_api.output import ResponseOutput
+from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_responses_route(app: FastAPI, service: CompletionService) -> None:
+def add_responses_route(app: FastAPI, models: ServedModels) -> None:
     """Add the endpoint."""
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await read_body(ResponsesBody, request)
         with field_names(NAMES):
+            service = models.choose(body.model)
             generation = await service.plan_chat(body.as_chat())
         answer = parsed(generation, service.run(generation))
         if not body.stream:

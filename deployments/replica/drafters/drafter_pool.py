@@ -19,6 +19,9 @@ END_S = 5.0
 """For tasks that were cancelled to end."""
 UNEQUAL = 2
 """Verifiers that one drafter has beyond another before it lets one go: that verifier's contexts are replayed."""
+FAR = 1
+"""Verifiers that a drafter of another node must have less than one of the verifier's own, to be asked before it. Below
+`UNEQUAL`, so that a verifier that was let go does not come back."""
 
 
 class DrafterPool:
@@ -26,6 +29,7 @@ class DrafterPool:
 
     async def __init__(self, config: AppConfig) -> None:
         show_log()
+        self._spans_nodes = config.channel == "remote"
         make = partial(PoolMember, start=partial(SharedDrafter.start, config))
         self._members = [
             make(number, complaint_s=config.drafter_timeout_s, back_off_s=config.drafter_back_off_s)
@@ -36,11 +40,11 @@ class DrafterPool:
         self._tasks.append(loop.create_task(self._balance()))
 
     async def candidates(self, node: str) -> list[Candidate]:
-        """Drafters that a verifier on this node may ask for a place, the least loaded first; none where none is there.
+        """Drafters that a verifier on this node may ask for a place, as `by_load` sorts them; none where none is there.
 
         Whoever asks is taken to go to the first one, so that several that ask at once are spread.
         """
-        found = by_load(self._members, node)
+        found = by_load(self._members, node, self._spans_nodes)
         if found:
             found[0].num_promised += 1
         return [Candidate(member.number, member.drafter) for member in found]
@@ -63,7 +67,7 @@ class DrafterPool:
     async def _balance(self) -> None:
         while True:
             await asyncio.sleep(BALANCE_S)
-            for member in overloaded(self._members):
+            for member in overloaded(self._members, self._spans_nodes):
                 member.drafter.release_newest()
 
     async def __del__(self) -> None:
@@ -73,22 +77,29 @@ class DrafterPool:
         await asyncio.wait(self._tasks, timeout=END_S)
 
 
-def by_load(members: list[PoolMember], node: str) -> list[PoolMember]:
-    """Members that a verifier on a node can reach, the one with the fewest verifiers first."""
-    there = [member for member in members if member.answers and reaches(member.status.process.node, node)]
-    return sorted(there, key=lambda member: member.num_verifiers)
+def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> list[PoolMember]:
+    """Members that a verifier on a node can reach, the nearest with the fewest verifiers first.
+
+    Args:
+        spans_nodes: whether channels reach other nodes, as those in memory do not.
+    """
+
+    def cost(member: PoolMember) -> tuple[int, int]:
+        far = 0 if member.status.process.node == node else FAR
+        return member.num_verifiers + far, member.num_verifiers
+
+    there = [member for member in members if member.answers and (spans_nodes or member.status.process.node == node)]
+    return sorted(there, key=cost)
 
 
-def reaches(drafter_node: str, verifier_node: str) -> bool:
-    """Whether there is a channel between the two: it is memory of one node."""
-    return drafter_node == verifier_node
-
-
-def overloaded(members: list[PoolMember]) -> list[PoolMember]:
-    """On each node, the member that is to let one verifier go, where another one there has far fewer."""
-    found = []
-    for node in {member.status.process.node for member in members if member.answers}:
-        loaded = by_load(members, node)
+def overloaded(members: list[PoolMember], spans_nodes: bool = False) -> list[PoolMember]:
+    """On each node, or of all nodes where channels span them, the member that is to let one verifier go, where another
+    one has far fewer."""
+    there, found = [member for member in members if member.answers], []
+    nodes = {member.status.process.node for member in there}
+    groups = [there] if spans_nodes else [[m for m in there if m.status.process.node == node] for node in nodes]
+    for group in filter(None, groups):
+        loaded = sorted(group, key=lambda member: member.num_verifiers)
         if loaded[-1].num_verifiers - loaded[0].num_verifiers >= UNEQUAL:
             found.append(loaded[-1])
     return found

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
@@ -159,7 +160,7 @@ def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -
     Args:
         states: keeper of its layers' own states.
     """
-    found: list[Feature] = []
+    found: list[Feature] = [PromptPooling(loaded.model, loaded.decoder_layers)]
     if loaded.adapters is not None:
         found.append(Adapters(loaded.adapters, slots))
     if states is not None:

@@ -11,13 +11,15 @@ from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
 from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.api.served_models import ServedModels
 
 CHANGING = ("id", "created", "metrics", "seed")
 
 
 class Calls(HandleCalls):
     def __init__(self, pool: ToolPool, refuses: bool = False) -> None:
-        self._service, self._refuses_unknown_fields = CompletionService(pool, TOKENIZER, PARSERS), refuses
+        self._models = ServedModels(CompletionService(pool, TOKENIZER, PARSERS))
+        self._refuses_unknown_fields = refuses
 
 
 def steady(answer: dict) -> dict:

@@ -35,6 +35,22 @@ def settings_of(line: str) -> tuple[dict[str, Any], list[str]]:
     return seen, words.notes
 
 
+@pytest.mark.parametrize(
+    ("words", "names", "drafter"),
+    [
+        (f"{MODEL} --served-model-name a b", "a,b", None),
+        (f"{MODEL} --served-model-name a b --max-model-len 64", "a,b", None),
+        (f"--model {MODEL} --served-model-name a b", "a,b", None),
+        (f"{MODEL} --served-model-name a {HEAD}", "a", HEAD),
+        (f"--served-model-name a {MODEL} {HEAD}", "a", HEAD),
+        (f"{MODEL} {HEAD} --served-model-name=a", "a", HEAD),
+    ],
+)
+def test_a_model_may_have_several_names(words: str, names: str, drafter: str | None):
+    found, _ = settings_of(words)
+    assert (found["served_model_name"], found.get("drafter")) == (names, drafter)
+
+
 def test_a_script_of_vllm_serves_the_same_model():
     found, notes = settings_of(
         f"{MODEL} --host 0.0.0.0 --port 9000 --served-model-name demo --api-key secret --dtype float "

@@ -105,6 +105,20 @@ def test_beyond_running_capacity_and_queue_nothing_is_admitted_until_places_are_
     run(scenario, "a", max_num_seqs=2, max_queued_requests=3)
 
 
+def test_places_may_become_fewer_and_more_while_it_runs():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        pool.limit(0, 0.0)
+        held = pool.admit(2)
+        with pytest.raises(EngineOverloaded):
+            pool.admit(1)
+        pool.limit(1, 0.0)
+        pool.admit(1)
+        assert pool.max_requests == 3
+        held.release()
+
+    run(scenario, "a", max_num_seqs=2, max_queued_requests=3)
+
+
 def test_places_are_those_that_the_engines_say_they_have(monkeypatch):
     async def describe(source: LocalEngines) -> ModelInfo:
         return ModelInfo("fake", 200, 50, max_num_seqs=5)

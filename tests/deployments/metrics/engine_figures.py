@@ -69,7 +69,7 @@ class Engines:
         """One router's."""
         own = RouterFigures(router_id)
         fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
-        return Monitor(own, fleet, self.ids, self.record)
+        return Monitor(own, (fleet,), self.ids, self.record)
 
     def ids(self) -> frozenset[str]:
         """Of those that are live."""

@@ -41,7 +41,7 @@ def families() -> list[Metric]:
     async def scenario() -> list[Metric]:
         monitor = Engines(a=engine_stats()).monitor()
         await Client(monitor, FakePool(engine_id="a")).complete()
-        return list(SnapshotCollector(await monitor.fleet.snapshot()).collect())
+        return list(SnapshotCollector(await monitor.fleets[0].snapshot()).collect())
 
     return asyncio.run(scenario())
 

@@ -57,7 +57,7 @@ def test_published_twice_sums_are_those_of_the_page():
     engines, export = Engines(a=engine_stats(requests=requests)), RayExport(ray)
 
     def publish() -> None:
-        snapshot = asyncio.run(engines.monitor().fleet.snapshot())
+        snapshot = asyncio.run(engines.monitor().fleets[0].snapshot())
         export.publish(SnapshotCollector(snapshot).collect())
 
     publish()

@@ -185,6 +185,35 @@ def test_a_drafter_lets_one_go_where_another_of_its_node_has_two_fewer():
     assert overloaded([full, member(1, node=THERE)]) == []
 
 
+def test_over_nodes_the_nearest_comes_first_until_it_has_two_more():
+    members = [member(0), member(1, node=THERE)]
+    members[0].num_promised = 1
+    assert [one.number for one in by_load(members, HERE, spans_nodes=True)] == [1, 0]
+    members[1].num_promised = 1
+    assert [one.number for one in by_load(members, HERE, spans_nodes=True)] == [0, 1]
+    assert [one.number for one in by_load(members, THERE, spans_nodes=True)] == [1, 0]
+    assert len(by_load(members, "a node without drafters", spans_nodes=True)) == 2
+    assert [one.number for one in by_load(members, HERE)] == [0]
+
+
+@pytest.mark.parametrize("numbers", [(2, 0), (5, 1), (3, 3), (4, 1)])
+def test_over_nodes_whoever_is_let_go_does_not_come_back_and_that_ends(numbers: tuple[int, int]):
+    members = [member(0), member(1, node=THERE)]
+    for one, number in zip(members, numbers, strict=True):
+        one.num_promised = number
+    for _ in range(sum(numbers)):
+        released = overloaded(members, spans_nodes=True)
+        if not released:
+            break
+        (left,) = released
+        left.num_promised -= 1
+        goes_to = by_load(members, HERE, spans_nodes=True)[0]
+        assert goes_to is not left
+        goes_to.num_promised += 1
+    assert not overloaded(members, spans_nodes=True)
+    assert abs(members[0].num_promised - members[1].num_promised) < 2
+
+
 class FakePool:
     """Gives what candidates the test says, time after time."""
 

@@ -1,0 +1,132 @@
+"""From inputs to embeddings: tokens, one request each to the engines, and what they pooled as numbers of length 1."""
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wingbeat.deployments.api.answers.generation import Prompt
+from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
+from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long
+from wingbeat.deployments.api.prompts import Prompts
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.request_context import session_id
+from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
+
+
+class EmbeddingKind(NamedTuple):
+    """What a model's embeddings are."""
+
+    pooling: Pooling | None = None
+    """None where it has none."""
+    can_be_cut: bool = False
+    """Whether the first numbers of one are an embedding, too."""
+
+
+NO_EMBEDDINGS = EmbeddingKind()
+
+
+class Embeddings:
+    """Answers `/v1/embeddings` with the engines of one model."""
+
+    def __init__(self, pool: EnginePool, prompts: Prompts, figures: RouterFigures, kind: EmbeddingKind) -> None:
+        self._pool, self._prompts, self._figures, self.kind = pool, prompts, figures, kind
+
+    async def answer(self, body: EmbeddingsBody) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            ApiError: the model has no embeddings, or an input does not fit it.
+            EngineOverloaded: there is no room for the inputs that an engine runs at once.
+            EngineUnavailable, RequestFailed, RequestRefused: one input could not be embedded.
+        """
+        name = self._pool.info.model_name
+        adapter = self._prompts.adapter_of(body.model)
+        if self.kind.pooling is None:
+            problem = (
+                f"{name!r} is no embedding model here; the server's setting 'embeddings', mean or last, makes it one"
+            )
+            raise ApiError(f"The model {problem}.", param="model", code="unsupported_model")
+        if body.dimensions is not None and not self.kind.can_be_cut:
+            raise invalid("dimensions", f"is {body.dimensions}: embeddings of {name!r} are not made to be cut")
+        prompts = await self._prompts.of_embedding(body)
+        self._check(prompts)
+        params = SamplingParams(
+            1, 0.0, pooling=self.kind.pooling, speculation=False, ignore_eos=True, priority=body.priority or 0
+        )
+        unique_id = f"embd-{uuid.uuid4().hex}"
+        requests = [
+            Request(f"{unique_id}-{index}", prompt.token_ids, params, adapter=adapter)
+            for index, prompt in enumerate(prompts)
+        ]
+        found: list[bytes] = []
+        at_once = self._pool.max_num_seqs
+        for begin in range(0, len(requests), at_once):
+            found += await self._run(requests[begin : begin + at_once])
+        data = await asyncio.to_thread(_written, found, body)
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        model = name if adapter is None else adapter.name
+        return {"id": unique_id, "object": "list", "data": data, "model": model, "usage": usage}
+
+    def _check(self, prompts: Sequence[Prompt]) -> None:
+        limit = self._pool.info.max_model_len - 1
+        for prompt in prompts:
+            if not prompt.token_ids:
+                raise invalid("input", "holds an empty text: at least one token is needed")
+            if len(prompt.token_ids) > limit:
+                raise prompt_too_long("input", limit, len(prompt.token_ids))
+
+    async def _run(self, requests: Sequence[Request]) -> list[bytes]:
+        """In the requests' order; where one fails the others are aborted."""
+        admission = self._pool.admit(len(requests))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(request)) for request in requests]
+            return [task.result() for task in tasks]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            admission.release()
+
+    async def _one(self, request: Request) -> bytes:
+        embedding = b""
+        with self._figures.watch(request, self._pool.info.max_model_len) as watch:
+            async with aclosing(self._pool.generate(request, session_id())) as outputs:
+                async for output in outputs:
+                    embedding = embedding or output.embedding
+                    watch.took(0, output.engine_id, output.queue_s)
+            if not embedding:
+                raise EngineUnavailable("The engine ended the request before it was complete.")
+            watch.end = "stop"
+        return embedding
+
+
+def _written(found: list[bytes], body: EmbeddingsBody) -> list[dict[str, Any]]:
+    """As the answer has them.
+
+    Raises:
+        ApiError: 400, more numbers are asked for than there are.
+    """
+    numbers = np.frombuffer(b"".join(found), "<f4").reshape(len(found), -1)
+    if body.dimensions is not None:
+        if body.dimensions > numbers.shape[1]:
+            raise invalid("dimensions", f"is {body.dimensions}: embeddings have {numbers.shape[1]} numbers")
+        numbers = numbers[:, : body.dimensions]
+    lengths = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)
+    numbers = (numbers / np.maximum(lengths, 1e-12)).astype("<f4")
+    return [
+        {"object": "embedding", "index": index, "embedding": _encoded(row, body)} for index, row in enumerate(numbers)
+    ]
+
+
+def _encoded(row: np.ndarray, body: EmbeddingsBody) -> list[float] | str:
+    if body.encoding_format == "base64":
+        return base64.b64encode(row.tobytes()).decode()
+    return row.tolist()

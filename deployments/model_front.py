@@ -1,0 +1,83 @@
+"""What a router has of one model: its engines, tokenizer and parsers, and what it measures of them."""
+
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.media_prompts import media_reader
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.serve_engines import ServeEngines
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.options.surface_options import OF_REQUESTS
+from wingbeat.deployments.surface import embedding_kind_of, media_limits_of, parsers_of
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+logger = logging.getLogger(__name__)
+
+
+class ModelFront:
+    """One model's part of a router.
+
+    Args:
+        config: of this model, one of `AppConfig.served`.
+    """
+
+    def __init__(self, config: AppConfig, engines: DeploymentHandle, router_id: str) -> None:
+        self.config = config
+        self._folder = config.model_dir(with_weights=False)
+        self.has_media = ConfigFile.read(self._folder).has_media
+        """Whether its requests may have images or audio, whose preparation needs torch."""
+        self.source = ServeEngines(engines, config.text_identity())
+        self.pool = EnginePool(
+            self.source,
+            max_num_seqs=config.most_num_seqs(),
+            max_queued_requests=config.max_queued_requests,
+            engine_wait_s=config.engine_wait_s,
+            may_sleep=config.may_sleep(),
+            grace_s=config.shutdown_timeout_s,
+        )
+        self.own = RouterFigures(router_id, lambda: self.pool.num_admitted)
+        self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
+
+    async def start(self) -> None:
+        """Read the tokenizer; wait for the first engine."""
+        self._tokenizer = Tokenizer.load(self._folder, self.config.own_template())
+        self._parsers = parsers_of(self.config, self._tokenizer.chat_template)
+        described = self._parsers.describe()
+        logger.info("%s.", described[:1].upper() + described[1:])
+        await self.pool.start()
+
+    def take(self, live: LiveOptions) -> None:
+        """Let what was changed hold from now on, and what was not be as the settings say."""
+        queued, wait_s = live.max_queued_requests, live.engine_wait_s
+        self.pool.limit(
+            self.config.max_queued_requests if queued is None else queued,
+            self.config.engine_wait_s if wait_s is None else wait_s,
+        )
+
+    def new_service(self, beside: CompletionService | None = None) -> CompletionService:
+        """What answers requests, once it has started; `beside`: of another model of the same router."""
+        config = self.config
+        media = media_reader(self.pool.info.takes, self._folder, media_limits_of(config), self._tokenizer)
+        return CompletionService(
+            self.pool,
+            self._tokenizer,
+            self._parsers,
+            self.own,
+            media,
+            config.max_answer_bytes,
+            takes_templates=config.chat_template == OF_REQUESTS,
+            aliases=config.model_names()[1:],
+            beside=beside,
+            embedding_kind=embedding_kind_of(config),
+        )
+
+    def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:
+        return self.source.call(engine_id, "stats", report=report)

@@ -1,0 +1,72 @@
+"""Embeddings of prompts: the hidden states that enter the output matrix, pooled while a prompt is computed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from wingbeat.runtime.round.rows import Feature, Placed
+from wingbeat.runtime.scheduling.request import Pooling
+
+
+class PooledRows(NamedTuple):
+    """By chunk whose rows are pooled: its first row of the batch, how many it has, and how they are pooled."""
+
+    parts: tuple[tuple[int, int, Pooling], ...]
+
+
+class PromptPooling(Feature):
+    """Pools the rows of prompt chunks that ask for it; a pass without such rows has no hook.
+
+    Args:
+        layers: the decoder's own list, as `decoder_layers` finds it.
+    """
+
+    kind = PooledRows
+
+    def __init__(self, model: nn.Module, layers: nn.ModuleList) -> None:
+        self._model, self._layers = model, (layers,)
+        self._pooled: Tensor | None = None
+
+    def column(self, placed: Placed) -> PooledRows | None:
+        """See `Feature.column`."""
+        if placed.plan is None:
+            return None
+        chunks = zip(placed.plan.chunks, placed.starts, strict=True)
+        parts = tuple((start, chunk.length, chunk.pooling) for chunk, start in chunks if chunk.pooling is not None)
+        return PooledRows(parts) if parts else None
+
+    @contextmanager
+    def entered(self, column: PooledRows | None, inputs: dict[str, Any]) -> Iterator[None]:
+        """See `Feature.entered`."""
+        if column is None:
+            yield
+            return
+
+        def pool(module: nn.Module, args: tuple, output: BaseModelOutputWithPast) -> None:
+            self._pooled = _pooled(output.last_hidden_state[0], column)
+
+        (layers,) = self._layers
+        decoder = next(module for module in self._model.modules() if layers in list(module.children()))
+        hook = decoder.register_forward_hook(pool)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def take(self) -> Tensor | None:
+        """Of the pass before, a chunk's sum or its last row: int64 [num_parts, hidden_size], the bits of doubles, as
+        downloads have them; None where none asked."""
+        pooled, self._pooled = self._pooled, None
+        return pooled
+
+
+def _pooled(hidden: Tensor, column: PooledRows) -> Tensor:
+    rows = []
+    for start, length, pooling in column.parts:
+        own = hidden[start : start + length]
+        rows.append(own.float().sum(dim=0) if pooling is Pooling.MEAN else own[-1].float())
+    return torch.stack(rows).double().view(torch.int64)

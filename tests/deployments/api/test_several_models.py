@@ -1,0 +1,139 @@
+"""Several models behind one endpoint: a request's `model` chooses one."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from wingbeat.deployments.api.by_handle import HandleCalls
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.routes import create_app
+from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.runtime.lora.resident import AdapterName
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+class World:
+    """Two models, the second one of two names and with an adapter."""
+
+    def __init__(self) -> None:
+        self.one, self.two = FakePool("from one"), FakePool("from two")
+        self.two.info = replace(self.two.info, model_name="other", max_model_len=32)
+        first = CompletionService(self.one, TOKENIZER)
+        second = CompletionService(self.two, TOKENIZER, aliases=("second",), beside=first)
+        self.two.adapters.catalog.put("clerk", AdapterName("clerk", "good", "digest"))
+        self.models = ServedModels(first, second)
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(create_app(self.models, updates_adapters=True))
+            async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
+                return await client.request(method or ("GET" if body is None else "POST"), path, json=body)
+
+        return asyncio.run(send())
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "named"),
+    [
+        ("demo", "from one", "demo"),
+        ("other", "from two", "other"),
+        ("second", "from two", "other"),
+        ("clerk", "from two", "clerk"),
+    ],
+)
+def test_the_name_chooses_the_model(world: World, model: str, text: str, named: str):
+    answer = world.ask("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 20}).json()
+    assert (answer["choices"][0]["text"], answer["model"]) == (text, named)
+    answer = world.ask("/v1/chat/completions", {"model": model, "messages": MESSAGES}).json()
+    assert answer["choices"][0]["message"]["content"] == text
+    answer = world.ask("/v1/messages", {"model": model, "messages": MESSAGES, "max_tokens": 20}).json()
+    assert answer["content"][0]["text"] == text
+    answer = world.ask("/v1/responses", {"model": model, "input": "hi"}).json()
+    assert answer["output"][-1]["content"][0]["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/prefixes", {"name": "p", "prompt": "x"}),
+    ],
+)
+def test_where_several_are_served_a_name_is_needed_and_must_be_one_of_theirs(world: World, path: str, body: dict):
+    missing = world.ask(path, body)
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")
+    assert "demo, other, second" in missing.json()["error"]["message"]
+    unknown = world.ask(path, body | {"model": "third"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert not world.one.requests
+    assert not world.two.requests
+
+
+def test_all_of_them_are_listed_each_with_its_limit(world: World):
+    cards = {card["id"]: (card["parent"], card["max_model_len"]) for card in world.ask("/v1/models").json()["data"]}
+    assert cards == {"demo": (None, 64), "other": (None, 32), "second": (None, 32), "clerk": ("other", 32)}
+    assert world.ask("/v1/models/second").json()["max_model_len"] == 32
+    assert world.ask("/v1/models/third").status_code == 404
+    assert world.ask("/tokenizer_info?model=other").status_code == 200
+    assert world.ask("/tokenizer_info").status_code == 400
+
+
+def test_the_server_is_healthy_while_one_model_is_and_says_which(world: World):
+    assert world.ask("/health").json()["models"] == {"demo": "ok", "other": "ok"}
+    world.one.alive = False
+    health = world.ask("/health")
+    assert (health.status_code, health.json()["models"]) == (200, {"demo": "unavailable", "other": "ok"})
+    assert world.ask("/ping").status_code == 200
+    world.two.alive = False
+    assert world.ask("/health").status_code == world.ask("/ping").status_code == 503
+    world.ask("/reset_prefix_cache", method="POST")
+    assert (world.one.prefix_engine.num_resets, world.two.prefix_engine.num_resets) == (1, 1)
+
+
+def test_an_adapter_is_loaded_onto_the_model_it_names(world: World):
+    path, body = "/v1/load_lora_adapter", {"lora_name": "maid", "lora_path": "good"}
+    assert world.ask(path, body).json()["error"]["param"] == "base_model_name"
+    taken = world.ask(path, body | {"lora_name": "clerk", "base_model_name": "demo"})
+    assert (taken.status_code, taken.json()["error"]["param"]) == (400, "lora_name")
+    assert world.ask(path, body | {"base_model_name": "demo"}).status_code == 200
+    assert world.ask("/v1/completions", {"model": "maid", "prompt": "x"}).json()["choices"][0]["text"] == "from one"
+    assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 200
+    assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 404
+
+
+def test_prefixes_are_listed_together_and_deleted_where_they_are(world: World):
+    for model in ("demo", "other"):
+        body = {"model": model, "name": f"of-{model}", "prompt": "hello"}
+        assert world.ask("/v1/prefixes", body).json()["model"] == model
+    assert [card["name"] for card in world.ask("/v1/prefixes").json()["data"]] == ["of-demo", "of-other"]
+    assert world.ask("/v1/prefixes/of-other", method="DELETE").json()["deleted"]
+    assert [card["name"] for card in world.ask("/v1/prefixes").json()["data"]] == ["of-demo"]
+    assert world.ask("/v1/prefixes/of-demo?model=other", method="DELETE").status_code == 404
+
+
+def test_a_handle_chooses_by_name_too(world: World):
+    calls = HandleCalls()
+    calls._models, calls._refuses_unknown_fields = world.models, False
+    answer = asyncio.run(calls.generate("x", model="second"))
+    assert answer["choices"][0]["text"] == "from two"
+
+
+def test_long_answers_of_all_models_share_one_room(world: World):
+    first, second = world.models
+    assert first.sizes is second.sizes
+    assert first.turn is second.turn

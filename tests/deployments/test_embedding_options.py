@@ -1,0 +1,56 @@
+"""Which embeddings a model has: what its folder says, or the operator."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.surface import embedding_kind_of
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.scheduling.request import Pooling
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in demo_pair().verifier.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "1_Pooling").mkdir()
+    return tmp_path
+
+
+def says(folder: Path, **modes: bool) -> AppConfig:
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8, **modes}))
+    return AppConfig(model=folder, drafter="none")
+
+
+def test_a_folder_of_sentence_transformers_says_it(folder: Path):
+    off = {"pooling_mode_cls_token": False}
+    assert says(folder, pooling_mode_lasttoken=True, **off).pooling() is Pooling.LAST
+    assert says(folder, pooling_mode_mean_tokens=True, include_prompt=True).pooling() is Pooling.MEAN
+    assert says(folder).pooling() is None
+    with pytest.raises(ValueError, match="pooling_mode_cls_token; give mean, last or none"):
+        says(folder, pooling_mode_cls_token=True).pooling()
+
+
+def test_the_setting_goes_before_the_folder(folder: Path):
+    says(folder, pooling_mode_lasttoken=True)
+    assert AppConfig(model=folder, drafter="none", embeddings="mean").pooling() is Pooling.MEAN
+    assert AppConfig(model=folder, drafter="none", embeddings="none").pooling() is None
+    assert AppConfig().pooling() is None
+
+
+def test_a_model_that_was_trained_for_it_has_embeddings_to_cut(folder: Path):
+    config = says(folder, pooling_mode_mean_tokens=True)
+    assert not embedding_kind_of(config).can_be_cut
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(text | {"is_matryoshka": True}))
+    assert embedding_kind_of(config).can_be_cut
+
+
+def test_another_engine_has_none():
+    with pytest.raises(ValidationError, match="show no hidden states"):
+        AppConfig(embeddings="mean", engine_factory="module:function")
+    assert AppConfig(engine_factory="module:function").pooling() is None
