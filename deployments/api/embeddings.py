@@ -119,7 +119,7 @@ def _written(found: list[bytes], body: EmbeddingsBody) -> list[dict[str, Any]]:
         if body.dimensions > numbers.shape[1]:
             raise invalid("dimensions", f"is {body.dimensions}: embeddings have {numbers.shape[1]} numbers")
         numbers = numbers[:, : body.dimensions]
-    lengths = np.linalg.norm(numbers.astype(np.float64), axis=1, keepdims=True)
+    lengths = np.sqrt(np.square(numbers.astype(np.float64)).sum(axis=1, keepdims=True))
     numbers = (numbers / np.maximum(lengths, 1e-12)).astype("<f4")
     return [
         {"object": "embedding", "index": index, "embedding": _encoded(row, body)} for index, row in enumerate(numbers)

@@ -312,7 +312,7 @@ class DrafterClient(RoundObserver):
             self._put(history, *upload([slots, columns], history.device).unbind(), flight.sampled)
 
     def _put(self, history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
-        """history[slots, columns] = token_ids, wherever each of them is; where that is the host, without an operation."""
+        """history[slots, columns] = token_ids, wherever each is; on the host without an operation."""
         if self._inbox is None:
             history.numpy()[slots.numpy(), columns.numpy()] = token_ids.numpy()
             return
