@@ -49,6 +49,7 @@ class BatchBuilder:
         self.device = slots.device
         self.on_host = on_host
         self.features = features
+        self._of_decodes = tuple(feature for feature in features if not feature.of_chunks)
         self._pieces = pieces
         self._kernels = kernels
         self._last_position = last_position
@@ -121,10 +122,11 @@ class BatchBuilder:
         return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
 
     def _with_features(self, rows: Rows, placed: Placed) -> Rows:
-        positions, columns = rows.positions, columns_of(self.features, placed)
-        for feature in self.features:
+        features = self.features if placed.starts else self._of_decodes
+        positions, columns = rows.positions, columns_of(features, placed)
+        for feature in features:
             positions = feature.positions(positions, placed)
-        around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in self.features)
+        around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in features)
         return rows._replace(positions=positions, columns=columns, around=around)
 
     def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:

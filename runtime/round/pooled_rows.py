@@ -25,7 +25,7 @@ class PromptPooling(Feature):
         layers: the decoder's own list, as `decoder_layers` finds it.
     """
 
-    kind = PooledRows
+    kind, of_chunks = PooledRows, True
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList) -> None:
         self._model, self._layers = model, (layers,)
