@@ -32,11 +32,11 @@ deployments.cli: cluster.channels cluster.gpus deployments.app_config deployment
     runtime.recordings runtime.scheduling runtime.tensor_files runtime.tensor_parallel runtime.tensorrt
     runtime.text_stream runtime.tokenizer runtime.tokenizer_file runtime.training runtime.verifier.checkpoints
     runtime.verifier.loading
-deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu runtime.checks
-    kernels.disk_cache runtime.free_memory runtime.graphs
+deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
+    runtime.checks runtime.free_memory runtime.graphs
 deployments.door:
-deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics runtime.prefixes
-    runtime.scheduling
+deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics
+    runtime.prefixes runtime.scheduling
 deployments.gpu_shares: cluster.gpus cluster.placement deployments.app_config deployments.options
 deployments.handle_calls:
 deployments.head_watch: cluster.channels
@@ -50,20 +50,20 @@ deployments.local_llm: cluster.channels deployments.cli deployments.options runt
 deployments.log: deployments.request_context
 deployments.media: deployments.limits runtime.media runtime.scheduling
 deployments.metrics: deployments.options deployments.request_context runtime.metrics runtime.scheduling
+deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.metrics
+    deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
     runtime.tensor_files runtime.tensor_parallel
-deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.metrics
-    deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
-    deployments.fleet deployments.handle_calls deployments.log deployments.metrics runtime.checks runtime.config
-    kernels.disk_cache runtime.drafters runtime.engine runtime.grammar runtime.heads runtime.inner_drafter runtime.kv
-    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
-    runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
+    deployments.fleet deployments.handle_calls deployments.log deployments.metrics kernels.disk_cache
+    runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
+    runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings
+    runtime.scheduling runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
     deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
@@ -92,10 +92,9 @@ runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.c
     runtime.device_clock runtime.graphs runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round
     runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
     runtime.verifier.loading runtime.verifier_errors
-runtime.engine: kernels.attention kernels.cpu runtime.config kernels.disk_cache runtime.drafters runtime.grammar
-    runtime.graphs runtime.metrics runtime.kv runtime.protocol runtime.round runtime.scheduling
-    runtime.speculation runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading
-    runtime.verifier_errors
+runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
+    runtime.graphs runtime.kv runtime.metrics runtime.protocol runtime.round runtime.scheduling runtime.speculation
+    runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.fp8_devices:
 runtime.free_memory:
 runtime.grammar: runtime.scheduling runtime.tokenizer
@@ -121,8 +120,8 @@ runtime.protocol: runtime.config
 runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runtime.protocol runtime.round
     runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
 runtime.refusals:
-runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
-    runtime.protocol runtime.scheduling runtime.speculation
+runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs
+    runtime.kv runtime.protocol runtime.scheduling runtime.speculation
 runtime.scheduling: runtime.config runtime.kv runtime.lora runtime.metrics
 runtime.settings:
 runtime.speculation: runtime.config
@@ -146,9 +145,9 @@ runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.r
 runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
 runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora
     runtime.media runtime.round runtime.scheduling runtime.state runtime.verifier_errors
-runtime.verifier.loading: kernels.cpu runtime.config kernels.disk_cache runtime.kv runtime.protocol runtime.refusals
-    runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
-    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors runtime.media
+runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.kv runtime.media runtime.protocol
+    runtime.refusals runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
+    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.verifier_errors:
 """
 """Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
