@@ -89,9 +89,10 @@ class FleetFigures:
         return snapshot
 
     async def _ask_one(self, engine_id: str) -> dict[str, Any] | None:
+        report = self._own.report(engine_id)
         try:
             async with asyncio.timeout(self._patience_s):
-                return await self._ask(engine_id, self._own.report(engine_id))
+                return await self._ask(engine_id, report)
         except Exception as error:
             # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
             if self._latest is None or engine_id not in self._latest.silent:
