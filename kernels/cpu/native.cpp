@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "block.h"
 #include "draft.h"
+#include "drafted.h"
 #include "layer.h"
 #include "products.h"
 #include "rounds.h"
@@ -90,6 +91,14 @@ int64_t wingbeat_block_answer(const BlockHead* head, const Sequences* sequences,
 void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
     ancestors(parents, num_reqs, num_nodes, num_words, words);
 }
+
+int64_t wingbeat_check_trees(const Answer* from, const TreeColumns* into) { return check_trees(*from, *into); }
+
+int64_t wingbeat_choose_nodes(const Choice* choice, const TreeColumns* trees, const TreeColumns* into) {
+    return choose_nodes(*choice, *trees, *into);
+}
+
+int64_t wingbeat_lay_out(const Layout* layout) { return lay_out(*layout); }
 
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths) { return accept(*trees, *paths); }
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
+from wingbeat.kernels.cpu.drafted import DraftIntake
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.cpu.structs import (
@@ -188,6 +189,10 @@ class CpuKernels:
     def tree_acceptance(self, committed_lens: Tensor, last_token_ids: Tensor) -> accept.TreeAcceptance:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids)
+
+    def draft_intake(self) -> DraftIntake:
+        """Takes drafted trees in."""
+        return DraftIntake(self._library)
 
     def ancestor_words(self, parents: Tensor) -> Tensor:
         """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""

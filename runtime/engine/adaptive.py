@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from wingbeat.kernels.cpu.drafted import DraftIntake, Prices
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
 from wingbeat.runtime.engine.kept_times import KeptTimes
@@ -24,7 +25,13 @@ from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
+from wingbeat.runtime.speculation.acceptance import (
+    EDGES,
+    Acceptance,
+    DraftedTrees,
+    along_rows,
+    path_probabilities,
+)
 from wingbeat.runtime.speculation.costs import DraftTook, RoundCosts, RoundTook
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -68,14 +75,19 @@ class AdaptiveSpeculation(Speculation):
     Args:
         pruner: chooses the nodes on the device; None where the trees lie on the host.
         kept: corrects the times on disk that the costs were made of, where the host's clock tells.
+        intake: chooses the nodes on the host; None leaves that to numpy.
     """
 
     def __init__(
-        self, policy: SpeculationPolicy, pruner: DevicePruner | None = None, kept: KeptTimes | None = None
+        self,
+        policy: SpeculationPolicy,
+        pruner: DevicePruner | None = None,
+        kept: KeptTimes | None = None,
+        intake: DraftIntake | None = None,
     ) -> None:
         self.policy = policy
         self.acceptance = Acceptance()
-        self._pruner, self._kept = pruner, kept
+        self._pruner, self._kept, self._intake = pruner, kept, intake
         self._plan = DraftPlan(0, Reason.IDLE)
         self._num_context_tokens = 0
         self._pruned: _Round | None = None
@@ -132,19 +144,29 @@ class AdaptiveSpeculation(Speculation):
         return trees
 
     def _choose(self, trees: TokenTree, decodes: list[Sequence], this: _Round) -> tuple[TokenTree | None, _Round]:
-        parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-        drafted = DraftedTrees.of_scores(*(part.numpy() for part in parts), self.policy.max_levels)
-        path = path_probabilities(self.acceptance.table[this.kinds], drafted)
         useful = np.array([_useful_depth(seq) for seq in decodes])
-        within = drafted.real & (drafted.depths <= useful[:, None])
-        kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context)
-        forced = [_is_forced(seq) for seq in decodes]
-        if any(forced):
-            kept |= within & np.array(forced)[:, None]
-        this = this._replace(trees=drafted, kept=kept)
-        if not kept.any():
-            return None, this
-        return _pruned(trees, kept), this
+        forced = np.array([_is_forced(seq) for seq in decodes])
+        if self._intake is not None:
+            pruned, this = self._choose_by_kernel(self._intake, trees, useful, forced, this)
+        else:
+            parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
+            drafted = DraftedTrees.of_scores(*(part.numpy() for part in parts), self.policy.max_levels)
+            path = path_probabilities(self.acceptance.table[this.kinds], drafted)
+            within = drafted.real & (drafted.depths <= useful[:, None])
+            kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context)
+            this = this._replace(trees=drafted, kept=kept | (within & forced[:, None]))
+            pruned = _pruned(trees, this.kept)
+        return (pruned if this.kept.any() else None), this
+
+    def _choose_by_kernel(
+        self, intake: DraftIntake, trees: TokenTree, useful: np.ndarray, forced: np.ndarray, this: _Round
+    ) -> tuple[TokenTree, _Round]:
+        prices = self.policy.prices(this.num_decodes, trees.token_ids.numel(), this.context)
+        by, most = Prices(self.acceptance.table, EDGES, prices), self.policy.max_levels
+        chosen = intake.choose(tuple(trees), this.kinds, useful, forced if forced.any() else None, by, most)
+        up, depths = np.maximum(trees.parents.numpy(), 0), np.minimum(trees.depths.numpy(), most)
+        drafted = DraftedTrees(up, depths, chosen.log_probs, chosen.real)
+        return TokenTree(*chosen.trees), this._replace(trees=drafted, kept=chosen.kept)
 
     def launched(self, flight: RoundInFlight) -> None:
         """The round pruned last is on its way."""
@@ -266,7 +288,8 @@ class MeasuredSpeculation(Speculation):
             RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
         )
         kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
-        return AdaptiveSpeculation(policy, runner.pruner, kept)
+        intake = None if runner.kernels is None else runner.kernels.draft_intake()
+        return AdaptiveSpeculation(policy, runner.pruner, kept, intake)
 
 
 def _is_forced(seq: Sequence) -> bool:

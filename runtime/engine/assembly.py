@@ -83,6 +83,7 @@ def assemble(
         inbox=runner.inbox,
         states=states,
         contexts=contexts,
+        intake=None if runner.kernels is None else runner.kernels.draft_intake(),
     )
     return EngineParts(
         config=config,

@@ -14,6 +14,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import DraftIntake
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, with_replays
@@ -25,7 +26,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, To
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import TreeCheck, TreeInbox
+from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
@@ -57,6 +58,7 @@ class DrafterClient(RoundObserver):
             On the host trees can be looked at without a wait, so they are cut to the nodes worth verifying.
         states: of layers that keep a state of their own, which says where a replay may begin.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
+        intake: looks at trees on the host; None leaves that to torch.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class DrafterClient(RoundObserver):
         inbox: TreeInbox | None,
         states: StateKeeper | None = None,
         contexts: RecordedContexts | None = None,
+        intake: DraftIntake | None = None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.slots = slots
-        self._inbox = inbox
+        self._inbox, self._intake = inbox, intake
         self._states = states
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self.state = DrafterState.NONE
@@ -90,7 +93,7 @@ class DrafterClient(RoundObserver):
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
-        self._check: TreeCheck | None = None
+        self._reader: HostTrees | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -102,7 +105,8 @@ class DrafterClient(RoundObserver):
         self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)
         chains = self.config.speculation.draft_top_k == 1
-        self._check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
+        check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
+        self._reader = HostTrees(check, self._intake)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -165,11 +169,7 @@ class DrafterClient(RoundObserver):
         if self._inbox is not None:
             self._inbox.take(reply)
             return self._inbox
-        trees, usable = self._check(self._trees_of(reply, rows), reply.epochs, reply.committed_lens, rows, self.slots)
-        if not bool(usable.any()):
-            return None
-        width = int(trees.num_valid.max())
-        return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
+        return self._reader.believed(reply, rows, self.slots)
 
     def _asked_ids(self) -> list[str]:
         return [seq.request.request_id for seq in self._asked]
@@ -279,10 +279,6 @@ class DrafterClient(RoundObserver):
     def abandoned(self) -> None:
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
-
-    def _trees_of(self, reply: TreeReply, rows: DecodeRows) -> TokenTree:
-        """A reply's trees by decode instead of by slot."""
-        return TokenTree(*(getattr(reply, name).index_select(0, rows.slots) for name in TokenTree._fields))
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
         seqs = [seq for seq in decodes if seq.draft.complete]

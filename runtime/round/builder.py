@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import DraftIntake, Present
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
@@ -14,7 +15,7 @@ from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
-from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined, pack
+from wingbeat.runtime.round.rows import Decodes, Feature, Packing, Placed, Rows, Segment, columns_of, joined, pack
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -52,6 +53,7 @@ class BatchBuilder:
         self._of_decodes = tuple(feature for feature in features if not feature.of_chunks)
         self._pieces = pieces
         self._kernels = kernels
+        self._intake = None if kernels is None else kernels.draft_intake()
         self._last_position = last_position
         self._max_depth = config.speculation.max_path - 1
 
@@ -62,6 +64,8 @@ class BatchBuilder:
             slots: int64 [num_reqs].
             tree: one per sequence; None where all are bare roots.
         """
+        if self._intake is not None and tree is not None:
+            return self._laid_out(self._intake, slots, tree)
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
         if tree is None:
@@ -75,6 +79,19 @@ class BatchBuilder:
         mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
         packing = pack(real) if self.on_host else None
         return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
+
+    def _laid_out(self, intake: DraftIntake, slots: Tensor, tree: TokenTree) -> Decodes:
+        """`decodes` of trees on the host, in one call of our kernels."""
+        tree = tree._replace(token_ids=tree.token_ids.contiguous())
+        state = self.slots
+        present = Present(state.epochs, state.committed_lens, state.last_token_ids)
+        size, last = self.config.block_size, self._last_position
+        laid = intake.lay_out(slots, tuple(tree), present, state.block_tables, size, last)
+        packing, flat = None, None
+        if len(laid.nodes) < tree.token_ids.numel():
+            packing = Packing(laid.rows, laid.nodes, laid.starts)
+            flat = (laid.row_ids, laid.row_positions, laid.row_mapping)
+        return Decodes(slots, laid.roots, tree.token_ids, tree, laid.positions, laid.mapping, packing, flat)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
         """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -130,7 +147,7 @@ class BatchBuilder:
         return rows._replace(positions=positions, columns=columns, around=around)
 
     def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:
-        fields = map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
+        fields = decodes.flat or map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
         return self._rows(*fields, [segment])
 
     def _rows(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]) -> Rows:

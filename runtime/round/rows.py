@@ -52,6 +52,8 @@ class Decodes(NamedTuple):
     slot_mapping: Tensor
     packing: Packing | None = None
     """Where the trees lie side by side without padding."""
+    flat: tuple[Tensor, Tensor, Tensor] | None = None
+    """Tokens, positions and slot mapping as `packed` gives them, where they were made so; they follow no change."""
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""

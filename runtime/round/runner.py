@@ -79,7 +79,7 @@ class ModelRunner:
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         pieces = graph_device is not None
-        kernels = kernels if self.on_host else None
+        self.kernels = kernels = kernels if self.on_host else None
         self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
         self._pooling = next((feature for feature in features if isinstance(feature, PromptPooling)), None)
         self.max_depth = config.speculation.max_path - 1

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import DraftIntake, Present, Sent
 from wingbeat.runtime.protocol.messages import TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import Copies
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
@@ -32,6 +33,8 @@ class TreeCheck:
     """
 
     def __init__(self, num_nodes: int, vocab_size: int, device: torch.device, *, chains: bool) -> None:
+        self.chains = chains
+        self.vocab_size = vocab_size
         self._num_nodes, self._last_token = num_nodes, vocab_size - 1
         self._index = torch.arange(num_nodes, device=device)
         self._drafted = (self._index > 0).long()
@@ -77,6 +80,33 @@ class TreeCheck:
         bad.masked_fill_(outside, False)
         none_or_too_many = tree.num_valid.clamp(1, self._num_nodes) != tree.num_valid
         return bad.any(1).logical_or_(none_or_too_many).logical_not_(), outside
+
+
+class HostTrees:
+    """Reads the replies that lie on the host, where looking at trees is no wait.
+
+    Args:
+        intake: does in one call of our kernels what `check` does by torch's operations; None leaves it to those.
+    """
+
+    def __init__(self, check: TreeCheck, intake: DraftIntake | None) -> None:
+        self._check, self._intake = check, intake
+
+    def believed(self, reply: TreeReply, rows: DecodeRows, state: SlotState) -> TokenTree | None:
+        """One tree per decode, as wide as the widest; None where nothing counts."""
+        fields = tuple(getattr(reply, name) for name in TokenTree._fields)
+        if self._intake is not None:
+            sent = Sent(fields, reply.epochs, reply.committed_lens)
+            present = Present(state.epochs, state.committed_lens, state.last_token_ids)
+            vocab, chains = self._check.vocab_size, self._check.chains
+            found = self._intake.check(*rows, sent, present, vocab, chains=chains)
+            return None if found is None else TokenTree(*found)
+        trees = TokenTree(*(field.index_select(0, rows.slots) for field in fields))
+        trees, usable = self._check(trees, reply.epochs, reply.committed_lens, rows, state)
+        if not bool(usable.any()):
+            return None
+        width = int(trees.num_valid.max())
+        return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
 
 
 class TreeInbox:

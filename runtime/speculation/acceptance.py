@@ -27,7 +27,7 @@ def bin_edges() -> np.ndarray:
     return -np.log1p(np.exp(-log_odds))
 
 
-_EDGES = bin_edges()
+EDGES = bin_edges()
 
 
 class DraftedTrees(NamedTuple):
@@ -71,7 +71,7 @@ def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
     Args:
         table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
     """
-    bins = _EDGES.searchsorted(log_probs)
+    bins = EDGES.searchsorted(log_probs)
     return along_rows(table, bins.reshape(len(bins), -1)).reshape(log_probs.shape)
 
 
@@ -115,7 +115,7 @@ class Acceptance:
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
-        cells = (_EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
+        cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
         self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
         self.num_accepted += int(accepted.sum())
         # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.

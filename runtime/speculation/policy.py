@@ -115,6 +115,8 @@ class SpeculationPolicy:
         self._token_s = 0.0
         """What a token is worth: seconds of it at the best choice's rate."""
         self._speedup = 1.0
+        self._prices: dict[tuple[int, int], np.ndarray] = {}
+        """The latest ones by load, as long as a plan holds."""
         self._probe_loss = 0.0
         """What the latest decision loses to a probe, in rounds of what it chose."""
         self._decisions: dict[str, int] = {}
@@ -167,6 +169,7 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates.argmax()), rates.shape[1])
         best, plain = float(rates[levels, column]), float(rates[0, 0])
         self._token_s, self._speedup = 1.0 / best, best / plain
+        self._prices.clear()
         self._probe_loss = self._lost_to_a_probe(num_reqs, num_drafting, rates)
         if not levels:
             return DraftPlan(0, Reason.PLAIN)
@@ -230,18 +233,29 @@ class SpeculationPolicy:
         Returns:
             bool [num_trees, num_nodes]: closed under parents, since the best are taken first.
         """
-        if self._now.reason == Reason.PROBE_DRAFT or not self._token_s:
+        prices = self.prices(num_reqs, real.size, mean_context)
+        if prices is None:
             return real
         count = int(real.sum())
         values = np.where(real, path, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:count]
         gain = np.append(0.0, values[order].cumsum())
-        # What the trees have cost so far is spent: no node at all is judged by the pass behind a draft alone.
-        seconds = self.costs.verify_s(num_reqs, np.arange(count + 1), mean_context)
-        best = int((gain - seconds / self._token_s).argmax())
+        best = int((gain - prices[: count + 1]).argmax())
         kept = np.zeros(values.shape, dtype=bool)
         kept[order[:best]] = True
         return kept.reshape(path.shape)
+
+    def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
+        """What a pass behind a draft is worth in tokens, with 0, 1, .. `most` drafted nodes: float64 [most + 1].
+
+        None where all nodes are to be verified. What the trees have cost so far is spent.
+        """
+        if self._now.reason == Reason.PROBE_DRAFT or not self._token_s:
+            return None
+        if (num_reqs, most) not in self._prices:
+            seconds = self.costs.verify_s(num_reqs, np.arange(most + 1), mean_context)
+            self._prices = {(num_reqs, most): seconds / self._token_s}
+        return self._prices[num_reqs, most]
 
     def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
         """Update the profile that the next decisions rest on.
