@@ -86,7 +86,7 @@ class Prices(NamedTuple):
     edges: np.ndarray
     """float64 [num_bins - 1], ascending."""
     tokens: np.ndarray | None
-    """float64 [num_reqs * num_nodes or more], contiguous: what a pass of so many drafted nodes is worth; None takes all."""
+    """float64 [num_reqs * num_nodes or more], contiguous: of a pass with so many drafted nodes; None takes all."""
 
 
 class Chosen(NamedTuple):
@@ -196,7 +196,6 @@ class DraftIntake:
         width = self._choose(byref(choice), byref(TreeColumns.of(trees)), byref(TreeColumns.of(into)))
         shown = [field.view(-1)[: num_reqs * width].view(num_reqs, width) for field in into[:4]]
         return Chosen((*shown, into[4]), log_probs, real, kept)
-
 
     def lay_out(
         self,

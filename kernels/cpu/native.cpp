@@ -3,6 +3,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "block.h"
+#include "choice.h"
 #include "draft.h"
 #include "drafted.h"
 #include "layer.h"
@@ -99,6 +100,8 @@ int64_t wingbeat_choose_nodes(const Choice* choice, const TreeColumns* trees, co
 }
 
 int64_t wingbeat_lay_out(const Layout* layout) { return lay_out(*layout); }
+
+void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
 
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths) { return accept(*trees, *paths); }
 }

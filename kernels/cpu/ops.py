@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu import accept
+from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.drafted import DraftIntake
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
@@ -189,6 +190,10 @@ class CpuKernels:
     def tree_acceptance(self, committed_lens: Tensor, last_token_ids: Tensor) -> accept.TreeAcceptance:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids)
+
+    def native_choice(self) -> NativeChoice:
+        """Chooses tokens of rows of logits."""
+        return NativeChoice(self._library)
 
     def draft_intake(self) -> DraftIntake:
         """Takes drafted trees in."""

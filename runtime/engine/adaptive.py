@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LEARN_ALWAYS, _LEARN_EVERY = 64, 8
 """Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
+_COUNT_ALWAYS, _COUNT_EVERY = 256, 2
+"""Likewise for counting what was accepted, the cheaper half: a table that believes a weak head costs most."""
 
 
 _NOBODY = np.zeros(0, dtype=np.int64)
@@ -184,22 +186,29 @@ class AdaptiveSpeculation(Speculation):
             this = this._replace(trees=trees, kept=kept)
         if this.trees is not None:
             self._num_drafted += 1
-            often = self._num_drafted <= _LEARN_ALWAYS or this.plan.reason == Reason.PROBE_DRAFT
-            if often or self._num_drafted % _LEARN_EVERY == 0:
-                self._learn(this, result, np.array(flight.live[: this.num_decodes]))
+            probed, count = this.plan.reason == Reason.PROBE_DRAFT, self._num_drafted
+            learns = probed or count <= _LEARN_ALWAYS or count % _LEARN_EVERY == 0
+            if learns or count <= _COUNT_ALWAYS or count % _COUNT_EVERY == 0:
+                self._learn(this, result, np.array(flight.live[: this.num_decodes]), whole=learns)
         if self._pruner is None and this.num_decodes:
             self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))
 
-    def _learn(self, this: _Round, result: RoundResult, live: np.ndarray) -> None:
+    def _learn(self, this: _Round, result: RoundResult, live: np.ndarray, whole: bool) -> None:
+        """Count what was accepted; as a whole, also see what trees are worth by that.
+
+        Args:
+            live: bool [num_decodes].
+        """
         rows = live & this.trees.real.any(axis=1) & ~this.certain
         if not rows.any():
             return
         kept, kinds, trees = this.kept[rows], this.kinds[rows], this.trees.rows(rows)
         on_path = _before_pruning(result.path_nodes[rows], kept)
         tried = kept & along_rows(on_path, trees.parents)
-        self.policy.observe(path_probabilities(self.acceptance.table[kinds], trees), trees, this.plan.levels)
+        if whole:
+            self.policy.observe(path_probabilities(self.acceptance.table[kinds], trees), trees, this.plan.levels)
         self.acceptance.record(trees, kinds, tried, tried & on_path)
-        if self._pruner is not None:
+        if whole and self._pruner is not None:
             self._pruner.upload(self.acceptance.table)
 
     def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:

@@ -22,7 +22,7 @@ from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter,
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree, TreeReply
+from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wingbeat.kernels.cpu.accept import Decree, TreeAcceptance
+from wingbeat.kernels.cpu.choice import SamplingRows
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.reference import walk_tree
@@ -80,9 +81,13 @@ class TokenChooser:
         slots: device state by slot.
         workspace_rows: most rows that a captured round chooses for; 0 where nothing is captured.
         max_depth: of a tree's deepest node.
+        kernels: choose on the host; None leaves that to torch.
     """
 
-    def __init__(self, slots: SlotState, workspace_rows: int, max_depth: int) -> None:
+    def __init__(
+        self, slots: SlotState, workspace_rows: int, max_depth: int, kernels: CpuKernels | None = None
+    ) -> None:
+        self._native = None if kernels is None else kernels.native_choice()
         self.slots = slots
         self.processors: ProcessorTables = slots.processors
         self.device = slots.device
@@ -177,6 +182,11 @@ class TokenChooser:
             sampled = [param for param in params if param.temperature > 0]
             any_sampled = bool(sampled)
             any_filtered = any(param.top_k or param.top_p < 1 or param.min_p for param in sampled)
+        if self._native is not None and any_sampled:
+            columns = (state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds)
+            return self._native.choose(
+                logits, SamplingRows(*(column[rows] for column in columns), positions), processors
+            )
         return choose_tokens(
             logits,
             state.temperatures[rows],

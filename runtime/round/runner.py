@@ -93,7 +93,7 @@ class ModelRunner:
             chains = config.speculation.draft_top_k == 1
             self.inbox = TreeInbox(slots, config.speculation.num_nodes, chains=chains)
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
-        self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
+        self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth, kernels)
         self.masks = TokenMasks(slots.processors)
         parts = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
         self.eager = EagerRounds(*parts)

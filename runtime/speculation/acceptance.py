@@ -14,7 +14,7 @@ import numpy as np
 from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
-_PRIOR_TRIALS = 8.0
+_PRIOR_TRIALS = 4.0
 _FORGET = 1.0 - 1.0 / 2048
 """Per recorded round: evidence fades over some thousand rounds."""
 NO_CONFIDENCE = -50.0

@@ -1,4 +1,4 @@
-"""Drafted trees on the host by the CPU's kernels: what is believed, and which nodes are verified, as the references say."""
+"""Drafted trees on the host by the CPU's kernels: what is believed, and what is verified, as the references say."""
 
 import random
 

@@ -1,0 +1,129 @@
+// Which token a row's target chooses: temperature, top-k, top-p, min-p and seeded noise, as `kernels/sampling/reference.py`
+// has them. Exponentials and logarithms differ from torch's in their last places, so a row whose choice hangs on those
+// is left to it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "trees.h"
+#include "vectors.h"
+
+struct Sampling {
+    const float* logits;  // [num_rows, vocab]
+    int64_t num_rows, vocab;
+    const float* temperatures;  // [num_rows] each
+    const int64_t* top_ks;
+    const float *top_ps, *min_ps;
+    const int64_t *seeds, *positions;
+    int64_t* tokens;  // out
+    bool* sure;       // out: false where another has to choose
+};
+
+// Masses and scores that lie closer than this are not told apart.
+constexpr double CLOSE = 2e-5;
+
+struct RowChoice {
+    std::vector<float> scaled, ranked, noise;
+    std::vector<int64_t> ids;
+
+    // Of equal scores the first one.
+    static int64_t best_of(const float* scores, int64_t count) {
+        int64_t best = 0;
+        for (int64_t i = 1; i < count; i++)
+            if (scores[i] > scores[best]) best = i;
+        return best;
+    }
+
+    // Whether every number of a row can be compared, and one of them is above none.
+    static bool comparable(const float* logits, int64_t count) {
+        bool any = false;
+        for (int64_t i = 0; i < count; i++) {
+            if (std::isnan(logits[i]) || logits[i] == -NONE) return false;
+            any |= logits[i] != NONE;
+        }
+        return any;
+    }
+
+    bool choose(const Sampling& all, int64_t row, int64_t& token) {
+        const float* logits = all.logits + row * all.vocab;
+        float temperature = all.temperatures[row];
+        if (!comparable(logits, all.vocab)) return false;
+        if (!(temperature > 0)) return token = best_of(logits, all.vocab), true;
+        scaled.resize(all.vocab);
+        for (int64_t i = 0; i < all.vocab; i++) scaled[i] = logits[i] / temperature;
+        float least = NONE;
+        if (!edge(all, row, least)) return false;
+        ids.clear(), ranked.clear();
+        for (int64_t i = 0; i < all.vocab; i++)
+            if (scaled[i] >= least && scaled[i] != NONE) ids.push_back(i), ranked.push_back(scaled[i]);
+        int64_t count = ids.size();
+        noise.resize(count);
+        gumbel({temperature, all.seeds[row], all.positions[row]}, ids.data(), count, noise.data());
+        for (int64_t i = 0; i < count; i++) ranked[i] += noise[i];
+        int64_t best = best_of(ranked.data(), count);
+        double margin = CLOSE * (1.0 + std::fabs(ranked[best]));
+        for (int64_t i = 0; i < count; i++)
+            if (i != best && ranked[best] - ranked[i] < margin) return false;
+        token = ids[best];
+        return true;
+    }
+
+    // The least scaled logit that the filters leave; false where an edge is too close to tell.
+    bool edge(const Sampling& all, int64_t row, float& least) {
+        int64_t top_k = all.top_ks[row];
+        double top_p = all.top_ps[row], min_p = all.min_ps[row];
+        if (top_k <= 0 && top_p >= 1 && min_p <= 0) return true;
+        if (top_k > 0 && top_k < all.vocab) {
+            ranked = scaled;
+            std::nth_element(ranked.begin(), ranked.begin() + top_k - 1, ranked.end(), std::greater<float>());
+            least = ranked[top_k - 1];
+        }
+        float top = *std::max_element(scaled.begin(), scaled.end());
+        if (top_p < 1 && !nucleus(top, top_p, least)) return false;
+        if (min_p <= 0) return true;
+        double below = top + std::log(min_p);
+        for (float score : scaled)
+            if (std::fabs(score - below) < CLOSE * (1.0 + std::fabs(top))) return false;
+        least = std::max(least, (float)below);
+        return true;
+    }
+
+    // Top-p among what top-k left: a token goes where it and all below it have no more than 1 - p.
+    bool nucleus(float top, double top_p, float& least) {
+        double total = 0.0, above = 0.0;
+        ranked.clear();
+        for (float score : scaled) {
+            if (score < least || score == NONE) continue;
+            total += std::exp((double)score - top);
+            ranked.push_back(score);
+        }
+        std::make_heap(ranked.begin(), ranked.end());
+        float before = top;
+        for (auto end = ranked.end(); end != ranked.begin(); --end) {
+            std::pop_heap(ranked.begin(), end);
+            float score = *(end - 1);
+            double rest = 1.0 - above / total;
+            if (above > 0.0 && std::fabs(rest - (1.0 - top_p)) < CLOSE) return false;
+            if (above > 0.0 && rest <= 1.0 - top_p) {
+                if (score == before) return false;  // of equal ones some stay
+                least = before;
+                return true;
+            }
+            above += std::exp((double)score - top);
+            before = score;
+        }
+        return true;
+    }
+};
+
+static void choose_tokens(const Sampling& all) {
+    static thread_local RowChoice rows;
+    for (int64_t row = 0; row < all.num_rows; row++) {
+        all.tokens[row] = 0;
+        all.sure[row] = rows.choose(all, row, all.tokens[row]);
+    }
+}
