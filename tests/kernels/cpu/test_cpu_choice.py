@@ -1,14 +1,20 @@
 """The target's choice by the CPU's kernels is the reference's, token for token: ties, edges and odd numbers too."""
 
+import platform
+
 import pytest
 import torch
 
+from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.choice import SamplingRows
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.reference import choose_tokens
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_ROWS = 64
+BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2", "native": "sse2"}
+"""By `-march`: what a machine must be able to do to run it."""
 
 
 def rows_of(generator, temperature, top_k, top_p, min_p):
@@ -76,3 +82,19 @@ def test_hardly_any_row_is_left_to_torch(monkeypatch):
         logits = 4 * torch.randn(NUM_ROWS, 1000, generator=generator)
         cpu_kernels().native_choice().choose(logits, rows_of(generator, 0.8, 40, 0.9, 0.05))
     assert sum(left) < 20 * NUM_ROWS / 50
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds of x86 processors")
+@pytest.mark.parametrize("march", BUILDS)
+def test_builds_for_narrower_registers_choose_likewise(march, tmp_path, monkeypatch):
+    if BUILDS[march] not in library._processor():
+        pytest.skip(f"this processor has no {BUILDS[march]}")
+    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    native, generator = CpuKernels(tmp_path).native_choice(), torch.Generator().manual_seed(4)
+    for vocab_size in (3, 100, 1000):
+        for filters in ((0, 1.0, 0.0), (40, 0.9, 0.05)):
+            logits = 4 * torch.randn(NUM_ROWS, vocab_size, generator=generator)
+            rows = rows_of(generator, 0.8, *filters)
+            expected = choose_tokens(logits, *rows, any_sampled=True, any_filtered=True)
+            assert torch.equal(native.choose(logits, rows), expected)
