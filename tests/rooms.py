@@ -75,7 +75,7 @@ deployments.watchdog: cluster.channels cluster.process_tree
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:
 kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
-kernels.cpu: kernels.disk_cache kernels.layer
+kernels.cpu: kernels.disk_cache kernels.layer kernels.sampling
 kernels.disk_cache:
 kernels.kv: kernels.choice
 kernels.layer: kernels.choice kernels.kv

@@ -3,7 +3,6 @@
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,11 +80,11 @@ class Present(NamedTuple):
 class Prices(NamedTuple):
     """What nodes are chosen by."""
 
-    table: np.ndarray
+    table: Tensor
     """float64 [2, num_bins], contiguous: acceptance by bin of the confidence, of greedy and of sampled requests."""
-    edges: np.ndarray
+    edges: Tensor
     """float64 [num_bins - 1], ascending."""
-    tokens: np.ndarray | None
+    tokens: Tensor | None
     """float64 [num_reqs * num_nodes or more], contiguous: of a pass with so many drafted nodes; None takes all."""
 
 
@@ -94,11 +93,11 @@ class Chosen(NamedTuple):
 
     trees: TreeFields
     """[num_reqs, width]: of the kept nodes alone."""
-    log_probs: np.ndarray
+    log_probs: Tensor
     """float32 [num_reqs, num_nodes], given the parent."""
-    real: np.ndarray
+    real: Tensor
     """bool, likewise: drafted nodes that count."""
-    kept: np.ndarray
+    kept: Tensor
     """bool, likewise: those to verify."""
 
 
@@ -122,7 +121,7 @@ class LaidOut(NamedTuple):
 
 
 class DraftIntake:
-    """Takes trees in; every tensor and array is contiguous and on the host.
+    """Takes trees in; every tensor is contiguous and on the host.
 
     Args:
         library: of `wingbeat.kernels.cpu.library`.
@@ -166,9 +165,9 @@ class DraftIntake:
     def choose(
         self,
         trees: TreeFields,
-        kinds: np.ndarray,
-        useful: np.ndarray,
-        forced: np.ndarray | None,
+        kinds: Tensor,
+        useful: Tensor,
+        forced: Tensor | None,
         prices: Prices,
         max_depth: int,
     ) -> Chosen:
@@ -183,8 +182,8 @@ class DraftIntake:
         trees = tuple(field.contiguous() for field in trees)
         num_reqs, num_nodes = trees[0].shape
         into, shape = _room(num_reqs, num_nodes), (num_reqs, num_nodes)
-        log_probs, path = np.empty(shape, dtype=np.float32), np.empty(shape)
-        real, kept = np.empty(shape, dtype=bool), np.empty(shape, dtype=bool)
+        log_probs, path = torch.empty(shape), torch.empty(shape, dtype=torch.float64)
+        real, kept = torch.empty(2, *shape, dtype=torch.bool)
         choice = Choice(
             num_reqs,
             num_nodes,
@@ -245,5 +244,5 @@ def _narrowed(trees: TreeFields, width: int) -> TreeFields:
     return (*(field[:, :width] for field in trees[:4]), trees[4])
 
 
-def _address(array: np.ndarray | None) -> int | None:
-    return None if array is None else array.ctypes.data
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

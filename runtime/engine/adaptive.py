@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _LEARN_ALWAYS, _LEARN_EVERY = 64, 8
 """Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
 _COUNT_ALWAYS, _COUNT_EVERY = 256, 2
-"""Likewise for counting what was accepted, the cheaper half: a table that believes a weak head costs most."""
+"""Likewise for counting what was accepted, the cheaper half, on the host: believing in a weak head costs more."""
 
 
 _NOBODY = np.zeros(0, dtype=np.int64)
@@ -164,11 +164,14 @@ class AdaptiveSpeculation(Speculation):
         self, intake: DraftIntake, trees: TokenTree, useful: np.ndarray, forced: np.ndarray, this: _Round
     ) -> tuple[TokenTree, _Round]:
         prices = self.policy.prices(this.num_decodes, trees.token_ids.numel(), this.context)
-        by, most = Prices(self.acceptance.table, EDGES, prices), self.policy.max_levels
-        chosen = intake.choose(tuple(trees), this.kinds, useful, forced if forced.any() else None, by, most)
+        by, most = (self.acceptance.table, EDGES, prices), self.policy.max_levels
+        table, edges, tokens = (None if part is None else torch.from_numpy(part) for part in by)
+        kinds, levels = torch.from_numpy(this.kinds), torch.from_numpy(useful)
+        also = torch.from_numpy(forced) if forced.any() else None
+        chosen = intake.choose(tuple(trees), kinds, levels, also, Prices(table, edges, tokens), most)
         up, depths = np.maximum(trees.parents.numpy(), 0), np.minimum(trees.depths.numpy(), most)
-        drafted = DraftedTrees(up, depths, chosen.log_probs, chosen.real)
-        return TokenTree(*chosen.trees), this._replace(trees=drafted, kept=chosen.kept)
+        drafted = DraftedTrees(up, depths, chosen.log_probs.numpy(), chosen.real.numpy())
+        return TokenTree(*chosen.trees), this._replace(trees=drafted, kept=chosen.kept.numpy())
 
     def launched(self, flight: RoundInFlight) -> None:
         """The round pruned last is on its way."""
@@ -188,7 +191,8 @@ class AdaptiveSpeculation(Speculation):
             self._num_drafted += 1
             probed, count = this.plan.reason == Reason.PROBE_DRAFT, self._num_drafted
             learns = probed or count <= _LEARN_ALWAYS or count % _LEARN_EVERY == 0
-            if learns or count <= _COUNT_ALWAYS or count % _COUNT_EVERY == 0:
+            counts = self._pruner is None and (count <= _COUNT_ALWAYS or count % _COUNT_EVERY == 0)
+            if learns or counts:
                 self._learn(this, result, np.array(flight.live[: this.num_decodes]), whole=learns)
         if self._pruner is None and this.num_decodes:
             self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))

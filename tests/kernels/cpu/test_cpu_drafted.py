@@ -111,11 +111,9 @@ def test_the_nodes_that_stay_are_the_references(num_reqs, price, shape):
         forced = np.array([rng.random() < 0.2 for _ in range(num_reqs)])
         prices = None if price is None else price * np.arange(num_reqs * NUM_NODES + 1.0)
 
-        found = (
-            cpu_kernels()
-            .draft_intake()
-            .choose(tuple(trees), kinds, useful, forced, Prices(acceptance.table, EDGES, prices), max_depth)
-        )
+        known = (kinds, useful, forced, acceptance.table, EDGES, prices)
+        own, levels, also, *by = (None if part is None else torch.from_numpy(part) for part in known)
+        found = cpu_kernels().draft_intake().choose(tuple(trees), own, levels, also, Prices(*by), max_depth)
 
         parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
         reference = DraftedTrees.of_scores(*(part.numpy() for part in parts), max_depth)
@@ -134,9 +132,9 @@ def test_the_nodes_that_stay_are_the_references(num_reqs, price, shape):
             kept = np.zeros(values.shape, dtype=bool)
             kept[order[:best]] = True
             kept = kept.reshape(path.shape) | (within & forced[:, None])
-        assert np.array_equal(found.kept, kept)
-        assert np.array_equal(found.real, reference.real)
-        assert np.array_equal(found.log_probs, reference.log_probs)
+        assert np.array_equal(found.kept.numpy(), kept)
+        assert np.array_equal(found.real.numpy(), reference.real)
+        assert np.array_equal(found.log_probs.numpy(), reference.log_probs)
         width = int(1 + kept.sum(axis=1).max())
         expected = keep_nodes(trees, torch.from_numpy(kept), width)
         shown = torch.arange(width) < expected.num_valid[:, None]
