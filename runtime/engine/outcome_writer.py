@@ -112,7 +112,9 @@ class OutcomeWriter:
 
 def write_numbers(target: Tensor, values: list[int]) -> None:
     """Host numbers into the first rows of a channel's tensor."""
-    if values:
+    if values and target.device.type == "cpu":
+        target.numpy()[: len(values)] = values
+    elif values:
         copy_into(target[: len(values)], upload(values, target.device))
 
 
@@ -164,7 +166,7 @@ class DeferredPairs:
         else:
             rows = [seq.slot for seq in seqs]
             if paths.taps is not None:
-                self._on_host[0][rows, columns] = as_numbers(paths.taps[:, 0][index])
+                self._on_host[0][rows, columns] = as_numbers(paths.taps[:, 0][index].to(self._taps.dtype))
             self._on_host[1][rows, columns] = paths.token_ids[:, 0][index].numpy()
         for seq in seqs:
             seq.draft.num_deferred += 1

@@ -129,7 +129,7 @@ class RoundHeader(NamedTuple):
 
     def write(self, header: Tensor) -> None:
         """Into a tensor int64 [16] on the host; the rest of it stays zero."""
-        header[: len(self)] = torch.tensor(self)
+        header.numpy()[: len(self)] = self
 
     @staticmethod
     def stamp(header: np.ndarray, round_number: int) -> None:

@@ -28,7 +28,11 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies of (target, source) that do not wait: one launch for all that lie alike on one GPU."""
-    Copies(pairs).run()
+    if any(target.device.type != "cpu" for target, _ in pairs):
+        Copies(pairs).run()
+        return
+    for target, source in pairs:
+        target.copy_(source)
 
 
 class Copies:
