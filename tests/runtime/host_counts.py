@@ -45,7 +45,7 @@ LIMITS = {
     ("plain", 1, "verifier"): (125, 22),
     ("plain", 16, "verifier"): (425, 21),
     ("plain", 64, "verifier"): (1385, 21),
-    ("adaptive tree", 1, "verifier"): (226, 86),
+    ("adaptive tree", 1, "verifier"): (227, 86),
     ("adaptive tree", 16, "verifier"): (620, 84),
     ("adaptive tree", 64, "verifier"): (1916, 84),
     ("adaptive tree", 1, "drafter"): (87, 168),
