@@ -1,29 +1,21 @@
 """The models behind one endpoint: a request's `model` chooses one."""
 
 from collections.abc import Iterator
-from typing import Self
 
-from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, shown, unknown_model
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 
 class ServedModels:
-    """Services of one or more models, the first one first.
-
-    Raises:
-        ValueError: there is none, or two of them take the same name.
-    """
+    """Services of one or more models, the first one first; names are those of one of them alone."""
 
     def __init__(self, *services: CompletionService) -> None:
-        if not services:
-            raise ValueError("there is no model to serve")
         self._services = services
 
     @classmethod
-    def of(cls, served: "CompletionService | ServedModels") -> "Self | ServedModels":
-        """Those of one service, where it is alone."""
+    def of(cls, served: "CompletionService | ServedModels") -> "ServedModels":
+        """The models, or those of one service that is alone."""
         return served if isinstance(served, ServedModels) else cls(served)
 
     def __iter__(self) -> Iterator[CompletionService]:
@@ -34,18 +26,13 @@ class ServedModels:
 
     @property
     def first(self) -> CompletionService:
-        """Of whom threads and rooms are that all share."""
+        """Whose threads read all bodies."""
         return self._services[0]
 
     @property
     def pools(self) -> list[EnginePool]:
         """By model."""
         return [service.pool for service in self._services]
-
-    @property
-    def sizes(self) -> AnswerSizes:
-        """What answers may take together."""
-        return self.first.sizes
 
     def names(self) -> list[str]:
         """What a request may give as `model`, adapters not counted."""

@@ -25,14 +25,14 @@ class EmbeddingOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> Self:
-        if self.embeddings in ("mean", "last") and (self.engine_dir is not None or self._has_own_engine()):
+        if self.embeddings in ("mean", "last") and not self._is_wingbeats_own():
             raise ValueError(
                 f"embeddings is {self.embeddings}: engines other than Wingbeat's own show no hidden states"
             )
         return self
 
-    def _has_own_engine(self) -> bool:
-        return getattr(self, "engine_factory", None) is not None
+    def _is_wingbeats_own(self) -> bool:
+        raise NotImplementedError
 
     def pooling(self) -> Pooling | None:
         """How a prompt's hidden states become its embedding; None where the model has none.
@@ -40,7 +40,7 @@ class EmbeddingOptions(ModelOptions):
         Raises:
             ValueError: the model's folder says what is not served.
         """
-        if self.embeddings == "none" or self.engine_dir is not None or self._has_own_engine():
+        if self.embeddings == "none" or not self._is_wingbeats_own():
             return None
         if self.embeddings != "auto":
             return Pooling(self.embeddings)
