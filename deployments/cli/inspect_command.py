@@ -105,7 +105,7 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
     )
     shapes = {name: getattr(config, name) for name in names}
     parameters = _count(shape for name, shape in checkpoint.shapes.items() if name not in _TOKEN_MAPS)
-    kv_numbers = 2 * config.num_key_value_heads * config.head_dim
+    kv_numbers = config.kv_numbers
     return _common(folder, dtype, parameters, parameters, kv_numbers) | {
         "kind": "eagle",
         "format": f"{checkpoint.layout.family} in {checkpoint.layout.name} layout",

@@ -8,7 +8,7 @@ from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.one_pass.load import OnePassCheckpoint, read_one_pass_checkpoint
-from wingbeat.runtime.heads.one_pass.parallel_eagle import num_layers_of, read_parallel_config
+from wingbeat.runtime.heads.one_pass.parallel_eagle import read_parallel_config
 from wingbeat.runtime.heads.one_pass.read_config import mask_token_id
 from wingbeat.runtime.heads.target import TargetDescription
 
@@ -41,7 +41,7 @@ def one_pass_findings(
     hidden, num_layers = _sizes(checkpoint) if target is None else (target.hidden_size, target.num_layers)
     if checkpoint.family is OnePassFamily.PEAGLE:
         parallel = read_parallel_config(checkpoint, hidden, num_layers)[0]
-        own, layers = {"mask_token_id": mask_token_id(checkpoint.raw)}, num_layers_of(checkpoint)
+        own, layers = {"mask_token_id": mask_token_id(checkpoint.raw)}, parallel.num_layers
         sizes, taps, slots = {name: getattr(parallel, name) for name in _SIZES}, parallel.tap_layers, "masked"
     else:
         config = checkpoint.config(hidden, num_layers)

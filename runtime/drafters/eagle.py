@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
@@ -18,6 +19,7 @@ from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.load import load_eagle_head
@@ -50,7 +52,7 @@ class EagleDrafter(KernelDrafter):
         self.trained_positions = head.max_position_embeddings
         # Queries share keys however many they are: their number is nothing to a pool.
         heads, size = head.num_key_value_heads, head.head_dim
-        layer = LayerAttention(heads, heads, size, size, None)
+        layer = LayerAttention(heads, heads, size, head.value_dim, None)
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         fixed_shapes = fixed_shapes or graph_device is not None
         pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes)
@@ -165,9 +167,14 @@ class _Pairs(NamedTuple):
     """int64 [num_reqs]: each sequence's last pair."""
 
 
+def drafter_class(head: DraftHead) -> type[EagleDrafter] | type[DeepEagleDrafter]:
+    """Which of the two drafts with a head: that of one layer, or that of several."""
+    return DeepEagleDrafter if isinstance(head, EagleHead) and head.config.num_layers > 1 else EagleDrafter
+
+
 def build_eagle(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
-) -> EagleDrafter:
+) -> EagleDrafter | DeepEagleDrafter:
     """Load a head as the drafter of a verifier; raises as `load_eagle_head`.
 
     Args:
@@ -185,4 +192,4 @@ def build_eagle(
     )
     if options.fp8_weights:
         use_fp8(head)
-    return EagleDrafter(head, speculation, graph_device_of(options, head.device))
+    return drafter_class(head)(head, speculation, graph_device_of(options, head.device))

@@ -53,6 +53,8 @@ class DraftHead(nn.Module, ABC):
     """Width of features and of hidden states."""
     num_key_value_heads: int
     head_dim: int
+    value_dim: int
+    """Of a head's values, where `head_dim` is of its queries and keys."""
     taps_size: int
     """Width of the taps of one position."""
     max_position_embeddings: int

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
+from wingbeat.runtime.heads.deeper_layer import DeeperLayer
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNorm
 
 
@@ -28,11 +29,20 @@ class EagleHeadConfig(DecoderHeadConfig):
     """EAGLE-3.1: every tap is normed before fc."""
     norm_before_fc: bool = False
     """EAGLE-3.1 of speculators: the taps are normed together before fc."""
+    num_layers: int = 1
+    """Decoder layers: the first reads token and features, the others one stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers={self.num_layers}: a head has a layer at least")
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc exclude each other")
+
+    @property
+    def kv_numbers(self) -> int:
+        """See `DecoderHeadConfig.kv_numbers`."""
+        return self.num_layers * super().kv_numbers
 
 
 class EagleHead(DecoderHead):
@@ -53,6 +63,7 @@ class EagleHead(DecoderHead):
         self.hidden_norm = HeadNorm(hidden, eps)
         self.input_layernorm = HeadNorm(hidden, eps)
         self.norm = HeadNorm(hidden, eps)
+        self.behind = nn.ModuleList(DeeperLayer(config) for _ in range(config.num_layers - 1))
 
     @property
     def convention(self) -> HeadConvention:
@@ -84,6 +95,13 @@ class EagleHead(DecoderHead):
         normed = self.hidden_norm(features)
         inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
         return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
+
+    def run_layers(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
+        """`forward` through every layer; `attends` are by layer."""
+        stream = self(token_ids, features, rotary, attends[0])
+        for layer, attend in zip(self.behind, attends[1:], strict=True):
+            stream = layer(stream, rotary, attend)
+        return stream
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""

@@ -64,7 +64,6 @@ SIGNS = (
         ("encoder.output_norm_enc",),
         lambda raw: "dflash_config" in raw,
     ),
-    Sign("an EAGLE-3 head with MLA attention", ("eagle3deepseek",)),
     Sign("Medusa", ("medusa",), config=lambda raw: "medusa_num_heads" in raw),
     Sign("Hydra", ("hydra",)),
 )

@@ -3,6 +3,7 @@
 What is stated and what is there must agree; what is neither has the default of the tool that wrote the file.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from wingbeat.runtime.heads.conventions import candidates, default_taps, is_vali
 from wingbeat.runtime.heads.eagle1 import Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
+from wingbeat.runtime.heads.latent import LatentEagleConfig
 from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
 
@@ -21,6 +23,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _BODIES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
+_NOT_OF_ROPE = (*_MROPE_FIELDS, "partial_rotary_factor")
+_BEHIND = re.compile(r"layers\.[1-9]\d*\.")
+"""Tensors of decoder layers behind the first."""
 _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "attention_bias", "qkv_bias", "mlp_bias")
 
 
@@ -45,13 +50,17 @@ def head_config(
             return Eagle1HeadConfig(
                 **_decoder_fields(raw, body, layout, shapes, target_hidden_size), tap_layers=convention.tap_layers
             )
-        return EagleHeadConfig(
-            **_decoder_fields(raw, body, layout, shapes, target_hidden_size),
+        fields, kind = _decoder_fields(raw, body, layout, shapes, target_hidden_size), EagleHeadConfig
+        if body.get("kv_lora_rank") is not None or f"{layout.layer}self_attn.kv_b_proj.weight" in shapes:
+            fields, kind = fields | _latent_fields(body, layout, shapes), LatentEagleConfig
+        return kind(
+            **fields,
             tap_layers=convention.tap_layers,
             norm_output=convention.norm_output,
             norm_before_residual=convention.norm_before_residual,
             fc_norm=bool(raw.get("fc_norm")) or "fc_norm.0.weight" in shapes,
             norm_before_fc=bool(raw.get("norm_before_fc")) or "input_norm.weight" in shapes,
+            num_layers=1 + len({name.split(".")[1] for name in shapes if _BEHIND.match(name)}),
         )
 
 
@@ -178,12 +187,10 @@ def _check_flags(fields: Mapping[str, Any]) -> None:
 
 def _check_body(body: Mapping[str, Any]) -> None:
     rope = object_field(body, "rope_parameters")
-    partial = body.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
     sliding = [kind for kind in (body.get("layer_types") or [])[:1] if kind != "full_attention"]
     for field, value, supported in (
         ("hidden_act", body.get("hidden_act", "silu"), "silu"),
         ("mlp_bias", bool(body.get("mlp_bias")), False),
-        ("partial_rotary_factor", partial, 1.0),
         ("layer_types", sliding, []),
         ("rope_parameters", "by layer type" if "full_attention" in rope else "one", "one"),
     ):
@@ -195,6 +202,7 @@ def _decoder_fields(
     raw: Mapping[str, Any], body: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int
 ) -> dict[str, Any]:
     heads, hidden = size_field(body, "num_attention_heads"), size_field(body, "hidden_size")
+    head_dim = hidden // heads if body.get("head_dim") is None else size_field(body, "head_dim")
     attention = f"{layout.layer}self_attn."
     states_bias = bool(body.get("attention_bias"))
     return {
@@ -202,12 +210,14 @@ def _decoder_fields(
         "intermediate_size": size_field(body, "intermediate_size"),
         "num_attention_heads": heads,
         "num_key_value_heads": body.get("num_key_value_heads") or heads,
-        "head_dim": hidden // heads if body.get("head_dim") is None else body["head_dim"],
+        "head_dim": head_dim,
         "target_hidden_size": target_hidden_size,
         "vocab_size": size_field(body, "vocab_size"),
         "draft_vocab_size": raw.get("draft_vocab_size") or size_field(body, "vocab_size"),
         "rms_norm_eps": body.get("rms_norm_eps") or 1e-6,
         "rope_parameters": rope_parameters(body),
+        "rotary_dim": rotary_dim(body, head_dim),
+        "rope_interleaved": body.get("is_neox_style") is False,
         # EAGLE-1 heads for Vicuna-33B name it otherwise.
         "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
@@ -215,6 +225,32 @@ def _decoder_fields(
         "qk_norm": (layout.nested_config and body["model_type"] == "qwen3") or f"{attention}q_norm.weight" in shapes,
         "fc_bias": (layout.family is Family.EAGLE1 and bool(raw.get("bias"))) or "fc.bias" in shapes,
     }
+
+
+def _latent_fields(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> dict[str, Any]:
+    """What attention that compresses keys and values has beside and in the place of the usual fields."""
+    still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
+    attention = f"{layout.layer}self_attn."
+    return {
+        "head_dim": still + turning,
+        "num_key_value_heads": size_field(body, "num_attention_heads"),
+        "query_rank": None if body.get("q_lora_rank") is None else size_field(body, "q_lora_rank"),
+        "kv_rank": size_field(body, "kv_lora_rank"),
+        "rope_dim": turning,
+        "value_dim": size_field(body, "v_head_dim"),
+        "rotary_dim": None,
+        # DeepSeek's own tools turn neighbouring elements.
+        "rope_interleaved": body.get("rope_interleave", True) is not False,
+        "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
+        "output_bias": f"{attention}o_proj.bias" in shapes,
+    }
+
+
+def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
+    """Elements of a head that turn; None where all do."""
+    factor = body.get("partial_rotary_factor") or _rope(body).get("partial_rotary_factor")
+    turned = body.get("rotary_dim") or (None if factor is None else int(head_dim * factor))
+    return None if turned == head_dim else turned
 
 
 def size_field(body: Mapping[str, Any], field: str) -> int:
@@ -239,7 +275,7 @@ def rope_parameters(body: Mapping[str, Any], default_theta: float = DEFAULT_ROPE
     rope = dict(_rope(body))
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"
-    rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}
+    rope = {name: value for name, value in rope.items() if name not in _NOT_OF_ROPE}
     rope["rope_type"] = "default" if kind == "mrope" else kind
     rope.setdefault("rope_theta", body.get("rope_theta") or default_theta)
     return rope

@@ -29,6 +29,8 @@ class KernelHead(NamedTuple):
         """None where the kernels do not know such a head, or weights like its own (`kernel_layer`). They are packed."""
         if type(head) not in (EagleHead, Eagle1Head, ParallelEagleHead) or head.dtype not in KERNEL_DTYPES:
             return None
+        if type(head) is EagleHead and head.config.num_layers > 1:
+            return None
         behind = head.behind if isinstance(head, ParallelEagleHead) else []
         layer, *others = kernel_layer(head), *(kernel_layer(head, other) for other in behind)
         kernels = cpu_kernels()

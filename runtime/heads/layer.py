@@ -11,13 +11,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, Matrix, layer_of
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
+from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 from wingbeat.runtime.verifier.layers.linears import draft_matrices, pack_linear
 
 DEFAULT_ROPE_THETA = 10000.0
@@ -51,6 +50,10 @@ class DecoderHeadConfig:
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
+    rotary_dim: int | None = None
+    """Elements of a head that turn with the position; None stands for all."""
+    rope_interleaved: bool = False
+    """In the file neighbouring elements turn together, not those of two halves."""
     max_position_embeddings: int = 2048
     attention_bias: bool = False
     """Of q, k and v."""
@@ -68,6 +71,11 @@ class DecoderHeadConfig:
         """Tapped layers."""
         return len(self.tap_layers)
 
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers in the KV cache of a token."""
+        return 2 * self.num_key_value_heads * self.head_dim
+
 
 def check_attention(config: Any) -> None:
     """Refuse sizes of a head's config that no layer can have.
@@ -80,6 +88,8 @@ def check_attention(config: Any) -> None:
             raise ValueError(f"{name}={getattr(config, name)} is no positive number")
     if config.head_dim % 2:
         raise ValueError(f"head_dim={config.head_dim} is odd: rotary position embeddings turn halves")
+    if config.rotary_dim is not None and not (0 < config.rotary_dim <= config.head_dim and config.rotary_dim % 2 == 0):
+        raise ValueError(f"rotary_dim={config.rotary_dim} is no even number in 2..{config.head_dim}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(
             f"num_attention_heads={config.num_attention_heads} is not a multiple of "
@@ -110,16 +120,13 @@ class DecoderHead(DraftHead):
         hidden, heads = config.hidden_size, config.num_attention_heads
         self.hidden_size = hidden
         self.num_key_value_heads = config.num_key_value_heads
-        self.head_dim = config.head_dim
+        self.head_dim = self.value_dim = config.head_dim
         self.taps_size = config.num_taps * config.target_hidden_size
         self.max_position_embeddings = config.max_position_embeddings
         self._rotated_heads = heads + config.num_key_value_heads
         self._qkv_heads = self._rotated_heads + config.num_key_value_heads
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-        self.qkv_proj = nn.Linear(attention_width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
-        self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.o_proj = nn.Linear(heads * config.head_dim, hidden, bias=config.output_bias)
+        self._build_attention(attention_width)
         self.post_attention_layernorm = HeadNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
@@ -132,6 +139,14 @@ class DecoderHead(DraftHead):
         self._kernel: tuple[tuple[int, ...], Layer | None] | None = None
         self._wide_norms: dict[int, Tensor] = {}
         self.reset_rope(self.signed_inv_freq.device)
+
+    def _build_attention(self, width: int) -> None:
+        """Everything between the layer's inputs [..., width] and what is added to the residual."""
+        config, heads = self.config, self.config.num_attention_heads
+        self.qkv_proj = nn.Linear(width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
+        self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = nn.Linear(heads * config.head_dim, config.hidden_size, bias=config.output_bias)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -162,7 +177,10 @@ class DecoderHead(DraftHead):
         query, key, value = query_key[..., :heads, :], query_key[..., heads:, :], qkv[..., self._rotated_heads :, :]
         if rows is not None:
             query, residual = query[rows], residual[rows]
-        mixed = attend(query, key, value)
+        return self._behind_attention(residual, attend(query, key, value))
+
+    def _behind_attention(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The residual [..., T, H] and attention's [..., T, heads, value_dim] -> the layer's output [..., T, H]."""
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
@@ -228,29 +246,6 @@ class DecoderHead(DraftHead):
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
-
-
-def rotary_frequencies(config: Any) -> tuple[Tensor, float]:
-    """(-f, f) of a head's rotary frequencies f, float32 [head_dim] on the host, and the factor on their cosines."""
-    with torch.device("cpu"):
-        rotary = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_position_embeddings,
-                rope_parameters=dict(config.rope_parameters),
-            )
-        )
-        frequencies = rotary.inv_freq.float()
-        return torch.cat([-frequencies, frequencies]), float(rotary.attention_scaling)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [..., T, heads, D] turned by cosines and signed sines [..., T, 1, D]."""
-    half = heads.shape[-1] // 2
-    swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
-    return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)
 
 
 class HeadNorm(nn.RMSNorm):

@@ -4,7 +4,7 @@ A layout is recognised by its tensors first and by its config where two tools us
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -77,7 +77,8 @@ SPECULATORS = Layout(
 MODELOPT = Layout("ModelOpt", Family.EAGLE3, "layers.0.", bias_on_output=True)
 
 _IN_LAYER = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-_IN_ATTENTION = ("q_norm", "k_norm", "o_proj")
+_IN_ATTENTION = ("q_norm", "k_norm", "o_proj", "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")
+_IN_ATTENTION += ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
 
 
 def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
@@ -111,8 +112,8 @@ def refusal_of(family: str) -> UnsupportedCheckpointError:
     if family in tuple(OnePassFamily):
         return UnsupportedCheckpointError(f"{family} drafts in one pass: it is read as a drafter, not as an EAGLE head")
     return UnsupportedCheckpointError(
-        f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with one Llama or Qwen3 layer are, and of "
-        f"{', '.join(OnePassFamily)}"
+        f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with Llama, Qwen3 or MLA layers are, "
+        f"and of {', '.join(OnePassFamily)}"
     )
 
 
@@ -146,11 +147,11 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
         return any(test(name) for name in names)
 
     head_like = _is_eagle3(names) or any_name(lambda name: name == "fc.weight")
+    eagle1_like = head_like and not _is_eagle3(names)
     signs = {
-        "an EAGLE-3 head with MLA attention": head_like and ("kv_lora_rank" in raw or any_name(_is_latent)),
+        "an EAGLE-1 head of several decoder layers": eagle1_like and any_name(lambda n: n.startswith("layers.1.")),
+        "an EAGLE-1 head with MLA attention": eagle1_like and any_name(lambda n: ".kv_b_proj." in n),
         "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
-        "a head of several decoder layers": head_like and any_name(lambda name: name.startswith("layers.1.")),
-        "a quantised head": head_like and any_name(lambda name: name.endswith(("_scale", "_scale_inv", ".qweight"))),
         "ModelOpt's head with eagle_config.use_mtp_layernorm": bool(eagle_config.get("use_mtp_layernorm")),
         "an EAGLE-3 head over one hidden state (eagle_config.use_aux_hidden_state: false)": (
             _is_eagle3(names) and eagle_config.get("use_aux_hidden_state") is False
@@ -159,12 +160,11 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((family for family, seen in signs.items() if seen), None)
 
 
-def _is_latent(name: str) -> bool:
-    return ".kv_a_proj" in name or ".q_a_proj" in name
-
-
 def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
     """A tensor of a head -> the tensors of the file that it is made of, by the names of the layout, in order."""
+    if canonical.startswith("behind."):
+        _, index, rest = canonical.split(".", 2)
+        return file_tensors(replace(layout, layer=f"layers.{int(index) + 1}."), config, rest, tensor)
     module, _, kind = canonical.rpartition(".")
     if module == "qkv_proj":
         key_value = config.num_key_value_heads * config.head_dim

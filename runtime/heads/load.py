@@ -29,8 +29,11 @@ from wingbeat.runtime.heads.files import (
     read_tensors,
 )
 from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
+from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
+from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
+from wingbeat.runtime.heads.rotary import in_turning_order
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,8 @@ def read_checkpoint(path: str | Path) -> HeadCheckpoint:
         UnsupportedCheckpointError: a known family that is not supported.
     """
     folder = find_folder(path)
-    raw, shapes = read_config(folder), read_shapes(folder)
+    raw = read_config(folder)
+    shapes = plain_shapes(raw, read_shapes(folder))
     layout = recognise(raw, shapes)
     return HeadCheckpoint(folder, layout, raw, {name: shapes[name] for name in shapes if name not in layout.ignored})
 
@@ -152,7 +156,7 @@ def load_eagle_head(
         readings = checkpoint.conventions(target_num_layers, target_hidden_size)
         convention = convention or readings[0]
         config = checkpoint.config(target_hidden_size, convention)
-        tensors = read_tensors(checkpoint.folder)
+        tensors = plain_tensors(checkpoint.raw, read_tensors(checkpoint.folder))
         head, state, token_ids, borrowed = _fit(
             checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
         )
@@ -215,15 +219,15 @@ def _fit(
     if config.draft_vocab_size == config.vocab_size:
         lent["lm_head.weight"] = target_lm_head
     borrowed = borrow(tensors, lent)
-    names = partial(file_tensors, checkpoint.layout, config)
-    return head, canonical_state(tensors, head, names), token_ids, borrowed
+    state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
+    return head, in_turning_order(state, config), token_ids, borrowed
 
 
 def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
     if isinstance(config, Eagle1HeadConfig):
         return Eagle1Head(config)
     assert isinstance(config, EagleHeadConfig)
-    return EagleHead(config)
+    return LatentEagleHead(config) if isinstance(config, LatentEagleConfig) else EagleHead(config)
 
 
 def _log(

@@ -68,6 +68,7 @@ def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:
         family = "EAGLE-1" if isinstance(head, Eagle1Head) else "EAGLE-3"
         raise ValueError(f"layout={name!r} cannot hold an {family} head: {' or '.join(fitting)} can")
     config = head.config
+    check_turning(config)
     lacks = {
         "specforge": ("qk_norm", "norm_before_fc", "attention_bias", "norm_before_residual", "fc_bias"),
         "speculators": ("fc_bias",),
@@ -79,6 +80,17 @@ def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:
     if wrong:
         raise ValueError(f"layout={name!r} has no {', '.join(wrong)}: other engines would read the head wrong")
     return WRITABLE[name]
+
+
+def check_turning(config: DecoderHeadConfig) -> None:
+    """Refuse a head whose elements were laid out anew when it was loaded.
+
+    Raises:
+        ValueError: names the field.
+    """
+    for field in ("rotary_dim", "rope_interleaved"):
+        if getattr(config, field):
+            raise ValueError(f"{field}={getattr(config, field)}: such heads are read and not written")
 
 
 def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[str, Tensor]:

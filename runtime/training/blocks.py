@@ -125,5 +125,5 @@ def parallel_states(
     mask = torch.cat([of_pairs, block_mask(anchors, num_masked, num_pairs, LayerMask(causal=True))], dim=2)
     positions = torch.cat([pairs.expand(batch, -1), slots], dim=1)
     attend = partial(masked_attention, mask=mask)
-    states = head.run_layers(tokens, features, head.rotary(positions), [attend] * head.num_layers)
+    states = head.run_layers(tokens, features, head.rotary(positions), [attend] * head.config.num_layers)
     return states[:, :num_pairs], states[:, num_pairs:].unflatten(1, (-1, num_masked))

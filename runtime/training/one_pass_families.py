@@ -191,14 +191,13 @@ class ParallelEagleFamily(BlockFamily):
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
-        shape = EagleHeadConfig(**self.shapes(config, target, weights))
+        shape = EagleHeadConfig(**self.shapes(config, target, weights), num_layers=config.num_layers)
         if config.initial_head is not None:
             return self._continued(config, target, shape)
         return initial_parallel_head(
             weights,
             shape,
             token_counts,
-            num_layers=config.num_layers,
             mask_token_id=mask_token(token_counts),
             seed=config.seed,
         )
@@ -226,7 +225,6 @@ class ParallelEagleFamily(BlockFamily):
             raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
         head = load_parallel_head(checkpoint, target, torch.float32, "cpu")
         different = [name for name in vars(shape) if getattr(shape, name) != getattr(head.config, name)]
-        different += [] if head.num_layers == config.num_layers else ["num_layers"]
         if different:
             raise ValueError(f"initial_head={str(config.initial_head)!r} has another {', '.join(different)}")
         head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)

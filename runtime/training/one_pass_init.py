@@ -84,13 +84,12 @@ def initial_parallel_head(
     config: EagleHeadConfig,
     token_counts: Tensor,
     *,
-    num_layers: int,
     mask_token_id: int,
     seed: int,
 ) -> ParallelEagleHead:
     """A P-EAGLE head: its first layer starts as EAGLE-3's, those behind it as the verifier's last one."""
     torch.manual_seed(seed)
-    head = ParallelEagleHead(config, num_layers, mask_token_id)
+    head = ParallelEagleHead(config, mask_token_id)
     start_eagle3(head, weights, token_counts)
     with torch.no_grad():
         torch.nn.init.normal_(head.mask_hidden)

@@ -1,12 +1,14 @@
 """Every kind of drafter, loaded as a user would name it, with a verifier that it drafts for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from tests.runtime.drafters.test_shared_kv import saved
+from tests.runtime.eagle_formula import random_weights
+from tests.runtime.head_formats import FORMATS
 from tests.runtime.models import (
     HIDDEN_SIZE,
     VOCAB_SIZE,
@@ -82,6 +84,18 @@ def eagle1(folder: Path) -> Kind:
     return Kind(ref, target, str(folder / "head"))
 
 
+def other_body(name: str, folder: Path) -> Kind:
+    """An EAGLE-3 head whose layers are not one layer of Llama's."""
+    ref, target = llama(folder / "verifier")
+    written = FORMATS[name]
+    recipe = replace(written.recipe, hidden=HIDDEN_SIZE, target_hidden=HIDDEN_SIZE)
+    config = written.config | {"hidden_size": HIDDEN_SIZE, "draft_vocab_size": VOCAB_SIZE}
+    taps = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    weights = random_weights(recipe, VOCAB_SIZE, VOCAB_SIZE)
+    replace(written, recipe=recipe, config=config | taps, leaves_out=()).write(folder / "head", weights)
+    return Kind(ref, target, str(folder / "head"))
+
+
 def draft_model(folder: Path) -> Kind:
     ref, target = llama(folder / "verifier")
     random_model("llama", num_hidden_layers=2).save_pretrained(folder / "small")
@@ -122,6 +136,8 @@ def parallel_eagle(folder: Path) -> Kind:
 KINDS = {
     "eagle1": eagle1,
     "eagle3": eagle3,
+    "eagle3_latent": partial(other_body, "latent"),
+    "eagle3_layers": partial(other_body, "several-layers"),
     "draft_model": draft_model,
     "mtp": mtp,
     "shared_keys": shared_keys,

@@ -11,6 +11,17 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Attention of compressed keys and values: arXiv 2405.04434, section 2.1."""
+
+    query_rank: int = 10
+    kv_rank: int = 12
+    still: int = 6
+    turning: int = 4
+    value: int = 5
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What a head computes, beside its weights."""
 
@@ -33,6 +44,12 @@ class Recipe:
     norm_before_fc: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
+    rotary_dim: int = 0
+    """Elements that turn; 0 stands for all."""
+    interleaved: bool = False
+    """Neighbouring elements turn together."""
+    num_layers: int = 1
+    latent: "Latent | None" = None
 
     @property
     def taps_size(self) -> int:
@@ -46,8 +63,8 @@ class Formula:
 
     recipe: Recipe
     weights: dict[str, Tensor]
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Keys and values of the pairs so far."""
+    pairs: list[list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    """Keys and values of the pairs so far, by layer."""
 
     def known(self, token: int, taps: Tensor) -> Tensor:
         """The hidden state of a token that follows a position with these taps."""
@@ -90,35 +107,61 @@ class Formula:
             normed = self._norm(g, "hidden_norm")
             x = torch.cat([self._norm(embedding, "input_norm_of_layer"), normed])
             residual = normed if recipe.norm_before_residual else g
-        h = residual + self._attention(x)
-        inner = self._norm(h, "post_norm")
-        gate = self._linear(inner, "gate")
-        return h + self._linear(gate / (1 + torch.exp(-gate)) * self._linear(inner, "up"), "down")
+        self.pairs.append([])
+        stream = self._layer(x, residual, "")
+        for index in range(1, recipe.num_layers):
+            stream = self._layer(self._norm(stream, f"{index}.input_norm_of_layer"), stream, f"{index}.")
+        return stream
 
-    def _attention(self, x: Tensor) -> Tensor:
-        recipe, position = self.recipe, len(self.pairs)
-        query = self._linear(x, "q").view(recipe.heads, recipe.head_dim)
-        key = self._linear(x, "k").view(recipe.kv_heads, recipe.head_dim)
-        value = self._linear(x, "v").view(recipe.kv_heads, recipe.head_dim)
+    def _layer(self, x: Tensor, residual: Tensor, prefix: str) -> Tensor:
+        h = residual + (self._attention(x, prefix) if self.recipe.latent is None else self._latent(x))
+        inner = self._norm(h, f"{prefix}post_norm")
+        gate = self._linear(inner, f"{prefix}gate")
+        return h + self._linear(gate / (1 + torch.exp(-gate)) * self._linear(inner, f"{prefix}up"), f"{prefix}down")
+
+    def _attention(self, x: Tensor, prefix: str) -> Tensor:
+        recipe, position = self.recipe, len(self.pairs) - 1
+        query = self._linear(x, f"{prefix}q").view(recipe.heads, recipe.head_dim)
+        key = self._linear(x, f"{prefix}k").view(recipe.kv_heads, recipe.head_dim)
+        value = self._linear(x, f"{prefix}v").view(recipe.kv_heads, recipe.head_dim)
         if recipe.qk_norm:
-            query = torch.stack([self._norm(row, "q_norm") for row in query])
-            key = torch.stack([self._norm(row, "k_norm") for row in key])
-        self.pairs.append((self._turn(key, position), value))
-        query, mixed = self._turn(query, position), []
-        for head in range(recipe.heads):
-            shared = head // (recipe.heads // recipe.kv_heads)
-            scores = torch.stack([key[shared] @ query[head] for key, _ in self.pairs]) / math.sqrt(recipe.head_dim)
-            mixed.append(scores.softmax(0) @ torch.stack([value[shared] for _, value in self.pairs]))
-        return self._linear(torch.cat(mixed), "o")
+            query = torch.stack([self._norm(row, f"{prefix}q_norm") for row in query])
+            key = torch.stack([self._norm(row, f"{prefix}k_norm") for row in key])
+        mixed = self._mixed(self._turn(query, position), self._turn(key, position), value)
+        return self._linear(mixed, f"{prefix}o")
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.pairs[-1].append((key, value))
+        layer, mixed = len(self.pairs[-1]) - 1, []
+        seen = [pair[layer] for pair in self.pairs]
+        for head in range(len(query)):
+            shared = head // (len(query) // len(key))
+            scores = torch.stack([key[shared] @ query[head] for key, _ in seen]) / math.sqrt(query.shape[1])
+            mixed.append(scores.softmax(0) @ torch.stack([value[shared] for _, value in seen]))
+        return torch.cat(mixed)
+
+    def _latent(self, x: Tensor) -> Tensor:
+        recipe, latent, position = self.recipe, self.recipe.latent, len(self.pairs) - 1
+        query = self._linear(self._norm(self._linear(x, "q_a"), "q_a_norm"), "q_b").view(recipe.heads, -1)
+        compressed, turning = self._linear(x, "kv_a").split([latent.kv_rank, latent.turning])
+        both = self._linear(self._norm(compressed, "kv_a_norm"), "kv_b").view(recipe.heads, -1)
+        still, value = both.split([latent.still, latent.value], dim=1)
+        turned = self._turn(turning[None], position).expand(recipe.heads, -1)
+        query = torch.cat([query[:, : latent.still], self._turn(query[:, latent.still :], position)], dim=1)
+        return self._linear(self._mixed(query, torch.cat([still, turned], dim=1), value), "o")
 
     def _turn(self, heads: Tensor, position: int) -> Tensor:
-        half = self.recipe.head_dim // 2
-        angles = torch.tensor([position * self._frequency(i) for i in range(half)], dtype=torch.float64)
-        a, b = heads[:, :half], heads[:, half:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=1)
+        width = self.recipe.rotary_dim or heads.shape[1]
+        part, rest = heads[:, :width], heads[:, width:]
+        angles = torch.tensor([position * self._frequency(i, width) for i in range(width // 2)], dtype=torch.float64)
+        halves = (part[:, ::2], part[:, 1::2]) if self.recipe.interleaved else part.chunk(2, dim=1)
+        a, b = halves
+        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
+        turned = torch.stack(turned, dim=2).flatten(1) if self.recipe.interleaved else torch.cat(turned, dim=1)
+        return torch.cat([turned, rest], dim=1)
 
-    def _frequency(self, i: int) -> float:
-        frequency = self.recipe.theta ** (-2 * i / self.recipe.head_dim)
+    def _frequency(self, i: int, width: int) -> float:
+        frequency = self.recipe.theta ** (-2 * i / width)
         scaling = self.recipe.llama3
         if scaling is None:
             return frequency
@@ -134,6 +177,18 @@ class Formula:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return x / torch.sqrt((x * x).mean() + self.recipe.eps) * self.weights[name]
+
+
+def _latent_weights(recipe: Recipe, latent: Latent, wide: int, matrix, scale) -> dict[str, Tensor]:
+    return {
+        "q_a": matrix(latent.query_rank, wide),
+        "q_a_norm": scale(latent.query_rank),
+        "q_b": matrix(recipe.heads * (latent.still + latent.turning), latent.query_rank),
+        "kv_a": matrix(latent.kv_rank + latent.turning, wide),
+        "kv_a_norm": scale(latent.kv_rank),
+        "kv_b": matrix(recipe.heads * (latent.still + latent.value), latent.kv_rank),
+        "o": matrix(recipe.hidden, recipe.heads * latent.value),
+    }
 
 
 def random_weights(recipe: Recipe, vocab: int, draft_vocab: int, seed: int = 11) -> dict[str, Tensor]:
@@ -161,6 +216,15 @@ def random_weights(recipe: Recipe, vocab: int, draft_vocab: int, seed: int = 11)
         "post_norm": scale(hidden),
         "lm_head": 3 * matrix(draft_vocab, hidden),
     }
+    for index in range(1, recipe.num_layers):
+        own = {name: matrix(len(weights[name]), hidden) for name in "qkv"}
+        own |= {name: matrix(*weights[name].shape) for name in ("o", "gate", "up", "down")}
+        own |= {"input_norm_of_layer": scale(hidden), "post_norm": scale(hidden)}
+        weights |= {f"{index}.{name}": tensor for name, tensor in own.items()}
+    if recipe.latent is not None:
+        weights |= _latent_weights(recipe, recipe.latent, wide, matrix, scale)
+        for name in "qkv":
+            del weights[name]
     if recipe.family == 3:
         weights |= {name: scale(hidden) for name in ("hidden_norm", "input_norm_of_layer", "norm")}
     if recipe.fc_bias:

@@ -110,7 +110,7 @@ def one_pass_head(kind: str) -> OnePassHead | ParallelEagleHead:
     """A head of two layers in bfloat16 that drafts in one pass, for `verifier` on the fake GPU."""
     shape = dict(_SHAPE, target_hidden_size=_SHAPE["hidden_size"], draft_vocab_size=VOCAB_SIZE)
     if kind == "p-eagle":
-        head = ParallelEagleHead(EagleHeadConfig(**shape, tap_layers=(0, 1)), num_layers=2, mask_token_id=3)
+        head = ParallelEagleHead(EagleHeadConfig(**shape, tap_layers=(0, 1), num_layers=2), mask_token_id=3)
     else:
         families = {"dflash": OnePassFamily.DFLASH, "dspark": OnePassFamily.DSPARK, "dflash2": OnePassFamily.DFLASH2}
         config = OnePassConfig(

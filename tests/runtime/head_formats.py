@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.runtime.eagle_formula import Recipe
+from tests.runtime.eagle_formula import Latent, Recipe
 
 VOCAB, NUM_LAYERS = 97, 8
 LLAMA3 = {
@@ -24,7 +24,9 @@ _TOP |= {"embed": "embed_tokens.weight", "input_norm": "input_norm.weight", "d2t
 _LAYER = {"hidden_norm": "hidden_norm", "input_norm_of_layer": "input_layernorm"}
 _LAYER |= {"post_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj"}
 _LAYER |= {"down": "mlp.down_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-_LAYER |= {n: f"self_attn.{n}_proj" for n in "qkvo"}
+_LAYER |= {n: f"self_attn.{n}_proj" for n in ("q", "k", "v", "o", "q_a", "q_b", "kv_b")}
+_LAYER |= {"kv_a": "self_attn.kv_a_proj_with_mqa", "q_a_norm": "self_attn.q_a_layernorm"}
+_LAYER |= {"kv_a_norm": "self_attn.kv_a_layernorm"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ class Format:
             return _TOP[name]
         if name.startswith("fc_norm."):
             return f"{name}.weight"
-        plain = name.removesuffix("_bias")
-        return f"{self.layer}{_LAYER[plain]}.{'bias' if name.endswith('_bias') else 'weight'}"
+        index, _, own = name.removesuffix("_bias").rpartition(".")
+        layer = f"layers.{index}." if index else self.layer
+        return f"{layer}{_LAYER[own]}.{'bias' if name.endswith('_bias') else 'weight'}"
 
     @staticmethod
     def _write_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -128,6 +131,11 @@ _RESIDUAL = Recipe(norm_before_residual=True, llama3=LLAMA3, theta=5e5)
 _QWEN = Recipe(qk_norm=True, fc_norm=True, norm_output=True, norm_before_residual=True, theta=1e6)
 _BEFORE_FC = Recipe(norm_before_fc=True, num_taps=4)
 _BIASES = Recipe(fc_bias=True, qkv_bias=True, o_bias=True)
+_LATENT = Recipe(latent=Latent(), interleaved=True, theta=5e4)
+_LATENT_FIELDS = {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+_PARTIAL = Recipe(rotary_dim=4, qk_norm=True)
+_DEEP = Recipe(num_layers=3)
+_INTERLEAVED = Recipe(interleaved=True, rotary_dim=6)
 _MROPE = Recipe(theta=1e6)
 _MIDDLE = {"low": 1, "middle": 3, "high": 4}
 _OUTPUTS = {"eagle_aux_hidden_state_layer_ids": list(_MIDDLE.values()), "use_aux_hidden_state": True}
@@ -243,6 +251,55 @@ FORMATS: dict[str, Format] = {
         "layers.0.",
         llama_fields(_PLAIN, architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=40, eagle_config=_OUTPUTS),
         with_mask=False,
+    ),
+    "latent": Format(
+        "midlayer.",
+        llama_fields(
+            _LATENT,
+            **_LATENT_FIELDS,
+            architectures=["Eagle3DeepseekV2ForCausalLM"],
+            model_type="kimi_k2",
+            draft_vocab_size=40,
+            rope_theta=5e4,
+            eagle_config=_OUTPUTS,
+        ),
+        _LATENT,
+        leaves_out=("embed",),
+    ),
+    "partial-rotary": Format(
+        "midlayer.",
+        llama_fields(
+            _PARTIAL,
+            architectures=["LlamaForCausalLMEagle3"],
+            draft_vocab_size=40,
+            partial_rotary_factor=0.5,
+            eagle_config=_OUTPUTS,
+        ),
+        _PARTIAL,
+    ),
+    "interleaved-rotary": Format(
+        "midlayer.",
+        llama_fields(
+            _INTERLEAVED,
+            architectures=["LlamaForCausalLMEagle3"],
+            draft_vocab_size=40,
+            rotary_dim=6,
+            is_neox_style=False,
+            eagle_config=_OUTPUTS,
+        ),
+        _INTERLEAVED,
+    ),
+    "several-layers": Format(
+        "midlayer.",
+        llama_fields(
+            _DEEP,
+            num_hidden_layers=3,
+            architectures=["LlamaForCausalLMEagle3"],
+            draft_vocab_size=40,
+            eagle_config=_OUTPUTS,
+        ),
+        _DEEP,
+        leaves_out=("embed",),
     ),
     "angelslim": Format(
         "midlayer.",

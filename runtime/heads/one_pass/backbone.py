@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, Rotary
-from wingbeat.runtime.heads.layer import HeadNorm, rotary_frequencies, rotate
+from wingbeat.runtime.heads.layer import HeadNorm
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
+from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 

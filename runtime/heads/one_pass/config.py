@@ -91,6 +91,9 @@ class OnePassConfig:
     rope_parameters: Mapping[str, Any] = field(
         default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
     )
+    rotary_dim: int | None = None
+    """As `DecoderHeadConfig`'s, and the next one."""
+    rope_interleaved: bool = False
     max_position_embeddings: int = 32768
     attention_bias: bool = False
     """Of q, k and v."""

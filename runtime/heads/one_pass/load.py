@@ -28,6 +28,8 @@ from wingbeat.runtime.heads.load import Lent, borrow, check_shape, draft_token_i
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.read_config import read_one_pass_config
+from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
+from wingbeat.runtime.heads.rotary import turning_order
 from wingbeat.runtime.heads.target import TargetDescription
 
 logger = logging.getLogger(__name__)
@@ -71,8 +73,9 @@ class OnePassCheckpoint:
         return read_one_pass_config(self.raw, self.family, self.shapes, *sizes, has_mask_embedding=has_mask)
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the folder by canonical names, and the masked slots' vector."""
-        named = {file_name(name): tensor for name, tensor in tensors.items() if file_name(name) in self.shapes}
+        """Tensors of the folder by canonical names, plain, and the masked slots' vector."""
+        plain = plain_tensors(self.raw, tensors)
+        named = {file_name(name): tensor for name, tensor in plain.items() if file_name(name) in self.shapes}
         mask = self.folder / MASK_FILE
         if mask.is_file():
             found = torch_tensors(mask, others=True)
@@ -89,7 +92,8 @@ def read_one_pass_checkpoint(path: str | Path) -> OnePassCheckpoint:
         CheckpointError: it is unreadable, or no head of these families.
     """
     folder = find_folder(path)
-    raw, shapes = read_config(folder), read_shapes(folder)
+    raw = read_config(folder)
+    shapes = plain_shapes(raw, read_shapes(folder))
     family = one_pass_family(raw, shapes)
     if family is None:
         raise CheckpointError(f"{folder} holds no head that drafts in one pass")
@@ -155,11 +159,26 @@ def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor
         if canonical.startswith("kv_proj.") and head.config.value_scale != 1.0:
             parts[1::2] = [part * head.config.value_scale for part in parts[1::2]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        state[canonical] = whole.view(expected.shape)
+        state[canonical] = _in_turning_order(canonical, whole.view(expected.shape), head.config)
         unused.difference_update(names)
     if unused:
         raise CheckpointError(f"unexpected tensor {', '.join(sorted(unused))}")
     return state
+
+
+def _in_turning_order(canonical: str, tensor: Tensor, config: OnePassConfig) -> Tensor:
+    """A tensor of a head as its file has it -> as it runs: rows of queries and keys, and their norms."""
+    order = turning_order(config)
+    if order is None:
+        return tensor
+    if canonical == "key_norms" or canonical.endswith(".q_norm.weight"):
+        return tensor[..., order]
+    if ".q_proj." in canonical:
+        return tensor.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
+    if not canonical.startswith("kv_proj."):
+        return tensor
+    key, value = tensor.unflatten(0, (config.num_layers, 2, -1, config.head_dim)).unbind(1)
+    return torch.stack([key[:, :, order], value], dim=1).flatten(0, 3)
 
 
 def names_in_file(canonical: str, config: OnePassConfig) -> list[str]:

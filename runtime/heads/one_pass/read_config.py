@@ -11,7 +11,7 @@ from transformers import Qwen3Config
 from wingbeat.runtime.heads.conventions import is_valid
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
-from wingbeat.runtime.heads.head_config import Shapes, rope_parameters, size_field
+from wingbeat.runtime.heads.head_config import Shapes, rope_parameters, rotary_dim, size_field
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
 from wingbeat.runtime.heads.one_pass.config import (
     DEFAULT_ROPE_THETA,
@@ -51,6 +51,7 @@ def read_one_pass_config(
     num_layers, hidden = size_field(body, "num_hidden_layers"), size_field(body, "hidden_size")
     heads = size_field(body, "num_attention_heads")
     vocab_size = size_field(body, "vocab_size")
+    head_dim = hidden // heads if body.get("head_dim") is None else size_field(body, "head_dim")
     biased = bool(body.get("attention_bias"))
     first = "layers.0.self_attn."
     with fields_refused():
@@ -63,7 +64,7 @@ def read_one_pass_config(
             intermediate_size=size_field(body, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=body.get("num_key_value_heads") or heads,
-            head_dim=body.get("head_dim") or hidden // heads,
+            head_dim=head_dim,
             target_hidden_size=target_hidden_size,
             tap_layers=tap_layers(raw, shapes, num_layers, target_hidden_size, target_num_layers),
             vocab_size=vocab_size,
@@ -71,6 +72,8 @@ def read_one_pass_config(
             mask_token_id=None if has_mask_embedding else mask_token_id(raw),
             rms_norm_eps=body.get("rms_norm_eps") or 1e-6,
             rope_parameters=rope_parameters(body, DEFAULT_ROPE_THETA),
+            rotary_dim=rotary_dim(body, head_dim),
+            rope_interleaved=_first(raw, "is_neox_style") is False,
             max_position_embeddings=body.get("max_position_embeddings") or 32768,
             attention_bias=biased or f"{first}q_proj.bias" in shapes,
             output_bias=biased or f"{first}o_proj.bias" in shapes,
@@ -256,11 +259,8 @@ def check_supported(raw: Mapping[str, Any], body: Mapping[str, Any], family: One
         ("a Gemma body", "gemma" in architecture or str(body.get("model_type")).startswith("gemma")),
         ("MLA attention", "kv_lora_rank" in body or any(".kv_a_proj" in name for name in shapes)),
         ("a mixture of experts", any(".experts." in name for name in shapes)),
-        ("quantised weights", any(n.endswith(("_scale", "_scale_inv", ".qweight", "_packed")) for n in shapes)),
         ("hidden_act", body.get("hidden_act", "silu") != "silu"),
         ("mlp_bias", bool(body.get("mlp_bias"))),
-        ("is_neox_style=False", _first(raw, "is_neox_style") is False),
-        ("partial_rotary_factor", (body.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1) != 1),
         ("rope_parameters by layer type", "full_attention" in rope),
         ("use_aux_hidden_state=False", _first(raw, "use_aux_hidden_state") is False),
         ("hybrid_context_fusion", bool(_first(raw, "hybrid_context_fusion"))),

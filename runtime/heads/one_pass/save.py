@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.heads.families import OnePassFamily
-from wingbeat.runtime.heads.layouts import SPECULATORS
+from wingbeat.runtime.heads.layouts import SPECULATORS, file_tensors
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig, Slots
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.load import names_in_file
-from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead, parallel_tensors
-from wingbeat.runtime.heads.save import decoder_fields, speculators_fields, token_map, write_checkpoint
+from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.heads.save import check_turning, decoder_fields, speculators_fields, token_map, write_checkpoint
 
 _ARCHITECTURES = {
     OnePassFamily.DFLASH: "DFlashDraftModel",
@@ -52,20 +52,24 @@ def save_parallel_head(head: ParallelEagleHead, path: str | Path, *, verifier: s
 
     Args:
         verifier: folder or hub name of the target, which the config names.
+
+    Raises:
+        ValueError: the layout cannot hold this head; the message names what it lacks.
     """
     config = head.config
+    check_turning(config)
     tensors = {
         name: part.to("cpu", torch.bfloat16)
         for canonical, tensor in head.state_dict().items()
         if canonical not in ("draft_token_ids", "embed_tokens.weight")
-        for name, part in parallel_tensors(SPECULATORS, config, canonical, tensor).items()
+        for name, part in file_tensors(SPECULATORS, config, canonical, tensor).items()
     }
     tensors |= token_map(head.draft_token_ids, config.vocab_size)
     raw = speculators_fields(config, verifier, "peagle") | {
         "architectures": ["PEagleSpeculator"],
         "mask_token_id": head.mask_token_id,
     }
-    raw["transformer_layer_config"]["num_hidden_layers"] = head.num_layers
+    raw["transformer_layer_config"]["num_hidden_layers"] = config.num_layers
     write_checkpoint(Path(path), tensors, raw)
 
 
@@ -75,6 +79,8 @@ def _check_writable(config: OnePassConfig) -> None:
         "mask_token_id": config.mask_token_id is None,
         "output_bias": config.output_bias != config.attention_bias,
         "slots": config.slots is not (Slots.SHIFT if shifted else Slots.FILL_IN),
+        "rotary_dim": config.rotary_dim is not None,
+        "rope_interleaved": config.rope_interleaved,
         "masks": any(mask != config.masks[0] for mask in config.masks),
     }
     wrong = [name for name, seen in lacking.items() if seen]

@@ -103,8 +103,8 @@ def test_fused_steps_are_the_layers_of_a_block(family, normed):
 @torch.inference_mode()
 def test_fused_steps_are_the_layers_of_p_eagle(normed):
     torch.manual_seed(3)
-    config = EagleHeadConfig(**SHAPE, tap_layers=(0, 1), qk_norm=normed)
-    head = ParallelEagleHead(config, num_layers=3, mask_token_id=2).eval()
+    config = EagleHeadConfig(**SHAPE, tap_layers=(0, 1), qk_norm=normed, num_layers=3)
+    head = ParallelEagleHead(config, mask_token_id=2).eval()
     token_ids, positions = torch.arange(NUM_ROWS), 5 + torch.arange(NUM_ROWS)
     features = torch.randn(NUM_ROWS, 24, generator=torch.Generator().manual_seed(1))
     ways = [[Attended(in_fused_steps=fused) for _ in range(3)] for fused in (False, True)]

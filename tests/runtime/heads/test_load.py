@@ -222,11 +222,9 @@ def rename(old: str, new: str):
         ({"eagle_config": {"parallel_draft_step": 4}}, None, "P-EAGLE"),
         ({"speculators_model_type": "peagle"}, None, "P-EAGLE"),
         ({"speculators_model_type": "mlp"}, None, "the speculators kind 'mlp'"),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, None, "an EAGLE-3 head with MLA attention"),
-        ({}, rename("midlayer.self_attn.q_proj", "midlayer.self_attn.q_a_proj"), "an EAGLE-3 head with MLA attention"),
         ({}, rename("midlayer.mlp", "midlayer.mlp.experts.0"), "a head with a mixture of experts"),
-        ({}, rename("midlayer.mlp", "layers.1.mlp"), "a head of several decoder layers"),
-        ({}, rename("lm_head.weight", "lm_head.weight_scale"), "a quantised head"),
+        ({}, rename("lm_head.weight", "lm_head.weight_scale_2"), "a head quantised by weights of four-bit floating"),
+        ({}, rename("lm_head.weight", "lm_head.qweight"), "a head quantised by quant_method=None with packed"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, None, "an EAGLE-3 head over one hidden state"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, None, "ModelOpt's head with eagle_config.use_mtp_layernorm"),
         ({"medusa_num_heads": 4}, None, "Medusa"),
@@ -249,7 +247,6 @@ def test_other_families_are_refused_by_name(folder, fields, edit, family):
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"mlp_bias": True}, "mlp_bias=True is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters='by layer type' is not supported"),
     ],
 )

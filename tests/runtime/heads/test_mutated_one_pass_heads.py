@@ -48,7 +48,7 @@ def check(saved: Path, folder: Path, mutation: Mutation) -> None:
     positions = torch.arange(3) + 90
     features = head.fuse(torch.randn(3, head.taps_size))
     if isinstance(head, ParallelEagleHead):
-        attends = [lambda query, key, value: query] * head.num_layers
+        attends = [lambda query, key, value: query] * head.config.num_layers
         out = head.logits(head.run_layers(torch.arange(3), features, head.rotary(positions), attends))
     else:
         assert all(part.isfinite().all() for pair in head.context(features, head.rotary(positions)) for part in pair)

@@ -96,10 +96,8 @@ SLIDING = ["sliding_attention"] * 5
     [
         ({"architectures": ["Gemma4DSparkModel"], "markov_rank": None, "model_type": "gemma4"}, "a Gemma body"),
         ({"kv_lora_rank": 512}, "MLA attention is not supported"),
-        ({"is_neox_style": False}, "is_neox_style=False is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is not supported"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
         ({"sample_from_anchor": True}, "sample_from_anchor=True is not supported in a DFlash head"),
         ({"num_target_layers": 28}, "num_target_layers=28 differs from the target's 36"),
         ({"layer_types": SLIDING}, "a layer slides, and neither"),

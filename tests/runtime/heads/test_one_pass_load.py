@@ -188,7 +188,7 @@ def test_p_eagle_is_read_from_flat_and_nested_configs(tmp_path, nested):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     save_file(tensors, tmp_path / "model.safetensors")
     head = load_parallel_head(read_one_pass_checkpoint(tmp_path), TARGET, torch.float32, "cpu")
-    assert (head.num_layers, head.mask_token_id, head.tap_layers) == (3, MASK, (0, 3, 6))
+    assert (head.config.num_layers, head.mask_token_id, head.tap_layers) == (3, MASK, (0, 3, 6))
     assert not head.convention.norm_before_residual
 
 
