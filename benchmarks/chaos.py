@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -193,6 +194,19 @@ def series_table(run: Run) -> Table:
     return Table("A drafter that dies again and again", columns, rows, "Seconds from the kill; one replica.")
 
 
+def beside_table(found: dict[str, Run]) -> Table:
+    """What it takes each of some drafters to come back, by name."""
+    rows = []
+    for name, one in found.items():
+        done = one.of_kind(KILLED)
+        columns = [[getattr(back, column) for back in done] for column in ("attached_s", "full_s")]
+        spent = (seconds(column) for column in columns)
+        rows.append((name, f"{len(done)}", f"{one.undisturbed_acceptance:.2f}", *spent))
+    columns = ("drafter", "kills", "undisturbed acceptance", "drafter is back", "full acceptance")
+    note = "Seconds from the kill: median / 95th percentile / maximum; one application after the other, the same kills."
+    return Table("Two drafters of one verifier", columns, rows, note)
+
+
 def run(args: argparse.Namespace) -> Report:
     """Disturb an application of two replicas, and one of a single replica by a series."""
     pair = chosen_pair(args)
@@ -209,6 +223,11 @@ def run(args: argparse.Namespace) -> Report:
     if args.series:
         runs["series"] = disturbed(shipped, bodies, [KILLED] * args.series, Plan(1, args.budget_s, args.seed))
         tables.append(series_table(runs["series"]))
+    if args.beside is not None:
+        other = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings | {"drafter": str(args.beside)})
+        killed = [KILLED] * kinds.count(KILLED)
+        runs["beside"] = disturbed(other, bodies, killed, Plan(NUM_REPLICAS, args.budget_s, args.seed))
+        tables.append(beside_table({Path(pair.drafter).name: many, args.beside.name: runs["beside"]}))
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = (
         f"{CONCURRENCY} clients; {describe(prompts)}, and joined ones; {args.max_tokens // 2} to "
@@ -245,6 +264,7 @@ def main() -> None:
     parser.add_argument("--engine-kills", type=int, help="20 by default; their replicas live on")
     parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
+    parser.add_argument("--beside", type=Path, help="another drafter's folder, whose processes are killed afterwards")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
     parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")

@@ -53,7 +53,8 @@ static void be_sure(const Best& best, float confidence) {
     }
 }
 
-// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by.
+// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by. Those of sampled sequences are
+// chosen by the target's noise too: the token that it makes the target choose is seldom among the likeliest few.
 static void choose_candidates(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
     const Lattice& lattice = *walk.lattice;
     int64_t count = lattice.num_candidates, num_slots = roots.num_reqs * roots.num_levels, rank = lattice.rank;
@@ -62,15 +63,30 @@ static void choose_candidates(const Walk& walk, const Slots& slots, const Roots&
     int64_t width = rank + count + count * rank;
     float *all = room(at.factors, num_slots * width), *projected = room(at.inputs, num_slots * rank);
     room(at.best, num_slots * count);
+    bool any_sampled = false;
+    for (int64_t tree = 0; tree < roots.num_reqs; tree++) any_sampled |= roots.temperatures[roots.slots[tree]] > 0;
+    float* ranked = room(at.noise, any_sampled ? num_slots * walk.vocab : 0);
     products(slots.hidden, walk.hidden, num_slots, walk.hidden, &lattice.projection, 1, nullptr, nullptr, 0, projected, rank);
     threads.share(num_slots, [&](int64_t slot) {
         Best best{at.best.data() + slot * count, count, 0};
-        best.offer(slots.logits + slot * walk.vocab, walk.vocab);
+        const float *logits = slots.logits + slot * walk.vocab, *ranks = logits;
+        int64_t tree = slot / roots.num_levels, sequence = roots.slots[tree];
+        if (float temperature = roots.temperatures[sequence]; temperature > 0) {
+            int64_t position = roots.lens[sequence] + slot % roots.num_levels;
+            float* own = ranked + slot * walk.vocab;
+            gumbel({temperature, roots.seeds[sequence], position}, walk.draft_token_ids, walk.vocab, own);
+            for (int64_t i = 0; i < walk.vocab; i += LANES) {
+                int64_t left = walk.vocab - i;
+                store_upto(own + i, load_upto(logits + i, left) / temperature + load_upto(own + i, left), left);
+            }
+            ranks = own;
+        }
+        best.offer(ranks, walk.vocab);
         float *own = all + slot * width, *scores = own + rank, *successors = scores + count;
         memcpy(own, projected + slot * rank, rank * sizeof(float));
         for (int64_t i = 0; i < count; i++) {
             int64_t token = tokens[slot * count + i] = walk.draft_token_ids[best.kept[i].index];
-            scores[i] = best.kept[i].score;
+            scores[i] = logits[best.kept[i].index];
             lattice.successors.read(token, rank, successors + i * rank);
         }
     });

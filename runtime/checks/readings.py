@@ -1,4 +1,4 @@
-"""Which of several readings of an EAGLE head is the right one: each is tried offline on the verifier's own text.
+"""Which of several readings of a head is the right one: each is tried offline on the verifier's own text.
 
 Needs the verifier in this process and no drafter. A head read the wrong way drafts badly without an error, so the
 reading whose chains are accepted longest is the right one. What was found is kept on disk per pair of checkpoints.
@@ -22,6 +22,10 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.load import head_conventions
+from wingbeat.runtime.heads.one_pass.blocks import block_matches
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.heads.one_pass.readings import one_pass_readings
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import matches
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -39,7 +43,7 @@ _ROWS = 4
 """Texts per pass of a head: bounds the memory of its logits."""
 _CLEAR = 2.0
 """Standard errors by which another reading must be better than the likeliest."""
-_VERSION = 1
+_VERSION = 2
 
 
 class Reading(NamedTuple):
@@ -97,9 +101,10 @@ def choose_convention(
     Raises:
         CheckpointError: the head cannot be read at all.
     """
-    if kind_of(source, target.path) != "eagle":
+    kind = kind_of(source, target.path)
+    if kind not in ("eagle", "one_pass"):
         return None
-    candidates = head_conventions(source, target)
+    candidates = head_conventions(source, target) if kind == "eagle" else one_pass_readings(source, target, _CHAIN)
     if len(candidates) == 1:
         return None
     parts = (_VERSION, checkpoint_fingerprint(Path(source)), checkpoint_fingerprint(target.path), candidates)
@@ -107,7 +112,7 @@ def choose_convention(
     choice, how = recall(kept, ConventionChoice.from_dict), "recalled"
     if choice is None:
         options = DrafterOptions(loaded.dtype, loaded.device, cuda_graphs=False)
-        drafter = load_drafter(source, target, SpeculationConfig(), options)
+        drafter = load_drafter(source, target, SpeculationConfig(_CHAIN, 1), options)
         choice, how = measure_readings(drafter.head, candidates, loaded, tokenizer), "measured"
         keep(kept, choice.as_dict())
     logger.info("drafter %s: %s", source, describe(choice, how))
@@ -131,7 +136,10 @@ def _words(convention: HeadConvention) -> str:
 
 @torch.inference_mode()
 def measure_readings(
-    head: DraftHead, candidates: Sequence[HeadConvention], loaded: LoadedModel, tokenizer: Tokenizer | None
+    head: DraftHead | OnePassHead,
+    candidates: Sequence[HeadConvention],
+    loaded: LoadedModel,
+    tokenizer: Tokenizer | None,
 ) -> ConventionChoice:
     """Greedy chains of every reading over texts that the verifier wrote, all from one pass of the verifier over them.
 
@@ -163,10 +171,16 @@ def measure_readings(
     )
 
 
-def _accepted(head: DraftHead, tokens: Tensor, taps: Tensor, chains: Tensor) -> Tensor:
+def _accepted(head: DraftHead | OnePassHead, tokens: Tensor, taps: Tensor, chains: Tensor) -> Tensor:
     """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 where a draft and all before it are right."""
     parts = zip(tokens.split(_ROWS), taps.split(_ROWS), strict=True)
-    hits = torch.cat([matches(head, part, part_taps, _CHAIN) for part, part_taps in parts])
+    in_one_pass = isinstance(head, (OnePassHead, ParallelEagleHead))
+    hits = torch.cat(
+        [
+            block_matches(head, part, part_taps, _CHAIN) if in_one_pass else matches(head, part, part_taps, _CHAIN)
+            for part, part_taps in parts
+        ]
+    )
     return (hits.long().cumprod(-1) * chains[:, :, None]).cpu()
 
 

@@ -8,7 +8,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_par
 from wingbeat.runtime.drafters.layered_eagle import LayeredEagleDrafter
 from wingbeat.runtime.drafters.paged_layers import PagedLayer
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import Attend, HeadConvention
+from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.protocol.messages import TokenTree
 
@@ -26,11 +26,6 @@ class DeepEagleDrafter(LayeredEagleDrafter):
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         growth = Growth(speculation, head.draft_token_ids, packed=True)
         super().__init__(head, speculation, num_drafted, growth, graph_device, fixed_shapes)
-
-    def read_as(self, convention: HeadConvention) -> None:
-        """See `Drafter.read_as`."""
-        self.head = self.head.with_convention(convention)
-        self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
     def _kernel_head(self) -> None:
         return None

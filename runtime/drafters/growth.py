@@ -153,7 +153,7 @@ class Growth:
         Args:
             logits: [num_reqs, 1, vocab_size] of what follows the roots, or more than those say.
         """
-        couplings = _couplings(roots)
+        couplings = couplings_of(roots)
         if roots.allowed_tokens is not None:
             logits = self._allowed_only(logits, roots.allowed_tokens)
         if roots.rules is not None:
@@ -280,7 +280,7 @@ def _sure_of(log_probs: Tensor, confidence: Tensor) -> Tensor:
     return torch.cat([sure.expand_as(probs[..., :1]), torch.minimum(others, sure)], dim=-1).log()
 
 
-def _couplings(roots: Roots) -> list[Coupling | None]:
+def couplings_of(roots: Roots) -> list[Coupling | None]:
     """By depth of the expanded nodes; None where all requests are known to be greedy."""
     if roots.temperatures.device.type == "cpu" and not bool((roots.temperatures > 0).any()):
         return [None] * len(roots.positions)

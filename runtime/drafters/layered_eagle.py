@@ -15,6 +15,7 @@ from wingbeat.runtime.drafters.growth import Growth
 from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
 from wingbeat.runtime.drafters.paged_layers import PagedLayer
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.transfer import upload
@@ -54,6 +55,11 @@ class LayeredEagleDrafter(KernelDrafter):
         pool = DraftPool(layers, num_drafted, head.dtype, head.device, fixed_shapes)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+
+    def read_as(self, convention: HeadConvention) -> None:
+        """See `Drafter.read_as`."""
+        self.head = self.head.with_convention(convention)
+        self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
     def _resize_state(self, num_rows: int) -> None:
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""

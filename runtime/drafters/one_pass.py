@@ -13,23 +13,27 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
-from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, couplings_of
 from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
 from wingbeat.runtime.drafters.paged_layers import PagedLayer
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import Attend
+from wingbeat.runtime.heads.contract import Attend, HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.kernel_block import KernelBlock
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
+from wingbeat.runtime.heads.one_pass.walks import ChooseCandidates
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -74,6 +78,12 @@ class OnePassDrafter(KernelDrafter):
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
 
+    def read_as(self, convention: HeadConvention) -> None:
+        """See `Drafter.read_as`."""
+        head = self.head.with_convention(convention)
+        check_shape(self.speculation, head.config.num_drafted)
+        self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
+
     def _kernel_head(self) -> KernelBlock | None:
         return KernelBlock.of(self.head)
 
@@ -113,13 +123,37 @@ class OnePassDrafter(KernelDrafter):
             PagedLayer(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
             for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
         ]
-        walk = head.walk(head.run_block(roots.token_ids, head.rotary(positions), attends))
+        walk = head.walk(head.run_block(roots.token_ids, head.rotary(positions), attends), self._choose_for(roots))
 
         def expand(level: Level):
             return walk.step(level.depth, level.token_ids, level.parents)
 
         none = torch.zeros_like(roots.token_ids)[:, None]
         return self.growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
+
+    def _choose_for(self, roots: Roots) -> ChooseCandidates | None:
+        """Each slot's candidates by the noise that the target will choose with; None where nobody samples.
+
+        The token that noise makes the target choose is seldom among the few likeliest ones.
+        """
+        if self.head.selector is None or couplings_of(roots)[0] is None:
+            return None
+        num_levels = len(roots.positions)
+        temperatures, seeds = (part.repeat_interleave(num_levels) for part in (roots.temperatures, roots.seeds))
+        positions, sampled = roots.positions.t().flatten(), (temperatures > 0)[:, None]
+
+        def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+            rows = logits[:, :num_levels].flatten(0, 1)[:, None]
+            coupling = Coupling(temperatures, seeds, positions)
+            token_ids, scores = (
+                part[:, 0] for part in top_candidates(rows, self.head.draft_token_ids, top_k, coupling)
+            )
+            # Without the noise again, which a level adds to what pairs of candidates make of them.
+            noise = gumbel_noise(seeds, positions, token_ids)
+            scores = torch.where(sampled, (scores - noise) * temperatures[:, None], scores)
+            return token_ids.unflatten(0, (-1, num_levels)), scores.unflatten(0, (-1, num_levels))
+
+        return choose
 
 
 def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:

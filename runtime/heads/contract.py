@@ -42,6 +42,8 @@ class HeadConvention(NamedTuple):
     """The residual is hidden_norm(features) instead of the features."""
     rope_theta: float | None = None
     """Base of the rotary frequencies, where it is not the one of the config."""
+    slots: str | None = None
+    """What a slot of a one-pass head predicts, by the name of `Slots`; None of heads without slots."""
 
 
 class DraftHead(nn.Module, ABC):
@@ -128,6 +130,16 @@ class DraftHead(nn.Module, ABC):
         Returns:
             hidden [..., T, H] or [n, H], for `logits` and `feedback`.
         """
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return 1
+
+    def run_layers(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
+        """`forward` through every layer; `attends` are by layer."""
+        [attend] = attends
+        return self(token_ids, features, rotary, attend)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

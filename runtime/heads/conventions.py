@@ -69,7 +69,8 @@ def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
 
 def state(convention: HeadConvention) -> dict[str, Any]:
     """The config field that `stated` reads."""
-    return {STATED: convention._asdict() | {"tap_layers": list(convention.tap_layers)}}
+    fields = convention._asdict() | {"tap_layers": list(convention.tap_layers)}
+    return {STATED: {name: value for name, value in fields.items() if name != "slots" or value is not None}}
 
 
 def _tap_candidates(num_layers: int, ids: tuple[int, ...] | None, ids_name_outputs: bool) -> list[tuple[int, ...]]:

@@ -96,8 +96,12 @@ class EagleHead(DecoderHead):
         inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
         return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
 
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
     def run_layers(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """`forward` through every layer; `attends` are by layer."""
+        """See `DraftHead.run_layers`."""
         stream = self(token_ids, features, rotary, attends[0])
         for layer, attend in zip(self.behind, attends[1:], strict=True):
             stream = layer(stream, rotary, attend)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.contract import Attend, DraftHead
 
 
 class UnrolledStep(NamedTuple):
@@ -29,9 +29,13 @@ class ChainAttention:
 
     That is what drafting does: the committed prefix is recomputed from true features, and a drafted token sees its
     ancestors' keys, which were made from predicted features.
+
+    Args:
+        scaling: of the products of queries and keys.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scaling: float) -> None:
+        self.scaling = scaling
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -40,7 +44,7 @@ class ChainAttention:
         groups = query.shape[2] // key.shape[2]
         self._keys.append(key.transpose(1, 2).unsqueeze(2))
         self._values.append(value.transpose(1, 2).unsqueeze(2))
-        query = query.transpose(1, 2).unflatten(1, (key.shape[2], groups)) * query.shape[-1] ** -0.5
+        query = query.transpose(1, 2).unflatten(1, (key.shape[2], groups)) * self.scaling
         length = query.shape[-2]
         future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         true_scores = (query @ self._keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
@@ -63,13 +67,13 @@ def unroll(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> 
         taps: [batch, length, num_taps * Ht].
     """
     num_chains = token_ids.shape[1] - num_steps - 1
-    attention = ChainAttention()
+    attends: list[Attend] = [ChainAttention(head.scaling) for _ in range(head.num_layers)]
     positions = torch.arange(num_chains, device=token_ids.device)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
     features = head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype)
     for step in range(num_steps):
         tokens = token_ids[:, 1 + step : 1 + step + num_chains]
-        hidden = head(tokens, features, head.rotary(positions + step), attention)
+        hidden = head.run_layers(tokens, features, head.rotary(positions + step), attends)
         yield UnrolledStep(head.logits(hidden), step + 2, hidden)
         features = head.feedback(hidden)
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Continuations
+from wingbeat.runtime.heads.one_pass.blocks import block_states, parallel_states
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
-from wingbeat.runtime.training.blocks import block_states, parallel_states
 from wingbeat.runtime.training.losses import DenseTarget, DraftedIds, TopTarget, Wanted
 
 

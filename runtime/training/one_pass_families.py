@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.one_pass.blocks import block_matches
 from wingbeat.runtime.heads.one_pass.config import LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
 from wingbeat.runtime.heads.one_pass.save import save_one_pass_head, save_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.training.anchors import draw_anchors
 from wingbeat.runtime.training.block_losses import BlockLoss, LatticeLoss, MarkovLoss, ParallelLoss
-from wingbeat.runtime.training.blocks import block_states, draw_anchors, parallel_states
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.family import Family, TrainedHead
 from wingbeat.runtime.training.head_init import head_shapes
@@ -29,9 +30,6 @@ from wingbeat.runtime.training.one_pass_init import (
 )
 from wingbeat.runtime.training.parallel import Part
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
-
-_ANCHORS_AT_ONCE = 16
-"""Blocks of a sequence that are measured in one pass."""
 
 
 class BlockFamily(Family):
@@ -47,10 +45,6 @@ class BlockFamily(Family):
     def num_drafted(self, config: TrainDrafterConfig) -> int:
         """Tokens that a block drafts."""
 
-    @abstractmethod
-    def drafts(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int) -> Tensor:
-        """Greedy drafts of the blocks at anchors int64 [batch, A], given the text before -> [batch, A, num_steps]."""
-
     def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
         """See `Family.inputs`; with the blocks' first positions."""
         token_ids, taps, target, *masks = found.tensors
@@ -61,15 +55,9 @@ class BlockFamily(Family):
         tensors = (token_ids, taps, target, loss_mask, anchors.to(token_ids.device))
         return found._replace(tensors=tensors)
 
-    @torch.no_grad()
     def matches(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
         """See `Family.matches`."""
-        anchors, hits = torch.arange(1, token_ids.shape[1] - num_steps, device=token_ids.device), []
-        steps = torch.arange(1, num_steps + 1, device=token_ids.device)
-        for some in anchors.split(_ANCHORS_AT_ONCE):
-            drafted = self.drafts(head, token_ids, taps, some.expand(len(token_ids), -1), num_steps)
-            hits.append(drafted == token_ids[:, some[:, None] + steps])
-        return torch.cat(hits, dim=1)
+        return block_matches(head, token_ids, taps, num_steps)
 
     def chain(self, config: TrainDrafterConfig) -> int:
         """See `Family.chain`; no longer than a block."""
@@ -115,18 +103,6 @@ class DFlashFamily(BlockFamily):
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
         """See `Family.export`."""
         save_one_pass_head(head, path, target_num_layers=TargetDescription.from_checkpoint(verifier).num_layers)
-
-    def drafts(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int) -> Tensor:
-        """See `BlockFamily.drafts`."""
-        hidden = block_states(head, token_ids, taps, anchors)
-        walk, none = head.walk(hidden), torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
-        drafted = []
-        for depth in range(num_steps):
-            following = walk.step(depth, token_ids.gather(1, anchors + depth).flatten()[:, None], none)
-            best = following.logits[:, 0].argmax(-1, keepdim=True)
-            ids = head.draft_token_ids[best] if following.token_ids is None else following.token_ids.gather(1, best)
-            drafted.append(ids.view(anchors.shape))
-        return torch.stack(drafted, dim=-1)
 
     def _shape(
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
@@ -209,13 +185,6 @@ class ParallelEagleFamily(BlockFamily):
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
         """See `Family.export`."""
         save_parallel_head(head, path, verifier=config.verifier)
-
-    def drafts(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int) -> Tensor:
-        """See `BlockFamily.drafts`."""
-        pairs, slots = parallel_states(head, token_ids, taps, anchors, num_steps)
-        batch = torch.arange(len(anchors), device=anchors.device)[:, None]
-        hidden = torch.cat([pairs[batch, anchors - 1][:, :, None], slots], dim=2)
-        return head.draft_token_ids[head.logits(hidden).argmax(-1)]
 
     def _continued(
         self, config: TrainDrafterConfig, target: TargetDescription, shape: EagleHeadConfig

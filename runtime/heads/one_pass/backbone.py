@@ -5,7 +5,9 @@ a position, without the layer's input norm. The slots pass through the layers as
 (arXiv 2602.06036). Knows neither files nor caches: `Attend`s store and decide what each slot sees.
 """
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -14,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
-from wingbeat.runtime.heads.contract import Attend, Rotary
+from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
 from wingbeat.runtime.heads.layer import HeadNorm
-from wingbeat.runtime.heads.one_pass.config import OnePassConfig
+from wingbeat.runtime.heads.one_pass.config import OnePassConfig, Slots
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 from wingbeat.runtime.verifier.layers.linears import dense_weight
@@ -148,6 +150,23 @@ class Backbone(nn.Module):
     def tap_layers(self) -> tuple[int, ...]:
         """Layers of the target whose input it reads."""
         return self.config.tap_layers
+
+    @property
+    def convention(self) -> HeadConvention:
+        """How its weights are read."""
+        return HeadConvention(self.config.tap_layers, slots=str(self.config.slots))
+
+    def with_convention(self, convention: HeadConvention) -> Self:
+        """The same weights, shared, read another way.
+
+        Raises:
+            ValueError: the weights cannot be read so.
+        """
+        if len(convention.tap_layers) != self.config.num_taps or convention.slots is None:
+            raise ValueError(f"{convention}: this head has slots and reads {self.config.num_taps} taps")
+        other, slots = copy.copy(self), Slots(convention.slots)
+        other.config = replace(self.config, tap_layers=convention.tap_layers, slots=slots)
+        return other
 
     @property
     def device(self) -> torch.device:

@@ -6,6 +6,7 @@ from wingbeat.runtime.heads.one_pass.backbone import Backbone
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.heads.one_pass.walks import (
     CandidateSelector,
+    ChooseCandidates,
     LatticeWalk,
     MarginalWalk,
     MarkovHead,
@@ -25,12 +26,16 @@ class OnePassHead(Backbone):
             self.markov = MarkovHead(config.markov, hidden, vocab_size, config.draft_vocab_size)
         self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
 
-    def walk(self, hidden: Tensor) -> Walk:
-        """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`."""
-        return self.walk_over(self.logits(hidden), hidden)
+    def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
+        """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
 
-    def walk_over(self, logits: Tensor, hidden: Tensor) -> Walk:
+        Args:
+            choose: see `LatticeWalk`; heads without candidates do not ask it.
+        """
+        return self.walk_over(self.logits(hidden), hidden, choose)
+
+    def walk_over(self, logits: Tensor, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
         """`walk`, given the slots' logits [num_reqs, num_drafted, draft_vocab_size] too."""
         if self.selector is not None:
-            return LatticeWalk(self.selector, self, logits, hidden)
+            return LatticeWalk(self.selector, self, logits, hidden, choose)
         return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily, one_pass_family
 from wingbeat.runtime.heads.files import (
     CheckpointError,
@@ -27,7 +28,7 @@ from wingbeat.runtime.heads.files import (
 from wingbeat.runtime.heads.load import Lent, borrow, check_shape, draft_token_ids
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.read_config import read_one_pass_config
+from wingbeat.runtime.heads.one_pass.read_config import one_pass_conventions, read_one_pass_config
 from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import turning_order
 from wingbeat.runtime.heads.target import TargetDescription
@@ -71,6 +72,10 @@ class OnePassCheckpoint:
         has_mask = (self.folder / MASK_FILE).is_file()
         sizes = (target_hidden_size, target_num_layers)
         return read_one_pass_config(self.raw, self.family, self.shapes, *sizes, has_mask_embedding=has_mask)
+
+    def conventions(self, target_hidden_size: int, target_num_layers: int) -> tuple[HeadConvention, ...]:
+        """How it may be read, the likeliest first; raises as `config`."""
+        return one_pass_conventions(self.raw, self.config(target_hidden_size, target_num_layers), target_num_layers)
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the folder by canonical names, plain, and the masked slots' vector."""

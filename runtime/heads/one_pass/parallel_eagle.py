@@ -61,11 +61,22 @@ def read_parallel_config(
     sliding = [kind for kind in body.get("layer_types") or [] if kind != "full_attention"]
     if sliding:
         raise CheckpointError(f"a P-EAGLE head with layer_types={sliding[0]!r} is not supported")
-    written = SPECULATORS if "transformer_layer_config" in raw else MODELOPT
-    # Names are canonical, and neither a norm nor the base of the rotation is left open as in older tools' files.
-    layout = replace(written, may_norm_before_residual=False, rope_theta=Theta.READ)
-    readings = conventions(raw, layout, shapes, target_num_layers, target_hidden_size)
+    readings, layout = parallel_conventions(checkpoint, target_hidden_size, target_num_layers), _layout(checkpoint)
     return head_config(raw, layout, shapes, target_hidden_size, readings[0]), layout, readings[0]
+
+
+def _layout(checkpoint: OnePassCheckpoint) -> Layout:
+    written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
+    # Names are canonical, and the base of the rotation is not left open as in older tools' files.
+    return replace(written, rope_theta=Theta.READ)
+
+
+def parallel_conventions(
+    checkpoint: OnePassCheckpoint, target_hidden_size: int, target_num_layers: int
+) -> tuple[HeadConvention, ...]:
+    """Readings of a P-EAGLE head that its files leave open, the likeliest first; raises as `conventions`."""
+    layout = _layout(checkpoint)
+    return conventions(checkpoint.raw, layout, checkpoint.shapes, target_num_layers, target_hidden_size)
 
 
 def fit_parallel_head(

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import Qwen3Config
 
-from wingbeat.runtime.heads.conventions import is_valid
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.conventions import is_valid, stated
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
 from wingbeat.runtime.heads.head_config import Shapes, rope_parameters, rotary_dim, size_field
@@ -128,6 +129,40 @@ def tap_layers(
             f"hidden_size={target_hidden_size} are {len(taps) * target_hidden_size}"
         )
     return taps
+
+
+def one_pass_conventions(
+    raw: Mapping[str, Any], config: OnePassConfig, target_num_layers: int
+) -> tuple[HeadConvention, ...]:
+    """Readings of a head that its files leave open, the likeliest first.
+
+    Ids of tapped layers are counted as inputs by some tools and as outputs by others, whatever the field's name says;
+    a DFlash or DSpark head says seldom what its slots predict.
+
+    Args:
+        config: its canonical config, by the likeliest reading.
+
+    Raises:
+        CheckpointError: it states a convention that is none.
+    """
+    try:
+        given = stated(raw)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+    if given is not None:
+        return (given,)
+    _, ids, shift = _stated_taps(raw)
+    taps = config.tap_layers
+    others = [tuple(tap + by for tap in taps) for by in ((-1, 1) if ids is None else (1 - 2 * shift,))]
+    slots = [config.slots]
+    says = any(_first(raw, name) is not None for name in ("sample_from_anchor", "shift_label"))
+    if not says and config.family in (OnePassFamily.DFLASH, OnePassFamily.DSPARK):
+        slots = sorted(Slots, key=lambda each: each is not config.slots)
+    return tuple(
+        HeadConvention(layers, slots=str(each))
+        for layers in (taps, *(other for other in others if is_valid(other, target_num_layers)))
+        for each in slots
+    )
 
 
 def _stated_taps(raw: Mapping[str, Any]) -> tuple[str, Any, int]:

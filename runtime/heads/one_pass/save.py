@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.heads.conventions import state
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.layouts import SPECULATORS, file_tensors
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig, Slots
@@ -44,7 +45,7 @@ def save_one_pass_head(head: OnePassHead, path: str | Path, *, target_num_layers
             tensors |= {name: part.to("cpu", torch.bfloat16) for name, part in zip(names, parts, strict=True)}
     if "lm_head.weight" not in left_out:
         tensors |= token_map(head.draft_token_ids, config.vocab_size)
-    write_checkpoint(Path(path), tensors, _raw_config(config, target_num_layers))
+    write_checkpoint(Path(path), tensors, _raw_config(config, target_num_layers) | state(head.convention))
 
 
 def save_parallel_head(head: ParallelEagleHead, path: str | Path, *, verifier: str | None = None) -> None:
@@ -70,7 +71,7 @@ def save_parallel_head(head: ParallelEagleHead, path: str | Path, *, verifier: s
         "mask_token_id": head.mask_token_id,
     }
     raw["transformer_layer_config"]["num_hidden_layers"] = config.num_layers
-    write_checkpoint(Path(path), tensors, raw)
+    write_checkpoint(Path(path), tensors, raw | state(head.convention._replace(rope_theta=None)))
 
 
 def _check_writable(config: OnePassConfig) -> None:

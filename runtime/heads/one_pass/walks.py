@@ -4,6 +4,7 @@ A walk goes down the levels of a tree in their order and keeps what a level hand
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.heads.one_pass.backbone import Backbone
 from wingbeat.runtime.heads.one_pass.config import LatticeConfig, MarkovConfig, MarkovKind
+
+ChooseCandidates = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""(logits [num_reqs, num_drafted, draft_vocab_size], K) -> target ids int64 [num_reqs, num_levels, K] of tokens of each
+slot that is asked for, and their scores, each slot's up to a constant."""
 
 
 class Walk(ABC):
@@ -126,14 +131,25 @@ class LatticeWalk(Walk):
         head: of the logits' vocabulary.
         logits: [num_reqs, num_drafted, draft_vocab_size].
         hidden: [num_reqs, num_drafted, H].
+        choose: chooses each slot's tokens; None takes the likeliest.
     """
 
-    def __init__(self, selector: CandidateSelector, head: Backbone, logits: Tensor, hidden: Tensor) -> None:
-        best = logits.topk(selector.top_k, dim=-1)
-        self.selector, self.unary = selector, best.values
-        self.token_ids = head.draft_token_ids[best.indices]
+    def __init__(
+        self,
+        selector: CandidateSelector,
+        head: Backbone,
+        logits: Tensor,
+        hidden: Tensor,
+        choose: ChooseCandidates | None = None,
+    ) -> None:
+        self.selector = selector
+        if choose is None:
+            best = logits.topk(selector.top_k, dim=-1)
+            self.token_ids, self.unary = head.draft_token_ids[best.indices], best.values
+        else:
+            self.token_ids, self.unary = choose(logits, selector.top_k)
         self.successors = selector.successor_codebook[self.token_ids]
-        self.projected = selector.hidden_projection(hidden)
+        self.projected = selector.hidden_projection(hidden[:, : self.unary.shape[1]])
 
     def step(self, depth: int, token_ids: Tensor, parents: Tensor) -> Continuations:
         """See `Walk.step`."""

@@ -126,7 +126,8 @@ def couplings_of_a_device(monkeypatch):
     def couplings(roots):
         return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
-    monkeypatch.setattr(growth, "_couplings", couplings)
+    for module in (growth, one_pass):
+        monkeypatch.setattr(module, "couplings_of", couplings)
 
 
 def attached(kinds, kind, speculation, device=None):

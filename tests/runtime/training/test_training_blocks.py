@@ -26,11 +26,12 @@ from tests.runtime.one_pass_world import (
 )
 from tests.runtime.parallel_eagle_world import ParallelReference
 from wingbeat.runtime.heads.files import read_config
+from wingbeat.runtime.heads.one_pass.blocks import block_states, parallel_states
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.training.anchors import draw_anchors
 from wingbeat.runtime.training.block_losses import BlockLoss, LatticeLoss, MarkovLoss, ParallelLoss
-from wingbeat.runtime.training.blocks import block_states, draw_anchors, parallel_states
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.families import FAMILIES as TRAINED
 from wingbeat.runtime.training.losses import DenseTarget, TopTarget

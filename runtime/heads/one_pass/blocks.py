@@ -1,4 +1,4 @@
-"""Many blocks of a head that drafts in one pass, in one pass: where they begin, what they see, and the passes.
+"""Many blocks of a head that drafts in one pass, in one pass: what they see, what is drafted, and whether it is right.
 
 The heads are those that draft; only what they attend to is laid out otherwise: all blocks of a sequence lie beside its
 positions, and each sees what it would see alone. Source: Chen et al., DFlash (arXiv 2602.06036).
@@ -6,34 +6,17 @@ positions, and each sees what it would see alone. Source: Chen et al., DFlash (a
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wingbeat.runtime.heads.one_pass.backbone import Backbone, KeyValue
+from wingbeat.runtime.heads.one_pass.backbone import KeyValue
 from wingbeat.runtime.heads.one_pass.config import LayerMask
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 
-
-def draw_anchors(seed: int, step: int, rows: range, learnt: Tensor, num_drafted: int, num_anchors: int) -> Tensor:
-    """Positions at which blocks begin, ascending -> int64 [len(rows), num_anchors or as many as there are].
-
-    Each row of a batch has a random stream of its own, so that parts of a batch make up the batch. Positions before
-    tokens that are not to be learnt are drawn where there are no others.
-
-    Args:
-        rows: numbers of the sequences in the step's batch.
-        learnt: bool [len(rows), length]: whether predicting a token is to be learnt.
-        num_drafted: tokens behind each that must be there.
-    """
-    drawn = []
-    count = learnt.shape[1] - 1 - num_drafted
-    for row, wanted in zip(rows, learnt[:, 2 : 2 + count].numpy(), strict=True):
-        order = np.random.default_rng((seed, step, row)).permutation(count)
-        chosen = order[np.argsort(~wanted[order], kind="stable")][:num_anchors]
-        drawn.append(1 + np.sort(chosen))
-    return torch.from_numpy(np.stack(drawn))
+_ANCHORS_AT_ONCE = 16
+"""Blocks of a sequence that are measured in one pass."""
 
 
 def block_mask(anchors: Tensor, num_slots: int, length: int, mask: LayerMask) -> Tensor:
@@ -86,7 +69,7 @@ class BlockAttention:
         return masked_attention(query_rows, keys, values, self.mask).reshape(query.shape)
 
 
-def block_states(head: Backbone, token_ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
+def block_states(head: OnePassHead, token_ids: Tensor, taps: Tensor, anchors: Tensor) -> Tensor:
     """States [batch * A, num_drafted, H], for `logits`, of the blocks at anchors int64 [batch, A].
 
     Args:
@@ -127,3 +110,37 @@ def parallel_states(
     attend = partial(masked_attention, mask=mask)
     states = head.run_layers(tokens, features, head.rotary(positions), [attend] * head.config.num_layers)
     return states[:, :num_pairs], states[:, num_pairs:].unflatten(1, (-1, num_masked))
+
+
+def block_drafts(
+    head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, anchors: Tensor, num_steps: int
+) -> Tensor:
+    """Greedy drafts of the blocks at anchors int64 [batch, A], given the text before -> int64 [batch, A, num_steps]."""
+    if isinstance(head, ParallelEagleHead):
+        pairs, slots = parallel_states(head, token_ids, taps, anchors, num_steps)
+        batch = torch.arange(len(anchors), device=anchors.device)[:, None]
+        hidden = torch.cat([pairs[batch, anchors - 1][:, :, None], slots], dim=2)
+        return head.draft_token_ids[head.logits(hidden).argmax(-1)]
+    hidden = block_states(head, token_ids, taps, anchors)
+    walk, none = head.walk(hidden), torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
+    drafted = []
+    for depth in range(num_steps):
+        following = walk.step(depth, token_ids.gather(1, anchors + depth).flatten()[:, None], none)
+        best = following.logits[:, 0].argmax(-1, keepdim=True)
+        ids = head.draft_token_ids[best] if following.token_ids is None else following.token_ids.gather(1, best)
+        drafted.append(ids.view(anchors.shape))
+    return torch.stack(drafted, dim=-1)
+
+
+@torch.no_grad()
+def block_matches(head: OnePassHead | ParallelEagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+    """Whether the greedy draft of each step is the sequence's token -> bool [batch, N, num_steps].
+
+    Block i begins at position i + 1, as chain i of `unroll.matches` reads that token.
+    """
+    anchors, hits = torch.arange(1, token_ids.shape[1] - num_steps, device=token_ids.device), []
+    steps = torch.arange(1, num_steps + 1, device=token_ids.device)
+    for some in anchors.split(_ANCHORS_AT_ONCE):
+        drafted = block_drafts(head, token_ids, taps, some.expand(len(token_ids), -1), num_steps)
+        hits.append(drafted == token_ids[:, some[:, None] + steps])
+    return torch.cat(hits, dim=1)
