@@ -49,7 +49,7 @@ AXES = {
     "drafter": [
         *("eagle", "none", "right", "random", "ngram", "wrong", "malformed"),
         *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "user"),
-        *("dflash", "jetspec", "dspark", "dflash2", "peagle"),
+        *("dflash", "jetspec", "dspark", "dflash2", "peagle", "eagle3_latent", "eagle3_layers"),
     ],
     "shape": ["tree", "chain", "drawn"],
     "trees": ["fixed", "adaptive"],
@@ -62,9 +62,10 @@ AXES = {
 }
 ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
 ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
-ONLY_FOR_LLAMA |= {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
+ONE_PASS = {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
+ONLY_FOR_LLAMA |= {*ONE_PASS, "eagle3_latent", "eagle3_layers"}
 ONLY_TREES = {"random", "wrong", "malformed"}
-GROWN = {"eagle", "eagle1", "draft_model", "mtp", "shared_keys", "dflash", "jetspec", "dspark", "dflash2", "peagle"}
+GROWN = {"eagle", "eagle1", "eagle3_latent", "eagle3_layers", "draft_model", "mtp", "shared_keys", *ONE_PASS}
 """Of candidates that have ranks, which a tree may be drawn of."""
 SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": SpeculationConfig.of_tree(DRAWN)}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
