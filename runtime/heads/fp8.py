@@ -7,8 +7,6 @@ from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.heads.layer import DecoderHead
 
-_PRODUCTS = ("fc", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
-
 
 class Fp8Linear(nn.Module):
     """A frozen linear layer whose weight is rounded to float8, with a scale for each output channel."""
@@ -36,7 +34,7 @@ def use_fp8(head: DecoderHead) -> None:
         ValueError: the device has no float8.
     """
     check_fp8("drafter_weights", head.device)
-    for name in _PRODUCTS:
-        linear = getattr(head, name)
-        if isinstance(linear, nn.Linear):
-            setattr(head, name, Fp8Linear(linear))
+    for module in list(head.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Fp8Linear(child))

@@ -133,6 +133,10 @@ def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead:
         dtype=plan.dtype,
         device="cpu",
     )
+    if head.num_layers > 1 or head.value_dim != head.head_dim:
+        raise ValueError(
+            f"drafter={str(plan.drafter)!r}: engines are built of heads of one layer without MLA attention"
+        )
     head = head if choice is None else head.with_convention(choice.best.convention)
     return head.eval().requires_grad_(False)
 

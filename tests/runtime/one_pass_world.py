@@ -123,7 +123,7 @@ class Reference:
             inputs = x if name == "q" else torch.cat([context, x])
             heads = (inputs @ self.tensors[f"{layer}self_attn.{name}_proj.weight"].T).unflatten(1, (-1, HEAD_DIM))
             if name != "v":
-                heads = turn(norm(heads, w[f"{name}_norm"]), positions[-len(inputs) :])
+                heads = turn(norm(heads, w[f"{name}_norm"]), positions[-len(inputs) :], self.raw)
             both.append(heads.repeat_interleave(HEADS // heads.shape[1], 1).transpose(0, 1))
         query, key, value = both
         scores = (query @ key.transpose(1, 2) * HEAD_DIM**-0.5).masked_fill(hidden, float("-inf"))
@@ -156,14 +156,18 @@ class Reference:
         """[num_drafted, V] of the slots, without what corrects them."""
         return hidden @ self.tensors["lm_head.weight"].T
 
-    def next_logits(self, hidden: Tensor, path: list[int]) -> Tensor:
-        """[V] of the token behind a path: the anchor and the tokens drafted so far."""
+    def next_logits(self, hidden: Tensor, path: list[int], noise: Tensor | None = None) -> Tensor:
+        """[V] of the token behind a path: the anchor and the tokens drafted so far.
+
+        Args:
+            noise: [V]: what the target's choice adds to logits, by which candidates are chosen too; None is greedy.
+        """
         w, slot = self.tensors, len(path) - 1
         logits = self.logits(hidden)[slot]
         if self.raw.get("markov_rank"):
             return logits + w["markov_head.markov_w2.weight"] @ self.markov_factor(hidden, path)
         if "candidate_selector.hidden_projection.weight" in w:
-            best = logits.topk(TOP_K).indices
+            best = (logits if noise is None else logits + noise).topk(TOP_K).indices
             given = w["candidate_selector.predecessor_codebook"][path[-1]]
             given = given * (w["candidate_selector.hidden_projection.weight"] @ hidden[slot])
             scores = torch.full_like(logits, float("-inf"))
@@ -201,8 +205,13 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-def turn(heads: Tensor, positions: Tensor) -> Tensor:
-    """RoPE over halves: heads [T, n, HEAD_DIM]."""
-    angles = positions[:, None, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    low, high = heads.chunk(2, dim=-1)
-    return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
+def turn(heads: Tensor, positions: Tensor, raw: dict[str, Any]) -> Tensor:
+    """RoPE of heads [T, n, HEAD_DIM], over the part of them and in the order that a config says."""
+    size = int(HEAD_DIM * raw.get("partial_rotary_factor", 1.0))
+    angles = positions[:, None, None] * THETA ** (-torch.arange(0, size, 2) / size)
+    part, rest = heads.split([size, HEAD_DIM - size], dim=-1)
+    neighbours = raw.get("is_neox_style") is False
+    low, high = (part[..., ::2], part[..., 1::2]) if neighbours else part.chunk(2, dim=-1)
+    turned = (low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin())
+    part = torch.stack(turned, dim=-1).flatten(-2) if neighbours else torch.cat(turned, dim=-1)
+    return torch.cat([part, rest], dim=-1)

@@ -68,7 +68,7 @@ class ParallelReference:
         heads = []
         for name in "qkv":
             rows = (inputs @ self.tensors[f"{layer}self_attn.{name}_proj.weight"].T).unflatten(1, (-1, HEAD_DIM))
-            rows = rows if name == "v" else turn(rows, torch.arange(len(inputs)))
+            rows = rows if name == "v" else turn(rows, torch.arange(len(inputs)), self.raw)
             heads.append(rows.repeat_interleave(HEADS // rows.shape[1], 1).transpose(0, 1))
         query, key, value = heads
         later = torch.ones(len(inputs), len(inputs), dtype=torch.bool).triu(1)

@@ -81,10 +81,28 @@ def test_slots_see_what_their_layer_lets_them(tmp_path, name):
     assert_as(Reference(raw, tensors, True, masks), *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
+@pytest.mark.parametrize("family", ["dflash", "dflash2", "p-eagle"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"partial_rotary_factor": 0.5}, {"is_neox_style": False}, {"partial_rotary_factor": 0.25, "is_neox_style": False}],
+    ids=["a part", "neighbours", "a part, neighbours"],
+)
+def test_heads_turn_the_part_that_their_config_says(tmp_path, family, fields):
+    if family == "p-eagle":
+        assert_parallel_chain(tmp_path, parallel_config((0, 3, 6), 2, **fields), 3)
+        return
+    raw = raw_config(family, TAPS, 2, block_size=7, **fields)
+    tensors = random_tensors(raw)
+    assert_as(Reference(raw, tensors, True, [FULL] * 2), *fed(load(tmp_path, raw, tensors), CHAIN))
+
+
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_p_eagle_chain_is_that_of_the_formula(tmp_path, num_layers, steps):
-    raw = parallel_config((0, 3, 6), num_layers)
+    assert_parallel_chain(tmp_path, parallel_config((0, 3, 6), num_layers), steps)
+
+
+def assert_parallel_chain(tmp_path, raw, steps):
     tensors = parallel_tensors(raw)
     checkpoint = read_one_pass_checkpoint(save_head(tmp_path, raw, tensors))
     head = load_parallel_head(checkpoint, TARGET, torch.float32, "cpu")
@@ -176,6 +194,7 @@ def test_sampled_requests_are_drafted_by_the_targets_own_noise(tmp_path, family)
     for row, slot in enumerate(world.slots):
         length = world.lens[slot]
         anchor = int(world.tokens[slot, length - 1])
-        logits = reference.next_logits(reference.hidden(world.taps[slot, : length - 1], anchor), [anchor])
         noise = gumbel_noise(world.seeds[slot : slot + 1], length[None], torch.arange(VOCAB))[0]
+        hidden = reference.hidden(world.taps[slot, : length - 1], anchor)
+        logits = reference.next_logits(hidden, [anchor], 0.9 * noise)
         assert int(tree.token_ids[row, 1]) == int((logits / 0.9 + noise).argmax())
