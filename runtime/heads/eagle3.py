@@ -73,11 +73,13 @@ class EagleHead(DecoderHead):
     def _set_convention(self, convention: HeadConvention) -> None:
         if len(convention.tap_layers) != self.config.num_taps:
             raise ValueError(f"tap_layers={convention.tap_layers}: this head reads {self.config.num_taps} taps")
-        tap_layers, norm_output, norm_before_residual, theta = convention
         self.config = replace(
-            self.config, tap_layers=tap_layers, norm_output=norm_output, norm_before_residual=norm_before_residual
+            self.config,
+            tap_layers=convention.tap_layers,
+            norm_output=convention.norm_output,
+            norm_before_residual=convention.norm_before_residual,
         )
-        self._set_rope_theta(theta)
+        self._set_rope_theta(convention.rope_theta)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Taps [..., num_taps * Ht] of the target, low layer first -> features [..., H]."""
