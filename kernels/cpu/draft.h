@@ -180,6 +180,7 @@ static int64_t grow(const Head& head, const Sequences& all, const Roots& roots, 
     float *hidden = room(at.hidden, num_reqs * roots.top_k * size), *before = room(at.before, num_reqs * roots.top_k * size);
     for (int64_t tree = 0; tree < num_reqs; tree++)
         memcpy(hidden + tree * size, all.hidden + roots.slots[tree] * size, size * sizeof(float));
+    begin_trees(roots, at);
     return grow_levels(roots, at, [&](int64_t level, int64_t width) {
         if (level) {
             std::swap(hidden, before);

@@ -198,17 +198,21 @@ struct Ranking {
     }
 };
 
-// A tree from each root: `expand(level, width)` enters what may follow `width` nodes of each frontier. Returns the levels
-// that were grown.
-template <class Expand>
-static int64_t grow_levels(const Roots& roots, Room& at, const Expand& expand) {
-    int64_t num_reqs = roots.num_reqs, num_words = ((roots.num_levels - 1) * roots.top_k + 63) / 64;
-    if ((int64_t)at.trees.size() < num_reqs) at.trees.resize(num_reqs);
-    for (int64_t tree = 0; tree < num_reqs; tree++) {
+// Trees of roots alone, and their sequences' own rules.
+static void begin_trees(const Roots& roots, Room& at) {
+    if ((int64_t)at.trees.size() < roots.num_reqs) at.trees.resize(roots.num_reqs);
+    for (int64_t tree = 0; tree < roots.num_reqs; tree++) {
         int64_t slot = roots.slots[tree], length = std::clamp<int64_t>(roots.lens[slot], 0, roots.history_width);
         at.trees[tree].begin(roots.top_k, roots.token(tree));
         at.trees[tree].ruled.begin(roots.sampling, slot, roots.history + slot * roots.history_stride, length);
     }
+}
+
+// A tree from each root, which has begun: `expand(level, width)` enters what may follow `width` nodes of each frontier.
+// Returns the levels that were grown.
+template <class Expand>
+static int64_t grow_levels(const Roots& roots, Room& at, const Expand& expand) {
+    int64_t num_reqs = roots.num_reqs, num_words = ((roots.num_levels - 1) * roots.top_k + 63) / 64;
     int64_t level = 0, width = 1;
     while (true) {
         expand(level, width);

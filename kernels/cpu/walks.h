@@ -53,8 +53,27 @@ static void be_sure(const Best& best, float confidence) {
     }
 }
 
-// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by. Those of sampled sequences are
-// chosen by the target's noise too: the token that it makes the target choose is seldom among the likeliest few.
+// By what a slot's candidates are chosen: its scores, under the sequence's own rules, and the noise that its target chooses
+// with, which seldom takes one of the likeliest few. `own` has room for two rows of them.
+static const float* ranks_of(const Walk& walk, const float* logits, const Roots& roots, int64_t slot, float* own, Room& at) {
+    int64_t tree = slot / roots.num_levels, level = slot % roots.num_levels, sequence = roots.slots[tree], vocab = walk.vocab;
+    float temperature = roots.temperatures[sequence], *noise = own + vocab;
+    Ruled& ruled = at.trees[tree].ruled;
+    bool masked = roots.allowed && !level;
+    if (!(temperature > 0) && !ruled.rules && !masked) return logits;
+    memcpy(own, logits, vocab * sizeof(float));
+    if (masked) allow_only(roots.allowed + tree * roots.allowed_words, walk.draft_token_ids, vocab, own);
+    ruled.apply(walk.draft_token_ids, vocab, temperature, true, own);
+    if (!(temperature > 0)) return own;
+    gumbel({temperature, roots.seeds[sequence], roots.lens[sequence] + level}, walk.draft_token_ids, vocab, noise);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        int64_t left = vocab - i;
+        store_upto(own + i, load_upto(own + i, left) / temperature + load_upto(noise + i, left), left);
+    }
+    return own;
+}
+
+// Each slot's best tokens, as a table of candidates that pairs of neighbours are scored by.
 static void choose_candidates(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
     const Lattice& lattice = *walk.lattice;
     int64_t count = lattice.num_candidates, num_slots = roots.num_reqs * roots.num_levels, rank = lattice.rank;
@@ -63,32 +82,27 @@ static void choose_candidates(const Walk& walk, const Slots& slots, const Roots&
     int64_t width = rank + count + count * rank;
     float *all = room(at.factors, num_slots * width), *projected = room(at.inputs, num_slots * rank);
     room(at.best, num_slots * count);
-    bool any_sampled = false;
-    for (int64_t tree = 0; tree < roots.num_reqs; tree++) any_sampled |= roots.temperatures[roots.slots[tree]] > 0;
-    float* ranked = room(at.noise, any_sampled ? num_slots * walk.vocab : 0);
+    bool any_changed = roots.sampling.numbers || roots.allowed;
+    for (int64_t tree = 0; tree < roots.num_reqs; tree++) any_changed |= roots.temperatures[roots.slots[tree]] > 0;
+    float* ranked = room(at.noise, any_changed ? num_slots * 2 * walk.vocab : 0);
     products(slots.hidden, walk.hidden, num_slots, walk.hidden, &lattice.projection, 1, nullptr, nullptr, 0, projected, rank);
-    threads.share(num_slots, [&](int64_t slot) {
+    auto choose = [&](int64_t slot) {
         Best best{at.best.data() + slot * count, count, 0};
-        const float *logits = slots.logits + slot * walk.vocab, *ranks = logits;
-        int64_t tree = slot / roots.num_levels, sequence = roots.slots[tree];
-        if (float temperature = roots.temperatures[sequence]; temperature > 0) {
-            int64_t position = roots.lens[sequence] + slot % roots.num_levels;
-            float* own = ranked + slot * walk.vocab;
-            gumbel({temperature, roots.seeds[sequence], position}, walk.draft_token_ids, walk.vocab, own);
-            for (int64_t i = 0; i < walk.vocab; i += LANES) {
-                int64_t left = walk.vocab - i;
-                store_upto(own + i, load_upto(logits + i, left) / temperature + load_upto(own + i, left), left);
-            }
-            ranks = own;
-        }
+        const float* logits = slots.logits + slot * walk.vocab;
+        const float* ranks = ranks_of(walk, logits, roots, slot, ranked + slot * 2 * walk.vocab, at);
         best.offer(ranks, walk.vocab);
         float *own = all + slot * width, *scores = own + rank, *successors = scores + count;
         memcpy(own, projected + slot * rank, rank * sizeof(float));
         for (int64_t i = 0; i < count; i++) {
-            int64_t token = tokens[slot * count + i] = walk.draft_token_ids[best.kept[i].index];
-            scores[i] = logits[best.kept[i].index];
+            int64_t index = best.kept[i].index, token = tokens[slot * count + i] = walk.draft_token_ids[index];
+            scores[i] = ranks[index] == NONE ? NONE : logits[index];
             lattice.successors.read(token, rank, successors + i * rank);
         }
+    };
+    // Rules of a sequence are applied by one thread at a time.
+    if (!roots.sampling.numbers) return threads.share(num_slots, choose);
+    threads.share(roots.num_reqs, [&](int64_t tree) {
+        for (int64_t level = 0; level < roots.num_levels; level++) choose(tree * roots.num_levels + level);
     });
 }
 
@@ -214,6 +228,7 @@ static void follow_markov(const Walk& walk, const Slots& slots, const Roots& roo
 
 // A tree from each root, by the slots of its block. Returns the levels that were grown.
 static int64_t grow_by(const Walk& walk, const Slots& slots, const Roots& roots, Room& at) {
+    begin_trees(roots, at);
     if (walk.lattice) choose_candidates(walk, slots, roots, at);
     return grow_levels(roots, at, [&](int64_t level, int64_t width) {
         if (walk.lattice) follow_lattice(walk, roots, level, width, at);

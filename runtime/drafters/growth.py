@@ -219,6 +219,14 @@ class Growth:
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
+    def ruled(self, roots: Roots, logits: Tensor) -> Tensor:
+        """Logits [num_reqs, num_levels, draft_vocab_size] of trees' levels, the roots' children first, under the
+        requests' rules."""
+        if roots.allowed_tokens is not None:
+            first = self._allowed_only(logits[:, :1], roots.allowed_tokens).logits
+            logits = torch.cat([first, logits[:, 1:]], dim=1)
+        return logits if roots.rules is None else roots.rules.apply(logits)
+
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
         """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
         given = _continuations(given)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
-from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
@@ -77,6 +76,11 @@ class OnePassDrafter(KernelDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+        self._columns: Tensor | None = None
+        """int64 [vocab_size]: the draft id of each target id, of a head that has a few candidates for a slot."""
+        if config.lattice is not None:
+            ids = head.draft_token_ids
+            self._columns = ids.new_zeros(config.vocab_size).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
@@ -132,25 +136,25 @@ class OnePassDrafter(KernelDrafter):
         return self.growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
 
     def _choose_for(self, roots: Roots) -> ChooseCandidates | None:
-        """Each slot's candidates by the noise that the target will choose with; None where nobody samples.
+        """Each slot's candidates under the requests' rules, by the noise that the target will choose with; None where
+        nobody has rules or samples.
 
         The token that noise makes the target choose is seldom among the few likeliest ones.
         """
-        if self.head.selector is None or couplings_of(roots)[0] is None:
+        sampled = couplings_of(roots)[0] is not None
+        if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
-        num_levels = len(roots.positions)
+        num_levels, columns = len(roots.positions), self._columns
         temperatures, seeds = (part.repeat_interleave(num_levels) for part in (roots.temperatures, roots.seeds))
-        positions, sampled = roots.positions.t().flatten(), (temperatures > 0)[:, None]
+        coupling = Coupling(temperatures, seeds, roots.positions.t().flatten()) if sampled else None
 
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-            rows = logits[:, :num_levels].flatten(0, 1)[:, None]
-            coupling = Coupling(temperatures, seeds, positions)
-            token_ids, scores = (
-                part[:, 0] for part in top_candidates(rows, self.head.draft_token_ids, top_k, coupling)
+            logits = logits[:, :num_levels]
+            rows = self.growth.ruled(roots, logits).flatten(0, 1)[:, None]
+            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self.head.draft_token_ids, top_k, coupling))
+            scores = (
+                logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
             )
-            # Without the noise again, which a level adds to what pairs of candidates make of them.
-            noise = gumbel_noise(seeds, positions, token_ids)
-            scores = torch.where(sampled, (scores - noise) * temperatures[:, None], scores)
             return token_ids.unflatten(0, (-1, num_levels)), scores.unflatten(0, (-1, num_levels))
 
         return choose
