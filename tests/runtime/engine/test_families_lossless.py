@@ -29,10 +29,15 @@ AXES = {"asked": ASKED, "family": FAMILIES, "shape": list(SHAPES), "batch": ["8"
 TOKENIZER = metaspace_tokenizer()
 
 
+def allowed(row):
+    """A drafter in the engine's own process takes the request of a round with it, where there is but one."""
+    return row["batch"] == "8" or not row["asked"].startswith("killed")
+
+
 def table():
     """Rows in which all pairs of values meet; the first of everything that is asked for is in every run."""
     seen, params = set(), []
-    for row in pairwise(AXES, lambda row: True):
+    for row in pairwise(AXES, allowed):
         params.append(
             pytest.param(row, id="-".join(row.values()), marks=pytest.mark.slow if row["asked"] in seen else ())
         )
