@@ -7,9 +7,8 @@ import torch
 
 from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.choice import SamplingRows
-from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.sampling.reference import choose_tokens
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_ROWS = 64

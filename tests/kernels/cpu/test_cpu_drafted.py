@@ -8,6 +8,7 @@ import torch
 
 from tests.kernels.slow_trees import random_parents
 from wingbeat.kernels.cpu.drafted import Prices
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
@@ -15,7 +16,6 @@ from wingbeat.runtime.round.pruning import keep_nodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck
 from wingbeat.runtime.speculation.acceptance import EDGES, Acceptance, DraftedTrees, path_probabilities
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_SLOTS, NUM_NODES, VOCAB = 9, 8, 50
