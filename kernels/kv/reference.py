@@ -71,7 +71,12 @@ def move_kv(
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
         triton_kv_cache.move_kv(caches, from_slots, to_slots, table)
-        return
+    else:
+        copy_kv(caches, from_slots, to_slots)
+
+
+def copy_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor) -> None:
+    """`move_kv` by torch's operations."""
     if from_slots.dim() == 2:
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
     for key_cache, value_cache in caches:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import move_kv, pool_table
+from wingbeat.kernels.kv.reference import copy_kv, move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.free_memory import free_memory, total_memory
@@ -73,7 +73,10 @@ class KVCache:
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
-        move_kv(self._stored, from_slots, to_slots, self.table)
+        if self.table is None:
+            copy_kv(self._stored, from_slots, to_slots)
+        else:
+            move_kv(self._stored, from_slots, to_slots, self.table)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
