@@ -5,7 +5,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,8 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            with media_prompts.held(self.prompts.media, generation.choices[0].request.media):
+            media = generation.choices[0].request.media
+            with media_prompts.held(self.prompts.media, media) if media else nullcontext():
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
                 if generation.shares_prompt:

@@ -96,8 +96,6 @@ def expand(reader: "MediaReader | MediaRefused | None", text: str, media: "Seque
     Raises:
         ApiError: the text has other marks than those of its media.
     """
-    if not media:
-        return text
     try:
         return reader.processor.expand(text, media)
     except ValueError as error:
@@ -108,8 +106,6 @@ def place(
     reader: "MediaReader | MediaRefused | None", token_ids: Sequence[int], media: "Sequence[ReadMedia]"
 ) -> tuple[MediaInput, ...]:
     """Where a prompt's media are; raises ApiError where its tokens are not those of its media."""
-    if not media:
-        return ()
     try:
         return reader.processor.place(token_ids, media)
     except ValueError as error:
@@ -124,9 +120,6 @@ def held(reader: "MediaReader | MediaRefused | None", media: tuple[MediaInput, .
         EngineOverloaded: there is no room for them now.
     """
     num_bytes = sum(one.num_bytes for one in media)
-    if not num_bytes:
-        yield
-        return
     if reader.num_held_bytes and reader.num_held_bytes + num_bytes > reader.limits.max_held_bytes:
         raise EngineOverloaded("There is no room for more images or audio now. Retry shortly.")
     reader.num_held_bytes += num_bytes

@@ -300,9 +300,10 @@ class Prompts:
         text = self.chat_text(body)
         if (num_tokens := sum(one.num_tokens for one in media)) > self._pool.info.max_model_len:
             raise prompt_too_long("messages", self._pool.info.max_model_len, num_tokens)
-        expanded = media_prompts.expand(self.media, text, media)
+        expanded = media_prompts.expand(self.media, text, media) if media else text
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
-        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=media_prompts.place(self.media, token_ids, media))
+        placed = media_prompts.place(self.media, token_ids, media) if media else ()
+        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=placed)
 
     def _tokens(
         self, prompt: str | list[int], body: GenerationBody | EmbeddingsBody, param: str, add_special_tokens: bool
