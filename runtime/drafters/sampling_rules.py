@@ -54,7 +54,8 @@ class RequestRules(NamedTuple):
     def apply(self, logits: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """Logits [num_reqs, width, num_candidates] under the rules: what may not be chosen has none.
 
-        A head's own few candidates are not filtered: their shares are not the vocabulary's, and drafts were worse.
+        A head's own few candidates are not filtered: their shares are not the vocabulary's, and drafts were worse. They
+        are chosen from logits that are.
 
         Args:
             token_ids: int64 [num_reqs, num_candidates]: of the candidates; None for the draft vocabulary.
