@@ -9,6 +9,7 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_a
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.embedding_options import EmbeddingOptions
+from wingbeat.deployments.options.learn_options import LearningOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
@@ -38,6 +39,7 @@ class AppConfig(
     DrafterPlaceOptions,
     LoraOptions,
     PrefixOptions,
+    LearningOptions,
     MediaOptions,
     EmbeddingOptions,
     SurfaceOptions,
@@ -169,6 +171,9 @@ class AppConfig(
             raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
         if self.recording_dir is not None and self.forced_acceptance is not None:
             raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
+        self.check_learning(self.recording_dir is not None, self.forced_acceptance is not None)
+        if self.learn is not None and self.drafter_factory is not None:
+            raise ValueError(f"learn is given and drafter_factory is {self.drafter_factory}: its worker has no head")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         self.check_ranks(self.num_gpus_per_verifier)

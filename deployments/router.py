@@ -127,6 +127,7 @@ class Router(HandleCalls):
             monitor=self._monitor,
             marks=marks,
             updates_adapters=any(front.config.lora_update_dir is not None for front in self._fronts),
+            heads=next((front.heads for front in self._fronts if front.heads is not None), None),
         )
 
     async def __del__(self) -> None:

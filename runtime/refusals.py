@@ -23,6 +23,7 @@ class Feature(StrEnum):
     DRAFTER_WITHOUT_SHARE = "`num_gpus_per_drafter` 0"
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
+    LEARN = "`learn`"
     KV_READER = "a drafter that reads the verifier's KV"
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
@@ -136,6 +137,10 @@ REFUSED_TOGETHER = (
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.PREFIX_DIR, _F.TENSORRT, "no prefixes are kept then", "leave out prefix_dir"),
+    Refusal(_F.LEARN, _F.NO_DRAFTER, "there is no head to train", "leave learn out"),
+    Refusal(_F.LEARN, _F.TEXT_DRAFTER, "earlier text has no head to train", "leave learn out"),
+    Refusal(_F.LEARN, _F.TENSORRT, "an engine's weights are fixed", "leave learn out"),
+    Refusal(_F.LEARN, _F.OWN_ENGINE, "that engine shows nobody its rounds", "leave learn out"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),

@@ -20,8 +20,8 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.lora runtime.media runtime.metrics
-    runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
+    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
+    runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
     deployments.gpu_shares deployments.options deployments.replica deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
@@ -45,13 +45,14 @@ deployments.http_server:
 deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
     deployments.gpu_shares deployments.head_watch deployments.replica deployments.start_up deployments.stop_signals
     deployments.watchdog
+deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
 deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
 deployments.log: deployments.request_context
 deployments.media: deployments.limits runtime.media runtime.scheduling
 deployments.metrics: deployments.options deployments.request_context runtime.metrics runtime.scheduling
-deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.metrics
-    deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
+deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.learning_folder
+    deployments.metrics deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
     runtime.tensor_files runtime.tensor_parallel
@@ -60,10 +61,10 @@ deployments.parsing: deployments.options runtime.grammar
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
-    deployments.fleet deployments.handle_calls deployments.log deployments.metrics kernels.disk_cache
-    runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
-    runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings
-    runtime.scheduling runtime.tensor_parallel runtime.verifier.layers runtime.verifier_errors
+    deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
+    kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
+    runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings
+    runtime.scheduling runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
     deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
@@ -89,16 +90,18 @@ runtime.config_numbers:
 runtime.demo:
 runtime.device_clock:
 runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
-    runtime.device_clock runtime.graphs runtime.heads runtime.hub runtime.kv runtime.protocol runtime.round
-    runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
+    runtime.device_clock runtime.graphs runtime.head_versions runtime.heads runtime.hub runtime.kv runtime.protocol
+    runtime.round runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
     runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
     runtime.graphs runtime.kv runtime.metrics runtime.protocol runtime.round runtime.scheduling runtime.speculation
     runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.fp8_devices:
+runtime.file_lock:
 runtime.free_memory:
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
+runtime.head_versions: runtime.file_lock
 runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devices runtime.hub runtime.kv
     runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.hub: runtime.tensor_files
@@ -117,8 +120,8 @@ runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runt
 runtime.prefixes: kernels.disk_cache runtime.drafters runtime.engine runtime.kv runtime.lora runtime.scheduling
     runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
-runtime.recordings: kernels.sampling runtime.demo runtime.heads runtime.hub runtime.protocol runtime.round
-    runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
+runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.heads runtime.hub runtime.protocol
+    runtime.round runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
 runtime.refusals:
 runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs
     runtime.kv runtime.protocol runtime.scheduling runtime.speculation
@@ -139,8 +142,9 @@ runtime.token_length:
 runtime.tokenizer: runtime.own_template runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
-runtime.training: runtime.config runtime.drafters runtime.heads runtime.hub runtime.llm runtime.metrics
-    runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.verifier.loading
+runtime.training: runtime.config runtime.drafters runtime.head_versions runtime.heads runtime.hub runtime.llm
+    runtime.metrics runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.tensor_files
+    runtime.verifier.loading
 runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
 runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
 runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora
@@ -150,8 +154,9 @@ runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.verifier_errors:
 """
-"""Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
-is `deployments.replica.engine.live_recording`, which a setting opens."""
+"""Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the two windows
+are `deployments.replica.engine.live_recording` and `deployments.replica.learner.learner_process`, a process of its own,
+which settings open."""
 
 _ROWS = (row.partition(":") for row in _TABLE.replace("\n    ", " ").splitlines() if row)
 MAY_IMPORT = {room: set(others.split()) for room, _, others in _ROWS}

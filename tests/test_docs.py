@@ -14,7 +14,7 @@ from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.media import encoder
 from wingbeat.runtime.verifier.loading import trial
 
-MOST_SETTINGS = 77
+MOST_SETTINGS = 78
 DOCS = Path(__file__).parents[1] / "docs"
 
 

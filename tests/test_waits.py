@@ -50,6 +50,7 @@ ALLOWED = {
         "deployments/replica/engine_supervisor.py",
         "self._changed.wait",
     ): "for an engine; each start has a limit",
+    ("deployments/replica/learner/learner_host.py", "self._child.wait"): "for the end of a process, by its pidfd",
     ("deployments/replica/ray_ranks.py", "asyncio.wait"): "for the end of a rank, which Ray tells",
     ("deployments/replica/ray_ranks.py", "end.result"): OWN_FINISHED,
     ("deployments/replica/ray_ranks.py", "await self._*"): "for the end of a rank, which Ray tells",

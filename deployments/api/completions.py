@@ -151,6 +151,7 @@ class CompletionService:
             self.pool.info.vocab_size,
             self._tokenizer,
             speculation=asked.enabled,
+            learn=asked.learn,
             trace=asked.trace,
             force_drafts=asked.force,
         )

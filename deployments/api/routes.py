@@ -20,6 +20,7 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
+from wingbeat.deployments.api.endpoints.drafter_routes import DRAFTER_PATH, HeadVersions, add_drafter_routes
 from wingbeat.deployments.api.endpoints.embedding_routes import add_embedding_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
@@ -43,11 +44,13 @@ def create_app(
     monitor: Monitor | None = None,
     updates_adapters: bool = False,
     marks: Mapping[str, str] | None = None,
+    heads: HeadVersions | None = None,
 ) -> FastAPI:
     """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `updates_adapters`: whether operators may
-    load and unload LoRA adapters. `marks`: headers of every answer.
+    load and unload LoRA adapters. `marks`: headers of every answer. `heads`: versions of the draft head, where it
+    may be replaced.
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
@@ -72,6 +75,8 @@ def create_app(
     if updates_adapters:
         add_adapter_routes(app, models)
     add_prefix_routes(app, models)
+    if heads is not None:
+        add_drafter_routes(app, heads)
     add_responses_route(app, models)
     add_messages_routes(app, models)
 
@@ -89,7 +94,7 @@ def create_app(
         generation = await service.plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
-    add_page(app, models.pools)
+    add_page(app, models.pools, None if heads is None else DRAFTER_PATH)
     add_load(app, models.pools)
     add_description(app, version_of_package())
     return app

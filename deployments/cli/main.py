@@ -12,6 +12,7 @@ import typer
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
+from wingbeat.deployments.cli.drafter_command import add_drafter_commands
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
@@ -110,6 +111,9 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     prefix = _new_app("Saved prefixes, such as system prompts, of a server that runs.")
     add_prefix_commands(prefix)
     app.add_typer(prefix, name="prefix")
+    drafter = _new_app("Versions of the draft head of a server that learns.")
+    add_drafter_commands(drafter)
+    app.add_typer(drafter, name="drafter")
     return app
 
 

@@ -1,8 +1,6 @@
 """`wingbeat prefix`: saved prefixes of a server that runs, over HTTP."""
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,20 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
 
 PATH = "/v1/prefixes"
-TIMEOUT_S = 600.0
-"""A prefix is computed behind what the engines have to do already."""
 COLUMNS = ("name", "model", "tokens", "blocks", "bytes", "engines", "saved")
 
 Name = Annotated[str, typer.Argument(help="Of the prefix.", show_default=False)]
-Url = Annotated[str, typer.Option(help="Of the server.")]
-Key = Annotated[
-    str | None,
-    typer.Option("--operator-key", envvar="WINGBEAT_OPERATOR_KEY", help="Of the server.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the server answers.")]
-LOCAL = "http://127.0.0.1:8000"
 
 
 def add_prefix_commands(app: typer.Typer) -> None:
@@ -56,7 +46,7 @@ def add_prefix_commands(app: typer.Typer) -> None:
         body = {"name": name, **_content(*files[0])}
         body |= {} if model is None else {"model": model}
         body |= {"replace": True} if replace else {}
-        _show([_call(url, operator_key, "POST", PATH, body)], as_json)
+        _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
     @app.command()
     def load(
@@ -68,12 +58,12 @@ def add_prefix_commands(app: typer.Typer) -> None:
     ) -> None:
         """Have a prefix pinned whose files lie in the server's prefix_dir."""
         body = {"name": name} | ({"replace": True} if replace else {})
-        _show([_call(url, operator_key, "POST", PATH, body)], as_json)
+        _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
     @app.command("list")
     def list_prefixes(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
         """Show the prefixes that there are."""
-        answer = _call(url, operator_key, "GET", PATH)
+        answer = call_server(url, operator_key, "GET", PATH)
         if as_json:
             print(json.dumps(answer))
             return
@@ -83,7 +73,7 @@ def add_prefix_commands(app: typer.Typer) -> None:
     @app.command()
     def delete(name: Name, url: Url = LOCAL, operator_key: Key = None) -> None:
         """Let go of a prefix, and delete its files."""
-        _call(url, operator_key, "DELETE", f"{PATH}/{quote(name, safe='')}")
+        call_server(url, operator_key, "DELETE", f"{PATH}/{quote(name, safe='')}")
         print(f"{name} is deleted")
 
 
@@ -103,42 +93,6 @@ def _content(option: str, file: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "messages" not in found:
         raise UserError(f"{option} {file} is no list of messages, and no object with messages")
     return found
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key is for this server alone."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-def _call(url: str, key: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The server's answer.
-
-    Raises:
-        UserError: it cannot be reached, or refuses.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--url is {url!r}: must begin by http:// or https://")
-    headers = {} if body is None else {"Content-Type": "application/json"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key.partition(',')[0].strip()}"
-    content = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
-    try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise UserError(_message(error)) from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return json.load(error)["error"]["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{error.url} answers {error.code} {error.reason}"
 
 
 def _show(prefixes: list[dict[str, Any]], as_json: bool) -> None:

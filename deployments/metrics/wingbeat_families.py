@@ -18,6 +18,7 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _acceptance(snapshot)
     yield from _rounds(snapshot)
     yield from _drafter(snapshot)
+    yield from _heads(snapshot)
     yield from _kv(snapshot)
     yield from _media(snapshot)
     yield from _routers(snapshot)
@@ -123,6 +124,48 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
         LABELS,
         rows(snapshot, figure("num_replayed_tokens")),
     )
+
+
+def _heads(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    yield gauge(
+        "wingbeat_head_version",
+        "Version of the draft head that drafted last; 0 is the one that the settings name.",
+        LABELS,
+        rows(snapshot, figure("head_version")),
+    )
+    parts = ("rounds", "draft_tokens", "accepted_tokens")
+    texts = ("Sequences' rounds with a tree", "Tree nodes verified", "Tree nodes accepted")
+    for index, (name, text) in enumerate(zip(parts, texts, strict=True)):
+        yield counter(
+            f"wingbeat_head_{name}",
+            f"{text}, by version of the draft head.",
+            (*LABELS, "version"),
+            by_key(snapshot, lambda figures, at=index: {key: row[at] for key, row in figures["by_head"].items()}),
+        )
+    yield counter(
+        "wingbeat_head_decisions",
+        "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",
+        (*LABELS, "decision"),
+        by_key(snapshot, lambda figures: (figures.get("heads") or {}).get("decisions")),
+    )
+    yield counter(
+        "wingbeat_learner_seconds",
+        "Seconds of a core that the learner has trained for.",
+        LABELS,
+        rows(snapshot, _of_learner("seconds")),
+    )
+    yield gauge(
+        "wingbeat_learner_samples",
+        "Requests on disk that are learnt from, held-out ones not counted.",
+        LABELS,
+        rows(snapshot, _of_learner("samples")),
+    )
+    yield gauge("wingbeat_learner_bytes", "Of the rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
+
+
+def _of_learner(name: str) -> Read:
+    """A figure of the learner's; None where there is none."""
+    return lambda figures: ((figures.get("heads") or {}).get("learner") or {}).get(name)
 
 
 def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -38,8 +38,8 @@ class SurfaceOptions(ModelOptions):
     operator_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
         validate_default=True,
-        description="Keys of which operators (/trace, /reset_prefix_cache, /v1/prefixes) must send one as Bearer "
-        f"token; by default those in {OPERATOR_KEY_VARIABLE}.",
+        description="Keys of which operators (/trace, /reset_prefix_cache, /v1/prefixes, /v1/drafter/promote) must "
+        f"send one as Bearer token; by default those in {OPERATOR_KEY_VARIABLE}.",
     )
     access_log: bool = Field(False, description="Log every request: id, path, status, time.")
     otlp_traces_endpoint: str | None = Field(

@@ -54,6 +54,7 @@ function restoreForm() {
 async function drawModel() {
   const { body: about } = await ask("/");
   if (!about) return;
+  if (about.drafter) followHeads(about.drafter);
   const cards = (await ask("/v1/models")).body?.data ?? [];
   const several = cards.filter(({ parent }) => !parent).length > 1;
   const drafter = several ? null : cards[0]?.drafter;

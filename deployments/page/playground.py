@@ -12,12 +12,17 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("elements.js", "stream.js", "run.js", "tree.js", "panel.js", "controls.js", "turns.js", "main.js")
+SCRIPTS = ("elements.js", "stream.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js", "turns.js")
+SCRIPTS += ("main.js",)
 """Parts of the page's one script, in their order."""
 
 
-def add_page(app: FastAPI, pools: Sequence[EnginePool]) -> None:
-    """Serve `/`; the files are read once, here."""
+def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = None) -> None:
+    """Serve `/`; the files are read once, here.
+
+    Args:
+        drafter: where the versions of the draft head are; None where there are none.
+    """
     html = page()
     headers = page_headers(html)
 
@@ -27,6 +32,7 @@ def add_page(app: FastAPI, pools: Sequence[EnginePool]) -> None:
             return HTMLResponse(html, headers=headers)
         names = [pool.info.model_name for pool in pools]
         body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
+        body |= {} if drafter is None else {"drafter": drafter}
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 

@@ -32,6 +32,7 @@ from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
+from wingbeat.deployments.replica.learner.replica_learning import ReplicaLearning
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -100,6 +101,10 @@ class Verifier:
         self._spawn(self._expire_clients())
         self._spawn(self._export())
         self._spawn(self._measure())
+        learns = config.learn is not None
+        self._learning = ReplicaLearning(config, lambda: self._engines.client.call("figures")) if learns else None
+        for task in self._learning.tasks() if self._learning else ():
+            self._spawn(task)
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -194,6 +199,7 @@ class Verifier:
             "rank_pids": [] if life.ranks is None else life.ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
             "recording": figures.recording,
+            **(self._learning.figures() if self._learning else {}),
             "clients": self._reports.clients(),
             "routers": self._reports.routers(),
         }

@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,15 @@ class DrafterNeeds(NamedTuple):
     """Of its own KV per position, kept under the verifier's blocks."""
     held_bytes: int = 0
     """Of its GPU, where it has a process of its own there: its weights, and whatever else it holds once loaded."""
+
+
+class NextHead(NamedTuple):
+    """Weights that are read and checked, to be taken between two rounds."""
+
+    head: Any
+    """On the drafter's device."""
+    kernel_head: Any = None
+    """The same as kernels read it, where they draft."""
 
 
 class DraftBatch(NamedTuple):
@@ -129,6 +138,21 @@ class Drafter(ABC):
             ValueError: there is nothing to choose, or these weights cannot be read so.
         """
         raise ValueError(f"{type(self).__name__} has no conventions to choose from")
+
+    def prepare_head(self, source: str) -> NextHead:
+        """Read and check another head of the same shape, for `take_head`; in any thread, while this drafter drafts.
+
+        Args:
+            source: folder of the head.
+
+        Raises:
+            ValueError: it does not fit, has numbers that are none, or this kind has no head; one line that says why.
+        """
+        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
+
+    def take_head(self, head: NextHead) -> None:
+        """Draft with other weights from now on; only between two rounds. What is kept of contexts stays as it is."""
+        raise ValueError(f"{type(self).__name__} drafts with no head that could be swapped: only EAGLE and one-pass do")
 
     def warn_of_long_context(self, max_model_len: int) -> None:
         """Log what contexts beyond the trained ones cost: EAGLE-3 heads trained on 2k fall from 2.3 to 1.1 at 20k."""

@@ -27,7 +27,7 @@ class DeepEagleDrafter(LayeredEagleDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True)
         super().__init__(head, speculation, num_drafted, growth, graph_device, fixed_shapes)
 
-    def _kernel_head(self) -> None:
+    def _kernel_head(self, head: EagleHead) -> None:
         return None
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:

@@ -65,8 +65,8 @@ class EagleDrafter(KernelDrafter):
         self.head = self.head.with_convention(convention)
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
-    def _kernel_head(self) -> KernelHead | None:
-        return KernelHead.of(self.head)
+    def _kernel_head(self, head: DraftHead) -> KernelHead | None:
+        return KernelHead.of(head)
 
     def _resize_state(self, num_rows: int) -> None:
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
@@ -180,16 +180,23 @@ def build_eagle(
     Args:
         source: folder of the head.
     """
-    head = load_eagle_head(
-        source,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        target_lm_head=target.lm_head,
-        dtype=options.dtype,
-        device=options.device,
-    )
-    if options.fp8_weights:
-        use_fp8(head)
-    return drafter_class(head)(head, speculation, graph_device_of(options, head.device))
+
+    def load_head(folder: str) -> DraftHead:
+        head = load_eagle_head(
+            folder,
+            target_hidden_size=target.hidden_size,
+            target_num_layers=target.num_layers,
+            target_vocab_size=target.vocab_size,
+            target_embedding=target.embedding,
+            target_lm_head=target.lm_head,
+            dtype=options.dtype,
+            device=options.device,
+        )
+        if options.fp8_weights:
+            use_fp8(head)
+        return head
+
+    head = load_head(source)
+    drafter = drafter_class(head)(head, speculation, graph_device_of(options, head.device))
+    drafter.load_head = load_head
+    return drafter

@@ -1,17 +1,19 @@
 """A drafter over taps whose passes the CPU's kernels run where they know its head, and torch's operations elsewhere."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.base import DraftBatch, NextHead
 from wingbeat.runtime.drafters.kernel_passes import AnyKernelHead, KernelPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
 
 
@@ -20,14 +22,16 @@ class KernelDrafter(StagedDrafter):
 
     head: Any
     """Weights, on the device to draft on."""
+    load_head: Callable[[str], Any] | None = None
+    """From a folder to a head as this one was loaded; None where nobody has said how."""
     _hidden: Tensor = torch.zeros(0)
     """What is kept by slot, where something is: in float32 where kernels write it."""
     _passes: KernelPasses | None = None
     _num_threads: int | None = None
 
     @abstractmethod
-    def _kernel_head(self) -> AnyKernelHead | None:
-        """The head as kernels read it; None where they do not know it."""
+    def _kernel_head(self, head: Any) -> AnyKernelHead | None:
+        """A head as kernels read it; None where they do not know it."""
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -37,11 +41,46 @@ class KernelDrafter(StagedDrafter):
         fits &= self.speculation.draft_tree is None or self.growth.top_k == 1
         if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
             return
-        kernel_head = self._kernel_head()
+        kernel_head = self._kernel_head(self.head)
         if kernel_head is not None:
             self._hidden = self._hidden.float()
-            parts = (self.head, kernel_head, self.pool, self.speculation, self.growth.depths[0], self._hidden)
-            self._passes = KernelPasses(kernels, *parts, self._num_threads)
+            self._passes = self._passes_of(self.head, kernel_head)
+
+    def _passes_of(self, head: Any, kernel_head: AnyKernelHead) -> KernelPasses:
+        parts = (head, kernel_head, self.pool, self.speculation, self.growth.depths[0], self._hidden)
+        return KernelPasses(cpu_kernels(), *parts, self._num_threads)
+
+    def prepare_head(self, source: str) -> NextHead:
+        """See `Drafter.prepare_head`."""
+        if self.load_head is None:
+            return super().prepare_head(source)
+        head = self._read_alike(self.load_head(source))
+        check_alike(head, self.head, source)
+        lay_out_linears(head.eval().requires_grad_(False))
+        return NextHead(head, None if self._passes is None else self._kernel_head(head))
+
+    def take_head(self, head: NextHead) -> None:
+        """See `Drafter.take_head`.
+
+        Captured graphs hold the addresses of the weights, into which the others are then copied; elsewhere the head
+        itself is replaced, which takes no time.
+        """
+        if self.graph_stats is not None and self.device.type != "cpu":
+            for name, own in parts_of(self.head).items():
+                theirs = parts_of(head.head)[name]
+                if own.data_ptr() != theirs.data_ptr():  # what the verifier lends is the same for both
+                    own.copy_(theirs)
+            return
+        self.head = head.head
+        if self._passes is None:
+            return
+        kernel_head = head.kernel_head or self._kernel_head(self.head)  # there were no kernels when it was prepared
+        self._passes = self._passes_of(self.head, kernel_head)
+
+    def _read_alike(self, head: Any) -> Any:
+        """A head just loaded, read as this one is."""
+        convention = self.head.convention
+        return head if head.convention == convention else head.with_convention(convention)
 
     def try_threads(self, most: int) -> None:
         """See `Drafter.try_threads`."""
@@ -69,3 +108,29 @@ class KernelDrafter(StagedDrafter):
     def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.head.taps_size:
             raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+
+
+def parts_of(head: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by name; those of packed layers have their shapes and no numbers."""
+    return {**dict(head.named_parameters()), **dict(head.named_buffers())}
+
+
+def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
+    """Refuse weights that could not draft in the place of others.
+
+    Raises:
+        ValueError: names the folder, the tensor, and what is wrong with it.
+    """
+    if type(head) is not type(served):
+        raise ValueError(f"{source} holds a {type(head).__name__}, and a {type(served).__name__} is served")
+    parts, others = parts_of(head), parts_of(served)
+    if parts.keys() != others.keys():
+        raise ValueError(f"{source} has other tensors: {', '.join(sorted(parts.keys() ^ others.keys()))}")
+    for name, part in parts.items():
+        if part.shape != others[name].shape or part.dtype != others[name].dtype:
+            have, want = (f"{one.dtype} {list(one.shape)}" for one in (part, others[name]))
+            raise ValueError(f"{name} of {source} is {have}: {want} is served")
+        if part.is_floating_point() and not bool(torch.isfinite(part.float()).all()):
+            raise ValueError(f"{name} of {source} has numbers that are not finite")
+    if not torch.equal(head.draft_token_ids, served.draft_token_ids):
+        raise ValueError(f"{source} drafts other tokens than the head that is served: its draft vocabulary differs")

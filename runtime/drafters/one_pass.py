@@ -8,6 +8,7 @@ it is what the head was trained for.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import Attend, HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.kernel_block import KernelBlock
@@ -88,8 +90,8 @@ class OnePassDrafter(KernelDrafter):
         check_shape(self.speculation, head.config.num_drafted)
         self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
 
-    def _kernel_head(self) -> KernelBlock | None:
-        return KernelBlock.of(self.head)
+    def _kernel_head(self, head: OnePassHead) -> KernelBlock | None:
+        return KernelBlock.of(head)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
@@ -209,8 +211,17 @@ def build_one_pass(
         source: folder of the head.
     """
     checkpoint = read_one_pass_checkpoint(source)
-    if checkpoint.family is OnePassFamily.PEAGLE:
-        parallel = load_parallel_head(checkpoint, target, options.dtype, options.device)
-        return ParallelEagleDrafter(parallel, speculation, graph_device_of(options, parallel.device))
-    head = load_one_pass_head(checkpoint, target, options.dtype, options.device)
-    return OnePassDrafter(head, speculation, graph_device_of(options, head.device))
+    family = checkpoint.family
+    load = load_parallel_head if family is OnePassFamily.PEAGLE else load_one_pass_head
+    kind = ParallelEagleDrafter if family is OnePassFamily.PEAGLE else OnePassDrafter
+
+    def load_head(folder: str) -> Any:
+        found = read_one_pass_checkpoint(folder)
+        if found.family is not family:
+            raise CheckpointError(f"{folder} holds a head of {found.family}: one of {family} is served")
+        return load(found, target, options.dtype, options.device)
+
+    head = load(checkpoint, target, options.dtype, options.device)
+    drafter = kind(head, speculation, graph_device_of(options, head.device))
+    drafter.load_head = load_head
+    return drafter

@@ -30,8 +30,8 @@ class ParallelEagleDrafter(LayeredEagleDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(head, speculation, self.num_masked, growth, graph_device, fixed_shapes)
 
-    def _kernel_head(self) -> KernelHead | None:
-        return KernelHead.of(self.head)
+    def _kernel_head(self, head: ParallelEagleHead) -> KernelHead | None:
+        return KernelHead.of(head)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """One pass over the masked slots of every root, then a tree of what they say."""

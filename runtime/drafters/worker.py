@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from wingbeat.runtime.device_clock import DeviceClock
-from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.base import Drafter, NextHead
 from wingbeat.runtime.drafters.draft_room import DraftRoom, first_gap
 from wingbeat.runtime.drafters.merged_batch import Attachment, merge
 from wingbeat.runtime.protocol.ends import DrafterEnd
@@ -50,6 +50,7 @@ class DraftWorker:
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
         self._watch = PassWatch(drafter)
+        self._next_head: tuple[int, NextHead] | None = None
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier behind this end from the next pass on.
@@ -100,6 +101,31 @@ class DraftWorker:
         """The attached channels, in the order in which they came."""
         return list(self._attached)
 
+    @property
+    def head_version(self) -> int:
+        """Of the head that drafts: 0 is the one that the settings name. Every answer says it."""
+        return self._watch.head_version
+
+    def offer_head(self, version: int, head: NextHead) -> None:
+        """Draft with another head from the next round on; in place of one that was offered and not taken. Any thread.
+
+        Args:
+            head: made by this drafter's `prepare_head`.
+        """
+        self._next_head = (version, head)
+
+    @torch.inference_mode()
+    def take_offered_head(self) -> bool:
+        """Swap now, where a head is offered; only between two rounds, by whoever drafts."""
+        offered, self._next_head = self._next_head, None
+        if offered is None:
+            return False
+        version, head = offered
+        self.drafter.take_head(head)
+        self._watch.head_version = version
+        logger.info("drafting with version %d of the head from this round on", version)
+        return True
+
     @torch.inference_mode()
     def run_once(self) -> bool:
         """Answer every pending round; False if there was none. Closed channels are detached.
@@ -108,6 +134,8 @@ class DraftWorker:
         round counts as such: a pass enqueued behind that device would keep all of them waiting for it.
         """
         self._drop_closed()
+        if self._next_head is not None:
+            self.take_offered_head()
         attached = self._attached.values()
         there = [a for a in attached if len(attached) == 1 or a.end.has_outcome()]
         pending = [(a, outcome) for a in there if (outcome := a.end.poll_outcome()) is not None]
@@ -179,6 +207,7 @@ class PassWatch:
     """Times the passes of one drafter: on its host by stretches, for a trace, and on its device over all of them."""
 
     def __init__(self, drafter: Drafter) -> None:
+        self.head_version = 0
         self.stage_counts: dict[str, int] = {}
         """Of the drafter, which captures when a verifier is attached."""
         self._device = DeviceClock(drafter.device)
@@ -217,6 +246,7 @@ class PassWatch:
             int(1e6 * device.get("commit", 0.0)),
             int(1e6 * device.get("levels", 0.0)),
             **self.stage_counts,
+            head_version=self.head_version,
         )
 
 

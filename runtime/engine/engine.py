@@ -63,7 +63,7 @@ class Engine:
         self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
         self.drafting = parts.drafting
         self.detach_drafter = self.drafting.detach
-        self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
+        self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap

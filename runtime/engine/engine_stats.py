@@ -46,6 +46,10 @@ class EngineStats:
     """`speculation` by tokens of context, such as 513-2048."""
     tree_nodes: Histogram | None = None
     """Nodes of each verified tree, its root not counted."""
+    by_head: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By version of the head, as `RoundCounter.by_head`."""
+    head_version: int = 0
+    """Of the head that drafted last; 0 is the one that the settings name."""
     num_spec_tokens: int = 0
     """Greatest depth of a tree."""
     media: dict[str, float] | None = None

@@ -5,6 +5,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.transfer import Download
@@ -52,6 +53,8 @@ def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequ
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Tokens of context: what one bucket ends with, the last one has no end."""
+MOST_HEADS = 8
+"""Versions of a head that are counted apart."""
 NODE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a verified tree, its root not counted."""
 
@@ -61,11 +64,12 @@ class RoundCounter(RoundObserver):
 
     Args:
         drafting: asked why nothing was drafted.
+        clock: is told what the drafter says of itself, such as the version of its head.
         forced: acceptance is drawn from a profile.
     """
 
-    def __init__(self, drafting: DrafterClient, forced: bool) -> None:
-        self._drafting = drafting
+    def __init__(self, drafting: DrafterClient, clock: RoundClock, forced: bool) -> None:
+        self._drafting, self._clock = drafting, clock
         self._forced = forced
         self.reset()
 
@@ -75,8 +79,11 @@ class RoundCounter(RoundObserver):
         self.tree_nodes = Histogram(NODE_BOUNDS)
         self.plain_rounds: dict[str, int] = {}
         self.num_replayed_tokens = 0
-        self._reasons: deque[str] = deque()
-        """Of the rounds launched and not settled."""
+        self.by_head: dict[int, list[int]] = {}
+        """By version of the head: rounds of sequences with a tree, drafted and accepted tokens, and the sum of the
+        squares of what each round accepted."""
+        self._launched: deque[tuple[str, int]] = deque()
+        """Of the rounds launched and not settled: why one without trees has none, and which head drew its trees."""
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -89,22 +96,23 @@ class RoundCounter(RoundObserver):
     def launched(self, flight: RoundInFlight) -> None:
         """Count the context that is computed again, and keep what would explain a round without trees."""
         self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
-        self._reasons.append(plain_reason(self._drafting, flight.plan, flight.plan.decodes))
+        reason = plain_reason(self._drafting, flight.plan, flight.plan.decodes)
+        self._launched.append((reason, self._clock.drafter.head_version))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Count trees and accepted tokens, also with their requests."""
-        reason, plain = self._reasons.popleft(), bool(result.num_valid)
+        (reason, version), plain = self._launched.popleft(), bool(result.num_valid)
         for row, num_valid in enumerate(result.num_valid):
             if num_valid > 1:
                 plain = False
                 if flight.live[row]:
-                    self._count(flight, row, num_valid - 1, len(result.token_ids[row]) - 1)
+                    self._count(flight, row, num_valid - 1, len(result.token_ids[row]) - 1, version)
         if plain:
             self.plain_rounds[reason] = self.plain_rounds.get(reason, 0) + 1
 
     def abandoned(self) -> None:
         """Rounds that are never settled verified nothing."""
-        self._reasons.clear()
+        self._launched.clear()
 
     def figures(self) -> dict[str, Any]:
         """The fields of `EngineStats` that are counted here."""
@@ -115,14 +123,30 @@ class RoundCounter(RoundObserver):
             "plain_rounds": self.plain_rounds,
             "by_context": {_context_label(bucket): part for bucket, part in enumerate(self.by_context)},
             "tree_nodes": self.tree_nodes,
+            "by_head": {version: tuple(counts) for version, counts in self.by_head.items()},
+            "head_version": self._clock.drafter.head_version,
         }
 
-    def _count(self, flight: RoundInFlight, row: int, num_nodes: int, num_accepted: int) -> None:
+    def _count(self, flight: RoundInFlight, row: int, num_nodes: int, num_accepted: int, version: int) -> None:
         seq = flight.plan.decodes[row]
         bucket = bisect_left(CONTEXT_BOUNDS, len(seq.token_ids))
         seq.metrics.record(num_nodes, num_accepted)
         self.by_context[bucket].record(num_nodes, num_accepted)
         self.tree_nodes.observe(num_nodes)
+        counts = self.by_head.get(version)
+        if counts is None:
+            counts = self._new_head(version)
+        counts[0] += 1
+        counts[1] += num_nodes
+        counts[2] += num_accepted
+        counts[3] += num_accepted * num_accepted
+
+    def _new_head(self, version: int) -> list[int]:
+        """Room for the counts of a version, in the place of the oldest one's where there are many."""
+        if len(self.by_head) >= MOST_HEADS:
+            del self.by_head[next(iter(self.by_head))]
+        self.by_head[version] = [0, 0, 0, 0]
+        return self.by_head[version]
 
 
 def _context_label(bucket: int) -> str:

@@ -172,20 +172,23 @@ class DrafterFigures(NamedTuple):
     """Stages at one shape, as `GraphStats.counts`, as the next two."""
     failed: int = 0
     eager: int = 0
+    head_version: int = 0
+    """Of the head that drafted: 0 is the one that the settings name."""
 
     @classmethod
     def read(cls, header: np.ndarray | Tensor) -> "DrafterFigures":
         """Of a reply's header. Whatever it holds, the figures are in range: a drafter may be on another node."""
         started_ns, host, reply, commit, levels, stages = header.tolist()[2:8]
-        spans = (host >> 32 & _WORD, host & _WORD, reply & _WORD)
+        spans, version = (host >> 32 & _WORD, host & _WORD, reply & _WORD), reply >> 32 & _WORD >> 1
         counts = (stages & _COUNT, stages >> 20 & _COUNT, stages >> 40 & _COUNT)
-        return cls(max(started_ns, 0), *spans, max(commit, 0), max(levels, 0), *counts)
+        return cls(max(started_ns, 0), *spans, max(commit, 0), max(levels, 0), *counts, version)
 
     def write(self, header: np.ndarray) -> None:
         """Into a reply's header."""
         stages = min(self.captured, _COUNT) | min(self.failed, _COUNT) << 20 | min(self.eager, _COUNT) << 40
         host = min(self.commit_us, _WORD >> 1) << 32 | min(self.levels_us, _WORD)
-        header[2:8] = self.started_ns, host, self.reply_us, self.device_commit_us, self.device_levels_us, stages
+        reply = min(self.head_version, _WORD >> 1) << 32 | min(self.reply_us, _WORD)
+        header[2:8] = self.started_ns, host, reply, self.device_commit_us, self.device_levels_us, stages
 
 
 _WORD, _COUNT = (1 << 32) - 1, (1 << 20) - 1

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MIN_TOKENS = 8
@@ -185,8 +186,7 @@ class LiveRecording(RoundObserver):
         """What there is of a sequence that is recorded; None for one that is not."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
-            # A recording holds tokens, which do not tell what an image or a sound was.
-            wanted = self._sink.is_open and is_sampled(request_id, self._share) and not seq.request.media
+            wanted = self._sink.is_open and is_sampled(request_id, self._share) and may_be_kept(seq.request)
             self._requests[request_id] = _Growing(seq) if wanted else None
         return self._requests[request_id]
 
@@ -213,6 +213,14 @@ class LiveRecording(RoundObserver):
         growing.taps.append(rows)
         growing.num_rows += len(rows)
         growing.num_bytes += num_bytes
+
+
+def may_be_kept(request: Request) -> bool:
+    """Whether a request's tokens may be stored: not those of one that opts out, nor of one whose cache is its own.
+
+    A recording holds tokens, which do not tell what an image or a sound was.
+    """
+    return request.params.learn and not request.params.cache_salt and not request.media
 
 
 def is_sampled(request_id: str, share: float) -> bool:

@@ -116,7 +116,7 @@ class LiveWriter:
                 self._flush()
                 return
             self._add(sequence)
-            if self._writer is not None and self._writer.pending_bytes >= self._shard_bytes:
+            if self._waiting >= self._shard_bytes:
                 self._flush()
                 flush_at = None
             elif flush_at is None:
@@ -129,7 +129,7 @@ class LiveWriter:
         try:
             if self._writer is None:
                 self._writer = RecordingWriter(self._folder, self.spec, self._max_bytes)
-            self._writer.add(_record(sequence))
+            self._writer.add(record_of(sequence))
             self._waiting += sequence.num_bytes
         except (OSError, ValueError) as error:
             self.give_back(sequence.num_bytes, dropped=True)
@@ -168,7 +168,8 @@ def _bytes_below(root: Path) -> int:
     return total
 
 
-def _record(sequence: FinishedSequence) -> Record:
+def record_of(sequence: FinishedSequence) -> Record:
+    """A finished sequence as recordings have it: what its user wrote is not to be learnt."""
     num_tokens = len(sequence.token_ids)
     learnt = torch.arange(num_tokens) + sequence.position >= sequence.num_prompt_tokens
     return Record(

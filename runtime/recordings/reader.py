@@ -122,9 +122,12 @@ class RecordingReader:
 
     def records(self) -> Iterator[Record]:
         """Every sequence as it was recorded, in order."""
-        for sequence in range(self.num_sequences):
-            parts = self._slices(sequence, 0, int(self._lengths[sequence]))
-            yield Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
+        return map(self.record, range(self.num_sequences))
+
+    def record(self, sequence: int) -> Record:
+        """One sequence as it was recorded, from 0 on."""
+        parts = self._slices(sequence, 0, int(self._lengths[sequence]))
+        return Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
 
     def check_verifier(self, fingerprint: str) -> None:
         """Raise RecordingError where it is not of this verifier: its taps would teach another model's drafter.

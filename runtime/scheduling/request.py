@@ -118,6 +118,8 @@ class SamplingParams:
     """Whether the outputs carry `rounds`: the trees that were verified."""
     pooling: Pooling | None = None
     """Report the prompt's embedding; the request ends after its first token."""
+    learn: bool = True
+    """False keeps nothing of this request for a drafter to learn from."""
     force_drafts: bool = False
     """Draft and verify whole trees, also where the measured costs say that it does not pay; the tokens are the same."""
 

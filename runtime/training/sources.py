@@ -129,6 +129,16 @@ class RecordedSource:
         moved = tuple(tensor.to(self._device) if isinstance(tensor, Tensor) else tensor for tensor in tensors)
         return Inputs(moved, int(batch.lengths.sum()))
 
+    @property
+    def num_sequences(self) -> int:
+        """Recorded."""
+        return self._reader.num_sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Recorded."""
+        return self._reader.num_tokens
+
     def token_counts(self) -> Tensor:
         """Of the recording."""
         return self._reader.token_counts()

@@ -40,6 +40,8 @@ class SpeculationOptions(Part):
     """Extension: how this request is decoded. The tokens are the same either way."""
 
     enabled: bool = True
+    learn: bool = True
+    """Whether a drafter may learn from it; false keeps nothing of it on disk."""
     trace: bool = False
     """Whether the answer says of each token where it came from, and shows the trees."""
     force: bool = False

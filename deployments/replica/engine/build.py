@@ -11,6 +11,7 @@ import torch
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.learning_folder import ledger_of
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
@@ -19,6 +20,7 @@ from wingbeat.deployments.replica.lent_weights import loan_of
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
+from wingbeat.runtime.drafters.head_follower import HeadFollower
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
@@ -138,7 +140,10 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
     drafter = drafter_of_pair(pair_settings(config), config.drafter_device(), lender)
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
-    return DraftWorker(drafter)
+    worker = DraftWorker(drafter)
+    if config.learn is not None:
+        HeadFollower(ledger_of(config), worker).start()
+    return worker
 
 
 def draft_room(config: AppConfig, device: torch.device) -> DraftRoom:

@@ -5,6 +5,7 @@ import os
 from typing import Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning_folder import rounds_folder
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.conventions import default_tap_layers
@@ -12,6 +13,7 @@ from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.format import DTYPES, RecordingSpec
 from wingbeat.runtime.recordings.live import LiveRecording
 from wingbeat.runtime.recordings.live_writer import LiveWriter
+from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
     """
     if not isinstance(engine, Engine):
         raise ValueError("recording_dir needs Wingbeat's own engine: leave engine_factory out")
+    if config.learns():
+        return _ring_recording(config, engine)
     root = config.recording_dir
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -56,8 +60,28 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
         raise ValueError(f"recording_dir is {str(root)!r}: {error.strerror}") from error
     if not os.access(root, os.W_OK):
         raise ValueError(f"recording_dir is {str(root)!r}: it cannot be written to")
+    spec = _spec(config, engine, config.recording_share)
+    writer = LiveWriter(root / engine_id, root, spec, config.recording_max_bytes)
+    logger.warning(
+        "Live traffic is recorded: tokens and hidden states of %g of the requests go to %s",
+        config.recording_share,
+        root,
+    )
+    return TrafficRecording(
+        LiveRecording(writer, config.recording_share, spec.taps_size, DTYPES[spec.taps_dtype]), writer
+    )
+
+
+def _ring_recording(config: AppConfig, engine: Engine) -> TrafficRecording:
+    options = config.learn
+    spec = _spec(config, engine, options.share)
+    writer = RingWriter(RoundRing(rounds_folder(config), options.max_bytes, options.expire_s), spec)
+    return TrafficRecording(LiveRecording(writer, options.share, spec.taps_size, DTYPES[spec.taps_dtype]), writer)
+
+
+def _spec(config: AppConfig, engine: Engine, share: float) -> RecordingSpec:
     loaded, tap_layers = engine.loaded, engine.needs.tap_layers
-    spec = RecordingSpec(
+    return RecordingSpec(
         verifier=config.model_name(),
         fingerprint=checkpoint_fingerprint(config.model_dir()),
         tap_layers=tap_layers,
@@ -67,14 +91,5 @@ def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRe
         taps_dtype="float16" if config.resolved_dtype() == "float16" else "bfloat16",
         top_k=0,
         logits_dtype=config.resolved_dtype(),
-        settings={"source": "live", "share": config.recording_share},
-    )
-    writer = LiveWriter(root / engine_id, root, spec, config.recording_max_bytes)
-    logger.warning(
-        "Live traffic is recorded: tokens and hidden states of %g of the requests go to %s",
-        config.recording_share,
-        root,
-    )
-    return TrafficRecording(
-        LiveRecording(writer, config.recording_share, spec.taps_size, DTYPES[spec.taps_dtype]), writer
+        settings={"source": "live", "share": share},
     )

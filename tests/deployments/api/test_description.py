@@ -1,20 +1,25 @@
 """The description of the API names every endpoint and every field that is read, and its page loads nothing."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.deployments.http_world import FakePool, app_for, call
 from wingbeat.deployments.api.description import BODIES, SCHEMAS, endpoints
+from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
+from wingbeat.runtime.head_versions import HeadLedger
+
+HEADS = HeadVersions(HeadLedger(Path("nowhere"), Path("head"), "demo"), None)
 
 
 def document() -> dict:
-    return call(FakePool(), "/openapi.json", method="GET", updates_adapters=True).json()
+    return call(FakePool(), "/openapi.json", method="GET", updates_adapters=True, heads=HEADS).json()
 
 
 def test_every_endpoint_is_described():
     paths = document()["paths"]
-    for method, path in endpoints(app_for(FakePool(), updates_adapters=True)):
+    for method, path in endpoints(app_for(FakePool(), updates_adapters=True, heads=HEADS)):
         if path not in ("/openapi.json", "/docs"):
             assert method in paths[path.replace(":path}", "}")]
 

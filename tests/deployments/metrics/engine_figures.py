@@ -40,6 +40,8 @@ def engine_stats(**fields: Any) -> EngineStats:
         "by_context": {"1-512": SPECULATION, "513-2048": SpeculationMetrics()},
         "tree_nodes": Histogram((1, 8), [0, 4, 0], 20.0),
         "num_spec_tokens": 5,
+        "by_head": {0: (3, 12, 4, 6), 1: (1, 8, 2, 4)},
+        "head_version": 1,
         "media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
         "loras": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},
@@ -63,6 +65,7 @@ class Engines:
         reports = self.reports[engine_id]
         reports.add(report)
         own = {"drafter_lacks_room": False, "clients": reports.clients(), "routers": reports.routers()}
+        own["heads"] = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
         return asdict(self.stats[engine_id]) | own
 
     def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:

@@ -1,0 +1,73 @@
+"""`wingbeat drafter`: versions of the draft head of a server that runs, over HTTP."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
+
+PATH = "/v1/drafter"
+COLUMNS = ("version", "state", "source", "tokens per round", "95 %", "rounds", "why")
+
+
+def add_drafter_commands(app: typer.Typer) -> None:
+    """Add the three commands."""
+
+    @app.command("list")
+    def list_versions(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
+        """Show the versions, how often each one's drafts are accepted, and which one is served."""
+        _show(call_server(url, operator_key, "GET", PATH), as_json)
+
+    @app.command()
+    def promote(
+        version: Annotated[int | None, typer.Argument(help="One that is there.", show_default=False)] = None,
+        folder: Annotated[str | None, typer.Option(help="A head's folder below `incoming`, to be added first.")] = None,
+        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        url: Url = LOCAL,
+        operator_key: Key = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Serve a version from now on."""
+        if (version is None) == (folder is None):
+            raise UserError("give a version or --folder")
+        body = {"version": version, "folder": folder, "reason": reason}
+        body = {name: value for name, value in body.items() if value is not None}
+        _show(call_server(url, operator_key, "POST", PATH + "/promote", body), as_json)
+
+    @app.command()
+    def rollback(
+        reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
+        url: Url = LOCAL,
+        operator_key: Key = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Serve the version before the one that is served."""
+        body = {} if reason is None else {"reason": reason}
+        _show(call_server(url, operator_key, "POST", PATH + "/rollback", body), as_json)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer))
+        return
+    table = Table(box=None)
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=name != COLUMNS[-1])
+    for version in answer["versions"]:
+        found = version["acceptance"]
+        name = f"{version['number']} (served)" if version["number"] == answer["served"] else str(version["number"])
+        measured = ("-", "-", "-")
+        if found is not None:
+            between = "-" if found["low"] is None else f"{found['low']:.3f} to {found['high']:.3f}"
+            measured = (f"{found['length']:.3f}", between, str(found["rounds"]))
+        table.add_row(name, version["state"], version["source"], *measured, version["reason"] or "-")
+    Console(soft_wrap=True).print(table)
+    learner, last = answer["learner"], answer["last_decision"]
+    if learner is not None:
+        print(f"learner: {learner['state']}, {learner['steps']} steps, {learner['samples']} requests held")
+    if last is not None:
+        print(f"last decision: {last['what']}: {last['reason']}")

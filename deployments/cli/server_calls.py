@@ -1,0 +1,58 @@
+"""Calls of a server that runs, as its operator, and the options that say which server and by which key."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import typer
+
+from wingbeat.deployments.cli.options import UserError
+
+TIMEOUT_S = 600.0
+"""A prefix is computed behind what the engines have to do already."""
+Url = Annotated[str, typer.Option(help="Of the server.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--operator-key", envvar="WINGBEAT_OPERATOR_KEY", help="Of the server.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the server answers.")]
+LOCAL = "http://127.0.0.1:8000"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The key is for this server alone."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def call_server(
+    url: str, key: str | None, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The server's answer.
+
+    Raises:
+        UserError: it cannot be reached, or refuses.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--url is {url!r}: must begin by http:// or https://")
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key.partition(',')[0].strip()}"
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise UserError(_message(error)) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return json.load(error)["error"]["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{error.url} answers {error.code} {error.reason}"

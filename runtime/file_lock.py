@@ -1,0 +1,31 @@
+"""A lock between processes that the kernel gives back when its holder ends, however that ends."""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LIMIT_S, NAP_S = 30.0, 0.005
+"""Whoever holds one writes a file, or removes some."""
+
+
+@contextmanager
+def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Hold the lock of a file, which is made with its folder, while the block lasts.
+
+    Raises:
+        TimeoutError: another process has held it for all of `limit_s`; 0 tries once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + limit_s
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"another process holds {path}") from None
+                time.sleep(NAP_S)
+        yield

@@ -1,0 +1,163 @@
+"""A bounded store of served rounds: what is new comes in, what is old is thinned out, what is too old goes.
+
+Every shard is a recording of its own, in `train` or, for a share of the prompts, in `held`, which nobody trains on. A
+shard that has to make room is drawn at random from all but the newest quarter, so that samples of all ages stay.
+"""
+
+import hashlib
+import random
+import shutil
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from wingbeat.runtime.file_lock import locked
+from wingbeat.runtime.recordings.format import HEADER_BYTES, RecordingSpec
+from wingbeat.runtime.recordings.live import FinishedSequence
+from wingbeat.runtime.recordings.live_writer import LiveWriter, record_of
+from wingbeat.runtime.recordings.writer import RecordingWriter
+
+TRAIN, HELD = "train", "held"
+HELD_SHARE = 0.2
+SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
+"""Sequences are learnt from soon, and a shard is what goes when there is no room."""
+NEWEST = 0.25
+_LEAST_TOLD = 16
+"""Tokens of a sequence that decide on which side it is, where its prompt was cached."""
+
+
+class Kept(NamedTuple):
+    """What a ring holds."""
+
+    num_bytes: int
+    num_shards: int
+
+
+class RoundRing:
+    """The folder; any number of processes may hold one of the same folder.
+
+    Args:
+        max_bytes: of all files below it.
+        expire_s: age of a shard at which it goes in any case.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, folder: Path, max_bytes: int, expire_s: float, clock: Callable[[], float] = time.time, seed: int = 0
+    ) -> None:
+        self.folder, self.max_bytes, self._expire_s, self._clock = folder, max_bytes, expire_s, clock
+        self._random = random.Random(seed)
+
+    def new_folder(self, held: bool) -> Path:
+        """Of a shard to come; names go up with time."""
+        return self.folder / (HELD if held else TRAIN) / f"{int(1e9 * self._clock()):020d}"
+
+    @contextmanager
+    def room_for(self, num_bytes: int) -> Iterator[bool]:
+        """Hold the ring, with room for so many bytes; False where it is too small for them."""
+        with locked(self.folder / "ring.lock"):
+            self._expire()
+            if num_bytes <= self.max_bytes:
+                self._thin(self.max_bytes - num_bytes)
+            yield num_bytes <= self.max_bytes
+
+    def tidy(self) -> Kept:
+        """Let what is too old go, also where nothing new comes; what is left."""
+        with self.room_for(0):
+            sizes = [_size(path) for path in self._shards()]
+        return Kept(sum(sizes), len(sizes))
+
+    def held_since(self, moment: int) -> list[tuple[int, Path]]:
+        """Held-out shards that are newer than a moment, in nanoseconds since 1970, oldest first, with theirs."""
+        found = ((_made_at(path), path) for path in (self.folder / HELD).glob("*"))
+        return sorted((made_at, path) for made_at, path in found if made_at > moment)
+
+    def _shards(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((path for part in (TRAIN, HELD) for path in (self.folder / part).glob("*")), key=_made_at)
+
+    def _expire(self) -> None:
+        oldest = 1e9 * (self._clock() - self._expire_s)
+        for path in self._shards():
+            if _made_at(path) < oldest:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _thin(self, num_bytes: int) -> None:
+        shards = self._shards()
+        sizes = {path: _size(path) for path in shards}
+        while shards and sum(sizes[path] for path in shards) > num_bytes:
+            number = self._random.randrange(max(1, int(len(shards) * (1 - NEWEST))))
+            shutil.rmtree(shards.pop(number), ignore_errors=True)
+
+
+class RingWriter(LiveWriter):
+    """Writes finished sequences into a ring; see `LiveWriter`."""
+
+    def __init__(
+        self, ring: RoundRing, spec: RecordingSpec, *, shard_bytes: int = SHARD_BYTES, flush_s: float = FLUSH_S
+    ) -> None:
+        self._ring = ring
+        self._pending: dict[bool, list[FinishedSequence]] = {False: [], True: []}
+        # A shard is no larger than a tenth of the ring, of which the rest can then be of other times.
+        shard_bytes = min(shard_bytes, max(ring.max_bytes // 10, 1))
+        super().__init__(ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s)
+
+    def _add(self, sequence: FinishedSequence) -> None:
+        if self.stats.stopped is not None:
+            self.give_back(sequence.num_bytes, dropped=True)
+            return
+        self._pending[is_held_out(sequence)].append(sequence)
+        self._waiting += sequence.num_bytes
+
+    def _flush(self) -> None:
+        """Write what waits on either side."""
+        waiting, self._waiting = self._waiting, 0
+        for held, sequences in self._pending.items():
+            if sequences:
+                try:
+                    self._write(held, sequences)
+                except (OSError, ValueError) as error:
+                    self.stats.num_dropped += len(sequences)
+                    self._stop(f"{type(error).__name__}: {error}")
+        self._pending = {False: [], True: []}
+        self.give_back(waiting, dropped=False)
+
+    def _write(self, held: bool, sequences: list[FinishedSequence]) -> None:
+        records = [record_of(sequence) for sequence in sequences]
+        num_tokens = sum(len(record.token_ids) for record in records)
+        # Twice: the files' header, and the index beside them.
+        needed = num_tokens * self.spec.bytes_per_token + len(records) * 12 + 2 * HEADER_BYTES
+        with self._ring.room_for(needed) as there_is:
+            if not there_is:
+                self.stats.num_dropped += len(records)
+                return
+            writer = RecordingWriter(self._ring.new_folder(held), self.spec, needed)
+            for record in records:
+                writer.add(record)
+            writer.flush()
+        self.stats.num_sequences += len(records)
+        self.stats.num_tokens += num_tokens
+
+
+def is_held_out(sequence: FinishedSequence) -> bool:
+    """Whether nothing is trained on a sequence: by its prompt alone, so that equal prompts are on one side."""
+    told = sequence.token_ids[: max(sequence.num_prompt_tokens - sequence.position, _LEAST_TOLD)]
+    digest = hashlib.sha256(array("q", told).tobytes()).digest()[:8]
+    return int.from_bytes(digest, "big") < HELD_SHARE * 2**64
+
+
+def _made_at(path: Path) -> int:
+    return int(path.name) if path.name.isdigit() else 0
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for file in path.glob("*"):
+        try:
+            total += file.stat().st_size
+        except FileNotFoundError:  # it is being written, or is gone
+            continue
+    return total

@@ -1,0 +1,76 @@
+"""Measured acceptance rolls a version back for the whole fleet, and chance does not."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.runtime.test_head_versions import added, of_length
+from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.deployments.replica.learner.judge import HeadJudge
+from wingbeat.runtime.head_versions import FIGURES_FILE, LEARNER, HeadLedger
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = HeadLedger(tmp_path / "ledger", tmp_path, "model")
+    added(made)
+    made.promote(1, "better")
+    return made
+
+
+def looked(ledger, **by_head):
+    """What a judge makes of an engine's counts, `v1` being version 1."""
+
+    async def figures():
+        counted = {int(name[1:]): counts for name, counts in by_head.items()}
+        return EngineFigures({"by_head": counted}, "attached", None, 1)
+
+    judge = HeadJudge(ledger, figures)
+    asyncio.run(judge.look())
+    return judge
+
+
+def test_a_version_that_is_measurably_worse_is_rolled_back_and_the_reason_is_kept(ledger):
+    looked(ledger, v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
+    found = ledger.read()
+    assert (found.served, found.version(1).state) == (0, "rolled_back")
+    assert "2.000 tokens per round over 600 rounds, 3.000 before it" in found.version(1).reason
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"v0": of_length(3.0, 5000), "v1": of_length(2.95, 600)},
+        {"v0": of_length(3.0, 5000), "v1": of_length(1.0, 100)},
+        {"v1": of_length(1.0, 5000)},
+        {"v0": of_length(3.0, 5000), "v1": of_length(2.0, 30_000)},
+    ],
+    ids=["within chance", "too few rounds", "nothing before it", "long settled"],
+)
+def test_otherwise_it_stays(ledger, counts):
+    looked(ledger, **counts)
+    assert ledger.read().served == 1
+
+
+def test_an_engine_that_is_gone_is_asked_again_and_another_engines_roll_back_counts_once(ledger):
+    async def fails():
+        raise EngineFailed("its process is gone")
+
+    with pytest.raises(EngineFailed):
+        asyncio.run(HeadJudge(ledger, fails).look())
+    counts = {"v0": of_length(3.0, 5000), "v1": of_length(2.0, 600)}
+    looked(ledger, **counts)
+    looked(ledger, **counts)
+    assert ledger.read().counts == {"promoted": 1, "rolled_back": 1}
+
+
+def test_decisions_and_the_learner_are_told_for_metrics(ledger):
+    (ledger.folder / LEARNER).mkdir()
+    (ledger.folder / LEARNER / FIGURES_FILE).write_text(json.dumps({"samples": 3}))
+    said = looked(ledger, v0=of_length(3.0, 500)).said
+    assert said == {
+        "decisions": {"promoted": 1, "rejected": 0, "rolled_back": 0, "refused": 0},
+        "learner": {"samples": 3},
+    }

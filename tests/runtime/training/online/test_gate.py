@@ -1,0 +1,93 @@
+"""The gate promotes what is better and, however often it is looked at, almost never what is not."""
+
+import math
+import random
+
+import pytest
+
+from wingbeat.runtime.training.online.gate import BUCKET_LEAST, ERROR, Bets, Gate, PairedTest, Verdict
+from wingbeat.runtime.training.online.shadow import Drafted
+
+
+def requests(seed, count, gain, noise=0.6):
+    """(new, old) tokens per round: old ones between 1 and 6, new ones `gain` times that on average, with noise."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        old = min(max(rng.gauss(3.0, 0.8), 1.0), 5.0)
+        new = old * gain + rng.choice((-noise, noise)) * rng.random()
+        yield min(max(new, 1.0), 6.0), old
+
+
+def looked_at_after_each(seed, count, gain, margin=0.0, number=1):
+    test = PairedTest(number, margin)
+    for seen, (new, old) in enumerate(requests(seed, count, gain), 1):
+        test.see(new, old)
+        if test.verdict is not Verdict.OPEN:
+            return test.verdict, seen
+    return Verdict.OPEN, count
+
+
+def test_a_head_that_is_no_better_is_promoted_in_fewer_than_one_of_a_hundred_tests():
+    """1,000 tests of 400 requests each, looked at after every one: by Ville's inequality 5 are expected at most."""
+    false = sum(looked_at_after_each(seed, 400, 1.0)[0] is Verdict.BETTER for seed in range(1000))
+    assert false <= 10  # of a binomial with p = 0.005, more than 10 have a probability of 1.3 %
+
+
+@pytest.mark.slow
+def test_skewed_and_correlated_heads_that_are_no_better_are_not_promoted_either():
+    """Rare large gains and frequent small losses, of mean 0."""
+    false = 0
+    for seed in range(2000):
+        rng, bets = random.Random(seed), Bets()
+        for _ in range(1000):
+            bets.see(0.9 if rng.random() < 0.1 else -0.1)
+            if bets.log_capital >= -math.log(ERROR):
+                false += 1
+                break
+    assert false <= 36  # of a binomial with p = 0.01: 20 expected, 4.5 its deviation
+
+
+def test_better_heads_are_promoted_and_worse_ones_given_up():
+    better = [looked_at_after_each(seed, 2000, 1.15, margin=0.02) for seed in range(20)]
+    assert {verdict for verdict, _ in better} == {Verdict.BETTER}
+    assert sorted(seen for _, seen in better)[10] < 60
+    worse = [looked_at_after_each(seed, 2000, 0.9, margin=0.02)[0] for seed in range(20)]
+    assert set(worse) == {Verdict.NOT_BETTER}
+
+
+def test_the_errors_of_all_candidates_add_up_to_one_percent():
+    total = sum(PairedTest(number, 0.02).error for number in range(1, 2000))
+    assert 0.99 * ERROR < total <= ERROR
+
+
+def drafted(bucket, length):
+    return Drafted({bucket: 100}, {bucket: int(100 * length)})
+
+
+def test_a_head_that_is_better_on_average_and_worse_on_long_contexts_is_not_promoted():
+    gate = Gate(1, 0.02)
+    for _ in range(200):
+        gate.see(drafted(0, 5.0), drafted(0, 3.0))
+    assert gate.decide()[0] is Verdict.BETTER
+    for _ in range(BUCKET_LEAST):
+        gate.see(drafted(3, 2.9), drafted(3, 3.0))
+    verdict, why = gate.decide()
+    assert verdict is Verdict.NOT_BETTER
+    assert "context 3: 2.900 tokens per round, 3.000 served" in why
+
+
+def test_a_bucket_that_one_head_alone_has_a_round_in_is_passed_over():
+    gate = Gate(1, 0.02)
+    gate.see(Drafted({0: 10, 1: 1}, {0: 30, 1: 1}), Drafted({0: 10}, {0: 31}))
+    gate.see(Drafted({0: 10}, {0: 30}), Drafted({0: 10, 1: 1}, {0: 30, 1: 1}))
+    assert gate.num_requests == 2
+    assert list(gate.lengths()) == [0]
+
+
+def test_a_few_requests_of_a_bucket_decide_nothing():
+    gate = Gate(1, 0.02)
+    for _ in range(BUCKET_LEAST - 1):
+        gate.see(drafted(3, 2.0), drafted(3, 3.0))
+    for _ in range(300):
+        gate.see(drafted(0, 5.0), drafted(0, 3.0))
+    assert gate.decide()[0] is Verdict.BETTER
