@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from report import RESULTS, Report, Table, machine_facts, model_facts
+from report import Report, Table, machine_facts, model_facts
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
@@ -99,8 +99,11 @@ def main() -> None:
     parser.add_argument("head", type=Path, help="folder of another version of the demo's head")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
-    parser.add_argument("--output", type=Path, default=RESULTS / "head_swap.json")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    parser.add_argument("--quick", action="store_true", help="a few short texts: shows that it runs")
     options = parser.parse_args()
+    if options.quick:
+        options.streams, options.tokens = 4, 64
     config = AppConfig()
     streams = Streams(config.model_dir(), str(config.choice().source), options.streams, options.tokens)
     ways = ("swap", "computed again", "from the beginning")
@@ -111,8 +114,7 @@ def main() -> None:
     columns = ("draft KV of the first half", "tokens per round, second half", "tokens computed again", "swap, ms")
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
     report = Report("A swap of heads", facts, [Table("Draft KV after a swap", columns, rows)], {"rows": rows})
-    report.show()
-    report.save(options.output)
+    report.finish(options, "head_swap")
 
 
 if __name__ == "__main__":

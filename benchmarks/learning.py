@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from report import Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
 
 from wingbeat.deployments.app_config import AppConfig
@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of the speeds at a mark")
     parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
     parser.add_argument("--quick", action="store_true", help="two minutes")
-    parser.add_argument("--output", type=Path, default=RESULTS / "learning.json")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     options = parser.parse_args()
     if options.quick:
         options.minutes, options.every, options.prompts, options.repeats = 2.0, 1.0, 8, 1
@@ -298,8 +298,7 @@ def main() -> None:
     facts["learner"] = json.dumps({name: drafter["learner"][name] for name in ("steps", "seconds", "samples")})
     figures = {"marks": [mark._asdict() for mark in marks], "drafter": drafter}
     report = Report("Learning while serving", facts, [table_of(marks, options.domain)], figures)
-    report.show()
-    report.save(options.output)
+    report.finish(options, "learning")
 
 
 if __name__ == "__main__":

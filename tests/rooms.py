@@ -63,8 +63,9 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
     kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
-    runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings
-    runtime.scheduling runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
+    runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes
+    runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel runtime.training
+    runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
     deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
