@@ -20,8 +20,8 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
-    runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
+    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora
+    runtime.media runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
     deployments.gpu_shares deployments.options deployments.replica deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
@@ -92,13 +92,13 @@ runtime.demo:
 runtime.device_clock:
 runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
     runtime.device_clock runtime.graphs runtime.head_versions runtime.heads runtime.hub runtime.kv runtime.protocol
-    runtime.round runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier runtime.verifier.layers
-    runtime.verifier.loading runtime.verifier_errors
+    runtime.round runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier
+    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
     runtime.graphs runtime.kv runtime.metrics runtime.protocol runtime.round runtime.scheduling runtime.speculation
     runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
-runtime.fp8_devices:
 runtime.file_lock:
+runtime.fp8_devices:
 runtime.free_memory:
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
