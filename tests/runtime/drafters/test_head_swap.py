@@ -137,7 +137,7 @@ def poisoned(source, folder):
     found["fc.weight"] = changed(source, folder / "shape", **{name: wide})
     found["vocab_size"] = changed(source, folder / "vocabulary")
     raw = json.loads((folder / "vocabulary" / "config.json").read_text())
-    (folder / "vocabulary" / "config.json").write_text(json.dumps(raw | {"vocab_size": 11}))
+    (folder / "vocabulary" / "config.json").write_text(json.dumps(raw | {"vocab_size": raw["vocab_size"] + 7}))
     return found
 
 
@@ -165,7 +165,7 @@ def test_a_head_of_another_kind_or_draft_vocabulary_is_refused(tmp_path):
     kind, other = dflash(tmp_path / "a"), eagle3(tmp_path / "b")
     with pytest.raises(ValueError, match="no head that drafts in one pass"):
         kind.drafter(TREE).prepare_head(other.source)
-    with pytest.raises(ValueError, match=r"hidden_norm|embed_tokens|tensor"):
+    with pytest.raises(ValueError, match="drafts in one pass"):
         other.drafter(TREE).prepare_head(kind.source)
     with pytest.raises(ValueError, match="EAGLE and one-pass"):
         load_drafter("ngram", kind.target, TREE).prepare_head(kind.source)
