@@ -212,7 +212,6 @@ class AppConfig(
             Feature.OTHER_NODE: (node, where),
             Feature.OWN_ENGINE: (self.engine_factory is not None, f"engine_factory is {self.engine_factory}"),
             Feature.PART_OF_GPU: (0 < share < 1, verifier),
-            Feature.REMOTE: (self.channel == "remote", "channel is remote"),
             Feature.VERIFIER_SHARE: (share > 0, verifier),
             Feature.WEIGHTED_DRAFTER: (weighted, f"drafter {self.drafter!r} has weights beside a verifier on a GPU"),
         }

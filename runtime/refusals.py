@@ -39,7 +39,6 @@ class Feature(StrEnum):
     PREFIX_DIR = "`prefix_dir`"
     QUANTISED = "a quantised model"
     RANKS = "`tensor_parallel_size` above 1"
-    REMOTE = "`channel` `remote`"
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
     STATES = "a model with recurrent state"
