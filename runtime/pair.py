@@ -226,7 +226,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     if max_loras:
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
-        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank)
+        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
     if settings.most_threads is not None and loaded.device.type == "cpu":
         choose_threads(loaded, settings.most_threads)
     return loaded

@@ -147,7 +147,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.COMPILE, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.CUDA_GRAPHS, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.OVERLAP, _F.STATES, _STATES_EAGER, known=Known.LOADED),
-    Refusal(_F.ADAPTERS, _F.STATES, "such layers serve no adapters", known=Known.LOADED),
     Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
     Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),
     Refusal(_F.RANKS, _F.NO_PLAN, "nothing says how to divide it", known=Known.LOADED),

@@ -29,7 +29,6 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.media import ARE
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:
@@ -129,12 +128,15 @@ def as_conversation(body: ChatBody) -> str:
     return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
 
 
-def conversation_tokens(tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool) -> tuple[int, ...]:
+def conversation_tokens(
+    tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
+) -> tuple[int, ...]:
     """The tokens that all conversations have which begin by these messages, as the template writes them.
 
     Args:
         limit: of a prompt.
         in_parts: as for `ChatMessage.as_template_input`.
+        expand: writes the tokens of images or audio into the text.
 
     Raises:
         ApiError: the template refuses the messages, or they have too many tokens.
@@ -145,7 +147,7 @@ def conversation_tokens(tokenizer: Tokenizer, body: ChatBody, limit: int, in_par
 
     def tokens(*more: dict[str, Any]) -> list[int]:
         text = tokenizer.render_chat([*messages, *more], variables)
-        return tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
+        return tokenizer.encode(expand(text), add_special_tokens=False, max_tokens=limit)
 
     try:
         try:
@@ -226,8 +228,7 @@ class Prompts:
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
         if body.media:
-            if self.adapter_of(body.model) is not None:
-                raise invalid("model", f"is an adapter, with which {ARE[body.media[0].type]} not served")
+            self.adapter_of(body.model)
             media = await media_prompts.read_media(self.media, body)
             return await asyncio.to_thread(self._chat_prompt, body, media)
         # Tools are many short texts, and a template goes through all of them.

@@ -25,7 +25,7 @@ from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
 from wingbeat.runtime.heads.files import read_shapes
-from wingbeat.runtime.heads.head_config import aux_layer_ids, is_text_rope
+from wingbeat.runtime.heads.head_config import aux_layer_ids, has_axes
 from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
@@ -112,7 +112,7 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
         "shapes": shapes | {"rope_type": config.rope_parameters.get("rope_type", "default")},
         "convention": _convention(checkpoint, readings) if readings else _convention_alone(checkpoint, hidden_size),
         "from_verifier": [name for name in _LENT if name not in checkpoint.shapes],
-        "notes": ["m-RoPE is read as for text"] if is_text_rope(checkpoint.raw) else [],
+        "notes": ["turns by positions on three axes"] if has_axes(checkpoint.raw) else [],
     }
 
 

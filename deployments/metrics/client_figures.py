@@ -8,7 +8,7 @@ from typing import Any
 
 from wingbeat.deployments.request_context import current
 from wingbeat.runtime.metrics import FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
-from wingbeat.runtime.scheduling.media import AUDIO
+from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
@@ -33,8 +33,10 @@ class ClientFigures:
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None
+    image_tokens: int = 0
+    """Of prompts, those that stand for images."""
     audio_tokens: int = 0
-    """Of prompts, those that stand for audio."""
+    """Those that stand for audio."""
     max_tokens: Histogram | None = None
     """What requests allow."""
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
@@ -101,6 +103,7 @@ class ClientWatch:
         engine.ended[self.end] += 1
         engine.e2e_s.observe(now - self.arrived_at)
         engine.prompt_tokens.observe(len(self.request.prompt_token_ids))
+        engine.image_tokens += sum(one.length for one in self.request.media if one.kind == IMAGE)
         engine.audio_tokens += sum(one.length for one in self.request.media if one.kind == AUDIO)
         engine.generation_tokens.observe(self.num_tokens)
         engine.max_tokens.observe(self.request.params.max_tokens)

@@ -184,8 +184,11 @@ def _media(snapshot: FleetSnapshot) -> Iterator[Metric]:
     )
     for name, field, text in parts:
         yield counter(name, text, LABELS, rows(snapshot, figure("media", field)))
-    text = "Tokens of prompts that stood for audio, by requests that have ended."
-    yield counter("wingbeat_prompt_audio_tokens", text, LABELS, rows(snapshot, figure("clients", "audio_tokens")))
+    for kind, stood in (("image", "an image"), ("audio", "audio")):
+        text = f"Tokens of prompts that stood for {stood}, by requests that have ended."
+        yield counter(
+            f"wingbeat_prompt_{kind}_tokens", text, LABELS, rows(snapshot, figure("clients", f"{kind}_tokens"))
+        )
     text = "Bytes of the embeddings of media that are remembered."
     yield gauge("wingbeat_media_cache_bytes", text, LABELS, rows(snapshot, figure("media", "num_bytes")))
 

@@ -117,11 +117,21 @@ def _tokenizer(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {}
 
 
+_GRAPH_MODES: dict[str, dict[str, Any]] = {"NONE": {"cuda_graphs": False}, "FULL_DECODE_ONLY": {}}
+"""What vLLM captures, and what we are then given; rounds' decodes are captured whole, and prompts are not."""
+
+
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """vLLM's levels: 0 leaves the model as it is."""
-    if value in (0, "0"):
+    """vLLM's levels, of which 0 leaves the model as it is; or an object that names what is captured, and no more."""
+    read = json.loads(value) if isinstance(value, str) else value
+    if read == 0:
         return {}
-    raise ValueError("use {compile} and {cuda_graphs}")
+    if not isinstance(read, Mapping) or set(read) != {"cudagraph_mode"}:
+        raise ValueError("use {compile} and {cuda_graphs}")
+    mode = str(read["cudagraph_mode"]).upper()
+    if mode not in _GRAPH_MODES:
+        raise ValueError(f"prompts run eagerly: cudagraph_mode is one of {', '.join(_GRAPH_MODES)}")
+    return _GRAPH_MODES[mode]
 
 
 _REPLICAS = refused("use {num_replicas}", 1, "1", "auto")
@@ -210,7 +220,10 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "kv_transfer_config": refused("prompts and answers run in one engine; leave it out"),
     "kv_events_config": refused("routers know what is cached by the streams of the engines; leave it out"),
     "enforce_eager": becomes("{cuda_graphs} off", _eager, flag=True),
-    "compilation_config": becomes("0 is left out; else refused: use {compile} and {cuda_graphs}", _compiled),
+    "compilation_config": becomes(
+        "0 and a `cudagraph_mode` of FULL_DECODE_ONLY are left out; of NONE it is {cuda_graphs} off; else refused",
+        _compiled,
+    ),
     "cuda_graph_sizes": left_out("sizes follow {max_num_seqs}"),
     "max_seq_len_to_capture": left_out("graphs have no length"),
     "attention_backend": _KERNELS,

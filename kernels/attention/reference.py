@@ -1,7 +1,8 @@
 """Attention of query rows over a paged KV cache: the torch reference, which is the CPU path, and the front of both.
 
 Prompt chunks, plain decodes and token trees differ only in their mask, so one function serves all three. The reference
-attends under an additive mask; on CUDA `tree_attention` runs `wingbeat.kernels.attention.triton`, without one.
+attends under an additive mask; on CUDA `tree_attention` runs `wingbeat.kernels.attention.triton`, without one, up to
+`MAX_HEAD_DIM`. Wider heads (Gemma 4) take the reference there too, whose shapes are as fixed.
 """
 
 import torch
@@ -41,7 +42,7 @@ def tree_attention(
     Args:
         query: [num_reqs, num_query, num_heads, key_dim], float32, float16 or bfloat16.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim] in the query's dtype or float8_e4m3fn;
-            `value_cache` likewise with value_dim. Dims are at most 256 on CUDA. Slots of new rows hold finite values.
+            `value_cache` likewise with value_dim. Slots of new rows hold finite values.
         block_tables: int64 [num_reqs, width]; keys past width * block_size are not seen.
         num_context: int64 [num_reqs], tokens before the first new row; on the device of the query.
         positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Without a
@@ -65,7 +66,8 @@ def tree_attention(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
         softcap, sinks, out,
     )  # fmt: skip
-    if choice.compiled("attention", query):
+    widest = max(query.shape[3], value_cache.shape[3])
+    if widest <= MAX_HEAD_DIM and choice.compiled("attention", query):
         from wingbeat.kernels.attention import triton as triton_attention
 
         return triton_attention.tree_attention(
@@ -122,8 +124,6 @@ def _check_arguments(
         )
     if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
         raise ValueError("key_cache and value_cache must be contiguous in their last dimension")
-    if max(key_dim, value_dim) > MAX_HEAD_DIM and choice.compiled("attention", query):
-        raise ValueError(f"head dims are {key_dim} and {value_dim}: at most {MAX_HEAD_DIM} on CUDA")
     if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(
             f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"

@@ -71,7 +71,7 @@ static const float* run_block(const BlockHead& head, const Sequences& all, const
         for (int64_t i = 0; !slot && i < size; i++) own[i] *= head.embedding_scale;
         context[tree] = roots.committed(tree), positions[row] = index;
         slots[row] = at.tables[tree * longest + index / all.block_size] * all.block_size + index % all.block_size;
-        copy_angles(all, dim, index, row, cos, sin);
+        copy_angles(all, dim, roots.slots[tree], index, row, cos, sin);
         for (int64_t word = 0; word < num_words; word++) {
             int64_t left = num_slots - word * 64;
             mask[row * num_words + word] = left < 64 ? (1ull << left) - 1 : ~0ull;

@@ -130,7 +130,7 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
             int64_t row = tree * width + node, index = committed + (level - 1) * width + node;
             tokens[row] = table.token_ids[table.frontier[node].index];
             slots[row] = at.tables[tree * longest + index / all.block_size] * all.block_size + index % all.block_size;
-            copy_angles(all, dim, committed + level - 1, row, cos, sin);
+            copy_angles(all, dim, roots.slots[tree], committed + level - 1, row, cos, sin);
             int64_t above = tree * width_before + table.parent[node];
             memcpy(features + row * size, before + above * size, size * sizeof(float));
             positions[tree * most + (level - 1) * width + node] = committed + level - 1;
@@ -155,7 +155,7 @@ static int64_t grow_masked(const Head& head, const Sequences& all, const Roots& 
         int64_t tree = row / num_masked, index = roots.committed(tree) + row % num_masked;
         context[tree] = roots.committed(tree), tokens[row] = head.mask_token;
         slots[row] = at.tables[tree * longest + index / all.block_size] * all.block_size + index % all.block_size;
-        copy_angles(all, dim, index, row, cos, sin);
+        copy_angles(all, dim, roots.slots[tree], index, row, cos, sin);
         memcpy(features + row * size, head.mask_features, size * sizeof(float));
     }
     Segment segment{0, num_reqs, num_masked, num_masked, at.tables.data(), longest, longest, context};

@@ -111,6 +111,7 @@ class Sequences(Structure):
         ("sin", c_void_p),
         ("num_angles", c_int64),
         ("hidden", c_void_p),
+        ("deltas", c_void_p),
     ]
 
 
@@ -203,8 +204,8 @@ class Outcome(Structure):
         for name in (
             *("header", "decode_slots", "decode_positions", "decode_num_tokens", "decode_token_ids", "decode_taps"),
             *("chunk_slots", "chunk_positions", "chunk_lens", "chunk_next_token_ids", "chunk_taps", "proposal_slots"),
-            *("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "growth_limits"),
-            *("acceptance_table", "allowed_tokens", "sampling_rules", "biased_token_ids", "biases"),
+            *("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "position_deltas"),
+            *("growth_limits", "acceptance_table", "allowed_tokens", "sampling_rules", "biased_token_ids", "biases"),
         )
     ]
 

@@ -33,6 +33,7 @@ struct Sequences {
     const float *cos, *sin;              // [num_angles, dim], by position
     int64_t num_angles;
     float* hidden;                       // [slots, hidden]: at each one's last committed pair
+    const int64_t* deltas;               // by slot: what stands at a position is rotated as if so much further; or null
 
     int64_t block(int64_t slot, int64_t index) const {
         return block_tables[slot * table_stride + std::min(index, table_width - 1)];
@@ -94,7 +95,9 @@ static void norm_or_copy(const Norm& norm, const float* x, int64_t width, float*
     else if (out != x) memcpy(out, x, width * sizeof(float));
 }
 
-static void copy_angles(const Sequences& all, int64_t dim, int64_t position, int64_t row, float* cos, float* sin) {
+// Of a position of the sequence in `slot`.
+static void copy_angles(const Sequences& all, int64_t dim, int64_t slot, int64_t position, int64_t row, float* cos, float* sin) {
+    if (all.deltas) position += all.deltas[slot];
     position = std::clamp<int64_t>(position, 0, all.num_angles - 1);
     memcpy(cos + row * dim, all.cos + position * dim, dim * sizeof(float));
     memcpy(sin + row * dim, all.sin + position * dim, dim * sizeof(float));
@@ -150,7 +153,7 @@ static int64_t gather(const Sequences& all, const Decided& decided, int64_t taps
             int64_t row = starts[i] + j, position = decided.positions[i] + j;
             slots[row] = all.block(decided.slots[i], position / all.block_size) * all.block_size;
             slots[row] += position % all.block_size;
-            copy_angles(all, dim, position, row, cos, sin);
+            copy_angles(all, dim, decided.slots[i], position, row, cos, sin);
         }
     }
     return num_rows;

@@ -13,7 +13,7 @@ struct Outcome {
     const float* chunk_taps;
     const int64_t *proposal_slots, *epochs, *committed_lens, *block_tables;
     const float* temperatures;
-    const int64_t* seeds;
+    const int64_t *seeds, *position_deltas;
     const float *growth_limits, *acceptance_table;
     const int32_t* allowed_tokens;
     SamplingRules rules;
@@ -77,7 +77,7 @@ static bool answer(const AnyHead& head, Sequences all, const Channel& channel, R
     const int64_t* header = outcome.header;
     if (!fits(all, channel)) return false;
     int64_t taps_size = channel.taps_size, begin = 0, num_proposals = header[NUM_PROPOSALS];
-    all.block_tables = outcome.block_tables;
+    all.block_tables = outcome.block_tables, all.deltas = outcome.position_deltas;
     all.table_stride = all.table_width = channel.max_blocks;
     for (int64_t chunk = 0; chunk < header[NUM_CHUNKS]; chunk++) {
         take_in(head, all, {1, outcome.chunk_slots + chunk, outcome.chunk_positions + chunk, outcome.chunk_lens + chunk,

@@ -36,7 +36,7 @@ class DeepEagleDrafter(LayeredEagleDrafter):
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
         head, hidden = self.head, self._hidden[roots.slots][:, None].to(self.dtype)
-        cos, sin = head.rotary((roots.positions[:-1] - 1)[..., None].expand(-1, -1, width))
+        cos, sin = head.rotary(roots.rotated(roots.positions[:-1] - 1)[..., None].expand(-1, -1, width))
 
         def expand(level: Level) -> Tensor:
             nonlocal hidden

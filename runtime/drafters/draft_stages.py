@@ -40,6 +40,12 @@ class DecidedRows(NamedTuple):
     """[num_reqs, max_path, taps_size]"""
     first_token_ids: Tensor | None = None
     """int64 [num_reqs]: the token at the first position; None where nobody asked for it."""
+    position_deltas: Tensor | None = None
+    """int64 [num_reqs]: as `Roots.position_deltas`."""
+
+    def rotated(self, positions: Tensor) -> Tensor:
+        """By what pairs at positions int64 [num_reqs, width] are rotated."""
+        return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
 
 
 class PassRows(NamedTuple):
@@ -76,6 +82,7 @@ class DraftStages:
         pool: of the drafter; its addresses must not change.
         graph_device: captures the stages.
         reads_history: decodes come with the token at their first position.
+        moves: sequences may be rotated by other positions than theirs.
     """
 
     def __init__(
@@ -87,8 +94,9 @@ class DraftStages:
         pool: DraftPool,
         graph_device: GraphDevice,
         reads_history: bool = False,
+        moves: bool = False,
     ) -> None:
-        self.reads_history = reads_history
+        self.reads_history, self.moves = reads_history, moves
         self.commit_decodes, self.draft, self.growth = commit, draft, growth
         self.spec = spec
         self.device, self.dtype = pool.device, pool.dtype
@@ -142,7 +150,8 @@ class DraftStages:
         last_token_ids, seeds = torch.zeros_like(ones), torch.zeros_like(ones)
         blocks = ones.new_zeros(num_slots, self.spec.max_blocks_per_seq)
         ids, parents, depths = (ones.new_zeros(num_slots, self.spec.num_nodes) for _ in range(3))
-        tables = SlotTables(ones, last_token_ids, seeds, seeds.to(torch.float32), blocks)
+        deltas = torch.zeros_like(ones) if self.moves else None
+        tables = SlotTables(ones, last_token_ids, seeds, seeds.to(torch.float32), blocks, deltas)
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
     def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
@@ -164,6 +173,8 @@ class DraftStages:
             # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
             own.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
+        if self.moves and batch.position_deltas is not None:
+            own.append((tables.position_deltas[:num_slots], batch.position_deltas))
         copy_all(
             [
                 *own,
@@ -190,7 +201,8 @@ class DraftStages:
         slots = rows.slots[:, 0].contiguous()
         real = slots != self.spare_slot
         positions, num_tokens = rows.positions * real, rows.num_tokens * real
-        return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps, rows.first_token_ids)
+        deltas = self.tables.position_deltas[slots] if self.moves else None
+        return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps, rows.first_token_ids, deltas)
 
     def _commit(self, rows: PassRows) -> Committed:
         """`draft_accept`."""

@@ -58,7 +58,9 @@ class EagleDrafter(KernelDrafter):
         pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes)
         growth = Growth(speculation, head.draft_token_ids, packed=True)
         super().__init__(speculation, pool, growth, graph_device)
-        self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+        self.needs = DrafterNeeds(
+            head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes, media_width=head.media_width
+        )
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
@@ -84,7 +86,13 @@ class EagleDrafter(KernelDrafter):
             last_rows.append(num_rows - 1)
         slots, last = upload([batch.chunk_slots, last_rows], self.device)
         pairs = _Pairs(
-            batch.chunk_next_token_ids, batch.chunk_taps, torch.cat(positions), torch.cat(mapping), slots, last
+            batch.chunk_tokens(self.head),
+            batch.chunk_taps,
+            torch.cat(positions),
+            batch.chunk_rotations(positions),
+            torch.cat(mapping),
+            slots,
+            last,
         )
         self._run_commit(pairs, self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots])
 
@@ -106,10 +114,12 @@ class EagleDrafter(KernelDrafter):
             flat = part.flatten(0, 1)
             return flat if real is None else flat[real]
 
+        stored, moved = side_by_side(positions), rows.rotated(positions)
         pairs = _Pairs(
-            token_ids=side_by_side(rows.token_ids),
+            tokens=side_by_side(rows.token_ids),
             taps=side_by_side(rows.taps),
-            positions=side_by_side(positions),
+            positions=stored,
+            rotated=stored if moved is positions else side_by_side(moved),
             slot_mapping=side_by_side(mapping),
             slots=rows.slots,
             last_rows=last_rows,
@@ -125,8 +135,8 @@ class EagleDrafter(KernelDrafter):
         last = pairs.positions[pairs.last_rows]
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
         attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
-        rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps.to(self.dtype))
-        hidden = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
+        rotary, features = self.head.turned(pairs.rotated), self.head.fuse(pairs.taps.to(self.dtype))
+        hidden = self.head(pairs.tokens, features, rotary, attend, pairs.last_rows)
         self._hidden[pairs.slots] = hidden.to(self._hidden.dtype)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
@@ -135,7 +145,7 @@ class EagleDrafter(KernelDrafter):
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
         head, hidden = self.head, self._hidden[roots.slots][:, None].to(self.dtype)
-        rotated = (roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
+        rotated = roots.rotated(roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
         cos, sin = head.rotary(rotated)
 
         def expand(level: Level) -> Tensor:
@@ -153,12 +163,14 @@ class EagleDrafter(KernelDrafter):
 class _Pairs(NamedTuple):
     """Known pairs of some sequences, side by side."""
 
-    token_ids: Tensor
-    """int64 [num_pairs]"""
+    tokens: Tensor
+    """int64 [num_pairs], or their embeddings [num_pairs, hidden_size]."""
     taps: Tensor
     """[num_pairs, taps_size]"""
     positions: Tensor
     """int64 [num_pairs]"""
+    rotated: Tensor
+    """int64 [num_pairs] or [3, num_pairs]: by what they are rotated."""
     slot_mapping: Tensor
     """int64 [num_pairs]"""
     slots: Tensor

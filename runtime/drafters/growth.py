@@ -47,6 +47,17 @@ class Roots(NamedTuple):
     """As `DraftBatch.allowed_tokens`."""
     rules: RequestRules | None = None
     """What else the requests' tokens are chosen by; None where nobody has such rules."""
+    position_deltas: Tensor | None = None
+    """int64 [num_reqs]: by how much more each sequence's tokens are rotated; None where all are by their positions."""
+
+    def rotated(self, positions: Tensor, by_request: bool = False) -> Tensor:
+        """By what rows are rotated.
+
+        Args:
+            positions: where they stand, int64 [..., num_reqs], or [num_reqs, width] where they lie by request.
+        """
+        deltas = self.position_deltas
+        return positions if deltas is None else positions + (deltas[:, None] if by_request else deltas)
 
 
 class SlotTables(NamedTuple):
@@ -60,6 +71,8 @@ class SlotTables(NamedTuple):
     """float32 [num_slots]"""
     block_tables: Tensor
     """int64 [num_slots, max_blocks_per_seq]"""
+    position_deltas: Tensor | None = None
+    """int64 [num_slots], as `DraftBatch.position_deltas`."""
 
 
 class Level(NamedTuple):
@@ -140,12 +153,15 @@ class Growth:
             seeds=batch.seeds[slots],
             allowed_tokens=batch.allowed_tokens,
             rules=rules,
+            position_deltas=None if batch.position_deltas is None else batch.position_deltas[slots],
         )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
         """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""
         positions = tables.committed_lens[slots] + self._steps[:depth, None]
-        return Roots(slots, tables.last_token_ids[slots], positions, tables.temperatures[slots], tables.seeds[slots])
+        deltas = None if tables.position_deltas is None else tables.position_deltas[slots]
+        last, temperatures, seeds = tables.last_token_ids[slots], tables.temperatures[slots], tables.seeds[slots]
+        return Roots(slots, last, positions, temperatures, seeds, position_deltas=deltas)
 
     def grow(self, roots: Roots, logits: Tensor | Continuations, expand: Expand, rules: Rules = ()) -> TokenTree:
         """One tree per root.

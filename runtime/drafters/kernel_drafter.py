@@ -92,8 +92,11 @@ class KernelDrafter(StagedDrafter):
         """See `Drafter.commit`."""
         if self._passes is None or cpu_kernels() is None:
             super().commit(batch)
-        else:
-            self._passes.commit(batch)
+            return
+        if batch.chunk_media is not None:  # they know text alone
+            self._commit_chunks(batch)
+            batch = batch.without_chunks()
+        self._passes.commit(batch)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """See `Drafter.propose`."""

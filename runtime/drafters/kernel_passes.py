@@ -99,9 +99,9 @@ class KernelPasses:
         if key not in self._channels:
             self._channels[key] = (self._channel(end, outcome), (end, outcome))
         channel = self._channels[key][0]
-        if channel is None or not header.max_len:
+        if channel is None or not header.max_len or header.has_media:
             return False
-        if not self.kernels.answer(self._struct, self._sequences(None, header.max_len), channel):
+        if not self.kernels.answer(self._struct, self._sequences(None, header.max_len, None), channel):
             raise ValueError(f"a round names what its channel has not: {header}")
         return True
 
@@ -131,7 +131,7 @@ class KernelPasses:
 
     def commit(self, batch: DraftBatch) -> None:
         """See `Drafter.commit`."""
-        sequences, begin = self._sequences(batch.block_tables, batch.max_committed_len), 0
+        sequences, begin = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas), 0
         for chunk in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             end = begin + chunk[-1]
             numbers = torch.tensor(chunk)[:, None]
@@ -193,7 +193,7 @@ class KernelPasses:
             0,
             SamplingRules(*(part.data_ptr() for part in batch.sampling_rules or ())),
         )
-        sequences = self._sequences(batch.block_tables, batch.max_committed_len)
+        sequences = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas)
         num_levels = self.kernels.grow(self._struct, sequences, roots)
         del held  # until now the rules pointed into it
         if self._top_k > 1:
@@ -235,7 +235,7 @@ class KernelPasses:
 
         return [of(num_reqs) for num_reqs in ROWS]
 
-    def _sequences(self, tables: Tensor | None, longest: int) -> Sequences:
+    def _sequences(self, tables: Tensor | None, longest: int, deltas: Tensor | None) -> Sequences:
         self.kernels.use_threads(self.num_threads or torch.get_num_threads())
         longest += max(self._max_path, self._pool.num_drafted) + 1
         if not self._angles or len(self._angles[0]) < longest:
@@ -252,6 +252,7 @@ class KernelPasses:
             sin.data_ptr(),
             len(cos),
             self._hidden.data_ptr(),
+            None if deltas is None else deltas.data_ptr(),
         )
 
     def _rules(self, rules: Rules) -> tuple[GrowthRules, list[Tensor]]:

@@ -54,7 +54,9 @@ class LayeredEagleDrafter(KernelDrafter):
         fixed_shapes = fixed_shapes or graph_device is not None
         pool = DraftPool(layers, num_drafted, head.dtype, head.device, fixed_shapes)
         super().__init__(speculation, pool, growth, graph_device)
-        self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+        self.needs = DrafterNeeds(
+            head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes, media_width=head.media_width
+        )
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
@@ -76,8 +78,8 @@ class LayeredEagleDrafter(KernelDrafter):
             positions.append(rows[0])
             begin += length
             last_rows.append(begin - 1)
-        taps, token_ids = batch.chunk_taps.to(self.dtype), batch.chunk_next_token_ids
-        out = self._run(token_ids, self.head.fuse(taps), torch.cat(positions), torch.cat(mappings), segments)
+        features, tokens = self.head.fuse(batch.chunk_taps.to(self.dtype)), batch.chunk_tokens(self.head)
+        out = self._run(tokens, features, batch.chunk_rotations(positions), torch.cat(mappings), segments)
         slots, last = upload([batch.chunk_slots, last_rows], self.device)
         self._hidden[slots] = out[last].to(self._hidden.dtype)
 
@@ -91,15 +93,20 @@ class LayeredEagleDrafter(KernelDrafter):
         # What does not count must be finite: its key is stored where masked rows read.
         features = self.head.fuse(rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1).to(self.dtype))
         segment = self.pool.causal_segment(0, positions, rows.positions, tables)
-        out = self._run(rows.token_ids.flatten(), features, positions.flatten(), mapping, [segment])
+        out = self._run(rows.token_ids.flatten(), features, rows.rotated(positions).flatten(), mapping, [segment])
         last = (rows.num_tokens - 1).clamp_min(0)
         hidden = out.unflatten(0, (num_reqs, width))[torch.arange(num_reqs, device=self.device), last]
         self._hidden[rows.slots] = hidden.to(self._hidden.dtype)
 
     def _run(
-        self, token_ids: Tensor, features: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]
+        self, tokens: Tensor, features: Tensor, rotated: Tensor, mapping: Tensor, segments: list[Segment]
     ) -> Tensor:
-        """Hidden states [n, H] of rows side by side, whose keys and values are stored."""
+        """Hidden states [n, H] of rows side by side, whose keys and values are stored.
+
+        Args:
+            tokens: int64 [n], or their embeddings.
+            rotated: int64 [n] or [3, n]: by what they are rotated.
+        """
         scaling = self.head.scaling
         attends = [PagedLayer(cache, mapping, segments, scaling) for cache in self.pool.caches]
-        return self.head.run_layers(token_ids, features, self.head.rotary(positions), attends)
+        return self.head.run_layers(tokens, features, self.head.turned(rotated), attends)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.protocol.chunk_media import ChunkMedia, joined
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules, no_rules
@@ -15,7 +16,15 @@ from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""
 
-SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "last_token_ids")
+SLOT_COLUMNS = (
+    "epochs",
+    "committed_lens",
+    "block_tables",
+    "temperatures",
+    "seeds",
+    "last_token_ids",
+    "position_deltas",
+)
 """Fields of a `DraftBatch` that an outcome has by slot."""
 
 
@@ -82,6 +91,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         growth_rules=_growth_rules(rounds) if on_cpu else (),
         allowed_tokens=_allowed_tokens(rounds) if on_cpu else None,
         sampling_rules=_sampling_rules(rounds, attached) if on_cpu else None,
+        chunk_media=_chunk_media(rounds, device),
     )
 
 
@@ -104,6 +114,21 @@ class _Asked(NamedTuple):
 
     def chunk_lens(self) -> list[int]:
         return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
+
+    def media(self, device: torch.device) -> ChunkMedia | None:
+        """Of its chunks."""
+        told = self.outcome.media(sum(self.chunk_lens())) if self.header.has_media else None
+        return None if told is None else told.to(device, non_blocking=device.type != "cpu")
+
+    def rotations(self, device: torch.device) -> Tensor:
+        """By what its chunks' pairs are rotated where they are text behind all media, int64 [num_chunk_tokens]."""
+        slots = self.outcome.chunk_slots[: self.header.num_chunks].tolist()
+        chunks = zip(slots, self.chunk_positions(), self.chunk_lens(), strict=True)
+        deltas = self.outcome.position_deltas.to(device)
+        return torch.cat(
+            [torch.arange(0, device=device)]
+            + [torch.arange(first, first + length, device=device) + deltas[slot] for slot, first, length in chunks]
+        )
 
     def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
         """What counts of the columns by decode, by chunk token and by proposal; slots are the drafter's.
@@ -152,6 +177,13 @@ def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
     return masks
 
 
+def _chunk_media(rounds: list[_Asked], device: torch.device) -> ChunkMedia | None:
+    """Of all chunks, on the drafter's device; None where no verifier says anything of its own."""
+    if not any(each.header.has_media for each in rounds):
+        return None
+    return joined([(each.media(device), each.rotations(device)) for each in rounds])
+
+
 def _sampling_rules(rounds: list[_Asked], attached: list[Attachment]) -> SamplingRules | None:
     """By slot; of verifiers whose sequences have none the rows say so."""
     if not any(header.has_sampling_rules for _, _, header in rounds):
@@ -196,6 +228,7 @@ def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.dev
             "temperatures": outcome.temperatures,
             "seeds": outcome.seeds,
             "last_token_ids": outcome.last_token_ids,
+            "position_deltas": outcome.position_deltas,
         }
         for name, value in columns.items():
             _place(tables, name, value, attachment, (num_slots, num_blocks), device)

@@ -63,7 +63,9 @@ class MtpDrafter(StagedDrafter):
         fixed_shapes = fixed_shapes or graph_device is not None
         pool = DraftPool(modules.layers, num_drafted, dtype, device, fixed_shapes, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
-        self.needs = DrafterNeeds(tap_layers=(num_layers,), keeps_context=True, token_bytes=pool.token_bytes)
+        self.needs = DrafterNeeds(
+            (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, media_width=self.hidden_size
+        )
         self._hidden = torch.zeros(0)
         """[num_slots + 1, hidden_size]: the first module's result at each sequence's last settled row."""
 
@@ -77,16 +79,21 @@ class MtpDrafter(StagedDrafter):
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Run every module over the chunks, in shapes that follow the data."""
         spans: list[_Span] = []
-        taken = 0
+        taken, media = 0, batch.chunk_media
+        starts = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
+        rotated = batch.chunk_rotations([torch.arange(at, at + count, device=self.device) for at, count in starts])
+        tokens = batch.chunk_next_token_ids
+        if media is not None:
+            tokens = media.embedded(self.modules.embed(tokens))
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             rows = slice(taken, taken + length)
             taken += length
             tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
             last = tuple(upload([[slot], [length - 1]], self.device))
-            token_ids, taps = batch.chunk_next_token_ids[rows], batch.chunk_taps[rows].to(self.dtype)
-            starts = torch.full((1,), start, device=self.device)
-            counted = torch.ones_like(token_ids, dtype=torch.bool)
-            spans.append(_Span(starts, start, token_ids[None], taps[None], counted[None], tables, last))
+            begin, taps = torch.full((1,), start, device=self.device), batch.chunk_taps[rows].to(self.dtype)
+            counted = torch.ones(1, length, dtype=torch.bool, device=self.device)
+            turned = rotated[..., None, rows]
+            spans.append(_Span(begin, start, tokens[None, rows], turned, taps[None], counted, tables, last))
         for index in range(self.num_modules):
             now = [
                 span.after(max(index - span.host_start, 0)) for span in spans if span.host_start + span.width > index
@@ -100,7 +107,9 @@ class MtpDrafter(StagedDrafter):
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
         # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
-        span = _Span(rows.positions, start, rows.token_ids, taps, counted, block_tables[rows.slots], last)
+        positions = rows.positions[:, None] + torch.arange(rows.token_ids.shape[1], device=self.device)
+        tokens, turned = rows.token_ids, rows.rotated(positions)
+        span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
         for index in range(self.num_modules):
             self._run_spans(index, [span])
 
@@ -117,10 +126,10 @@ class MtpDrafter(StagedDrafter):
             # What does not count must be finite: its key is stored where masked rows read.
             hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
             begin += rows.numel()
-        token_ids = torch.cat([span.token_ids.flatten() for span in spans])
-        positions = torch.cat([span.positions.flatten() for span in spans]) + 1
+        tokens = torch.cat([span.tokens.flatten(0, 1) for span in spans])
+        positions = torch.cat([span.rotated.flatten(-2) for span in spans], dim=-1) + 1
         mapping = torch.cat(mappings)
-        rows = Rows(token_ids[None], positions[None], mapping, segments, self.pool.caches)
+        rows = Rows(tokens[None], positions[..., None, :], mapping, segments, self.pool.caches)
         out = self.modules.run(index, rows, torch.cat(hidden))
         if index < self.num_modules - 1:
             self.pool.extras[index].flatten(0, 1).index_copy_(0, mapping, out)
@@ -130,7 +139,7 @@ class MtpDrafter(StagedDrafter):
                 of_slots, columns = span.last
                 first = begin + torch.arange(len(columns), device=self.device) * span.width
                 self._hidden[of_slots] = out[first + columns]
-                begin += span.token_ids.numel()
+                begin += span.counted.numel()
 
     def num_context(self, index: int, num_pairs: Tensor) -> Tensor:
         """Settled rows int64 [num_reqs] of a module.
@@ -149,7 +158,7 @@ class MtpDrafter(StagedDrafter):
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """A tree per root, from the first module's result at the last settled row."""
         hidden = self._hidden[roots.slots][:, None]
-        drafting = _Drafting(self, block_tables[roots.slots], roots.positions[0], hidden)
+        drafting = _Drafting(self, block_tables[roots.slots], roots, hidden)
         return self.growth.grow(roots, self.modules.items[0].logits(hidden), drafting.expand, rules)
 
 
@@ -160,8 +169,10 @@ class _Span(NamedTuple):
     """int64 [num_reqs]"""
     host_start: int
     """What the host knows of `starts`: a lower bound where columns must not be cut."""
-    token_ids: Tensor
-    """int64 [num_reqs, width]: the token after each position."""
+    tokens: Tensor
+    """int64 [num_reqs, width]: the token after each position; or their embeddings [num_reqs, width, hidden_size]."""
+    rotated: Tensor
+    """int64 [num_reqs, width] or [3, num_reqs, width]: see `DraftBatch.chunk_rotations`."""
     taps: Tensor
     """[num_reqs, width, hidden_size]"""
     counted: Tensor
@@ -173,7 +184,7 @@ class _Span(NamedTuple):
 
     @property
     def width(self) -> int:
-        return self.token_ids.shape[1]
+        return self.counted.shape[1]
 
     @property
     def positions(self) -> Tensor:
@@ -184,23 +195,23 @@ class _Span(NamedTuple):
         """Without the first columns, which a module has no row for."""
         if not count:
             return self
-        token_ids, taps, counted = (part[:, count:] for part in (self.token_ids, self.taps, self.counted))
-        return self._replace(starts=self.starts + count, token_ids=token_ids, taps=taps, counted=counted)
+        tokens, taps, counted = (part[:, count:] for part in (self.tokens, self.taps, self.counted))
+        rotated = self.rotated[..., count:]
+        return self._replace(starts=self.starts + count, tokens=tokens, rotated=rotated, taps=taps, counted=counted)
 
 
 class _Drafting:
     """The drafted rows of one pass.
 
     Args:
-        lens: int64 [num_reqs], settled tokens.
         hidden: [num_reqs, 1, hidden_size], the first module's results at the last settled rows.
     """
 
-    def __init__(self, drafter: MtpDrafter, block_tables: Tensor, lens: Tensor, hidden: Tensor) -> None:
+    def __init__(self, drafter: MtpDrafter, block_tables: Tensor, roots: Roots, hidden: Tensor) -> None:
         self.drafter = drafter
         self.pool, self.width = drafter.pool, drafter.growth.top_k
         self.block_tables = block_tables
-        self.lens = lens
+        self.roots, self.lens = roots, roots.positions[0]
         self.levels: list[Level] = []
         self.out = hidden
         """Latest results [num_reqs, num_nodes, hidden_size]: of the settled row alone, or of the nodes run last."""
@@ -244,7 +255,7 @@ class _Drafting:
             segment = self.pool.causal_segment(0, rows[:, run], behind, tables)
         else:
             segment = self.pool.tree_segment(rows, visible, num_context, tables)
-        positions = (self.lens[:, None] + nodes // width)[:, run].flatten()
+        positions = (self.roots.rotated(self.lens)[:, None] + nodes // width)[:, run].flatten()
         flat = Rows(token_ids.view(1, -1), positions[None], mapping, [segment], self.pool.caches)
         out = self.drafter.modules.run(index, flat, hidden.flatten(0, 1))
         return out.unflatten(0, token_ids.shape)

@@ -96,7 +96,7 @@ class OnePassDrafter(KernelDrafter):
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
         positions, mapping = chunk_addresses(batch, self.pool)
-        self._keep(batch.chunk_taps, positions, mapping)
+        self._keep(batch.chunk_taps, batch.chunk_rotations(list(positions.split(batch.chunk_lens))), mapping)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Decided positions; what does not count goes to block 0."""
@@ -105,14 +105,15 @@ class OnePassDrafter(KernelDrafter):
         counted = steps < rows.num_tokens[:, None]
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
         # What does not count must be finite: masked rows may read block 0.
-        taps, positions = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), positions.flatten()
+        taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
         if not self.pool.fixed_shapes:
             real = counted.flatten()
-            taps, positions, mapping = taps[real], positions[real], mapping[real]
-        self._keep(taps, positions, mapping)
+            taps, rotated, mapping = taps[real], rotated[real], mapping[real]
+        self._keep(taps, rotated, mapping)
 
-    def _keep(self, taps: Tensor, positions: Tensor, mapping: Tensor) -> None:
-        """Keys and values of committed positions int64 [n], by their taps [n, taps_size]."""
+    def _keep(self, taps: Tensor, rotated: Tensor, mapping: Tensor) -> None:
+        """Keys and values of committed positions, by their taps [n, taps_size] and what they are rotated by."""
+        positions = rotated if rotated.dim() == 1 else rotated[0]
         context = self.head.context(self.head.fuse(taps), self.head.rotary(positions))
         for cache, (key, value) in zip(self.pool.caches, context, strict=True):
             store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
@@ -129,7 +130,8 @@ class OnePassDrafter(KernelDrafter):
             PagedLayer(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
             for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
         ]
-        walk = head.walk(head.run_block(roots.token_ids, head.rotary(positions), attends), self._choose_for(roots))
+        states = head.run_block(roots.token_ids, head.rotary(roots.rotated(positions, by_request=True)), attends)
+        walk = head.walk(states, self._choose_for(roots))
 
         def expand(level: Level):
             return walk.step(level.depth, level.token_ids, level.parents)

@@ -55,4 +55,5 @@ class ParallelEagleDrafter(LayeredEagleDrafter):
         segment = self.pool.causal_segment(0, positions, num_context, tables)
         token_ids = torch.full_like(positions, self.head.mask_token_id).flatten()
         features = self.head.masked_features()[0].expand(len(token_ids), -1).contiguous()
-        return self._run(token_ids, features, positions.flatten(), mapping, [segment]).unflatten(0, shape)
+        rotated = roots.rotated(positions, by_request=True).flatten()
+        return self._run(token_ids, features, rotated, mapping, [segment]).unflatten(0, shape)

@@ -41,6 +41,8 @@ class StagedDrafter(Drafter):
         self.device, self.dtype = pool.device, pool.dtype
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
+        self._moves = False
+        """Whether a verifier rotates what is behind images as if it stood elsewhere."""
 
     @property
     def graph_stats(self) -> GraphStats | None:
@@ -64,8 +66,9 @@ class StagedDrafter(Drafter):
         moved = self.pool.resize(spec, num_slots, num_blocks)
         # One row more than there are slots: padding has the last.
         self._resize_state(self.pool.num_slots + 1)
-        stages = self._stages
-        if self._graph_device is not None and (moved or stages is None or not stages.fit(spec)):
+        stages, self._moves = self._stages, self._moves or spec.num_axes > 0
+        fit = stages is not None and stages.fit(spec) and stages.moves == self._moves
+        if self._graph_device is not None and (moved or not fit):
             self._stages = stages = None
             gc.collect()  # stages and their runners name each other; now the graphs' memory is free for the next ones
             self._stages = DraftStages(
@@ -76,6 +79,7 @@ class StagedDrafter(Drafter):
                 self.pool,
                 self._graph_device,
                 reads_history=self.reads_history,
+                moves=self._moves,
             )
         if moved and self.device.type == "cuda":
             self._warm_up(spec)
@@ -103,7 +107,8 @@ class StagedDrafter(Drafter):
             return
         slots = upload(batch.decode_slots.tolist(), self.device)
         rows = DecidedRows(
-            slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps
+            *(slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps),
+            position_deltas=None if batch.position_deltas is None else batch.position_deltas[slots],
         )
         self._commit_decodes(rows, self.pool.reaching(batch.block_tables, batch.max_committed_len))
 

@@ -84,6 +84,7 @@ def assemble(
         states=states,
         contexts=contexts,
         intake=None if runner.kernels is None else runner.kernels.draft_intake(),
+        tell_media=None if loaded.media is None else loaded.media.tell,
     )
     return EngineParts(
         config=config,

@@ -21,6 +21,7 @@ from wingbeat.runtime.engine.drafter_context import RecordedContexts, with_repla
 from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter, write_context, write_root_masks
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.protocol.chunk_media import TellMedia
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_into, upload
@@ -59,6 +60,7 @@ class DrafterClient(RoundObserver):
         states: of layers that keep a state of their own, which says where a replay may begin.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
         intake: looks at trees on the host; None leaves that to torch.
+        tell_media: see `OutcomeWriter`.
     """
 
     def __init__(
@@ -72,18 +74,17 @@ class DrafterClient(RoundObserver):
         states: StateKeeper | None = None,
         contexts: RecordedContexts | None = None,
         intake: DraftIntake | None = None,
+        tell_media: TellMedia | None = None,
     ) -> None:
-        self.config = config
-        self.block_manager = block_manager
-        self.slots = slots
+        self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox, self._intake = inbox, intake
         self._states = states
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
+        self._tell_media = tell_media
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why a sequence that the latest plan asks no tree for has none."""
-        self._speculation = speculation
-        self._clock = clock
+        self._speculation, self._clock = speculation, clock
         self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self._end: VerifierEnd | None = None
         self._incarnation = 0
@@ -198,7 +199,7 @@ class DrafterClient(RoundObserver):
         if outcome is None:
             self.lose()
             return
-        writer = OutcomeWriter(outcome)
+        writer = OutcomeWriter(outcome, self._tell_media)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
         self._write_decodes(plan.decodes, flight.decodes, writer)

@@ -94,7 +94,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
-            vocab_size=self.loaded.vocab_size,
+            **self.loaded.told_to_drafters(self.needs.media_width if self.needs.keeps_context else None),
         )
 
     def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.protocol.chunk_media import PlacedMedia, TellMedia
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -29,16 +31,19 @@ class OutcomeWriter:
 
     Args:
         outcome: acquired, and not published.
+        tell_media: says of the chunks what images and audio are there; None where the model takes neither.
     """
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, tell_media: TellMedia | None = None) -> None:
         self.outcome = outcome
+        self._tell_media = tell_media
         self.num_chunk_tokens = 0
         """Of the chunks so far."""
         self._num_decodes = 0
         self._chunk_slots: list[int] = []
         self._chunk_positions: list[int] = []
         self._chunk_lens: list[int] = []
+        self._chunk_media: list[PlacedMedia] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -50,13 +55,20 @@ class OutcomeWriter:
         """Whether a chunk of so many tokens fits."""
         return self.num_chunk_tokens + num_tokens <= self.capacity
 
-    def add_chunk(self, slot: int, position: int, length: int) -> tuple[Tensor, Tensor]:
-        """Another chunk, to be filled in: its taps [length, taps_size] and next tokens int64 [length]."""
+    def add_chunk(
+        self, slot: int, position: int, length: int, media: tuple[MediaInput, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Another chunk, to be filled in: its taps [length, taps_size] and next tokens int64 [length].
+
+        Args:
+            media: of the whole prompt.
+        """
         rows = slice(self.num_chunk_tokens, self.num_chunk_tokens + length)
         self.num_chunk_tokens = rows.stop
         self._chunk_slots.append(slot)
         self._chunk_positions.append(position)
         self._chunk_lens.append(length)
+        self._chunk_media.append(PlacedMedia(position, length, media))
         return self.outcome.chunk_taps[rows], self.outcome.chunk_next_token_ids[rows]
 
     def decodes(self, slots: list[int], paths: AcceptedPaths) -> None:
@@ -106,6 +118,7 @@ class OutcomeWriter:
             has_rule=has_rule,
             has_masks=has_masks,
             has_sampling_rules=has_sampling_rules,
+            has_media=0 if self._tell_media is None else self._tell_media(outcome, self._chunk_media),
         )
         header.write(outcome.header)
 
@@ -209,7 +222,8 @@ def write_context(
             draft.num_deferred, draft.complete = 0, False
             continue
         end = draft.deferred_from + draft.num_deferred
-        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred))
+        media = seq.request.media
+        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred, media))
         advance(seq, end)
 
 
@@ -231,7 +245,7 @@ def _write_chunk(
     if start + num_recorded != chunk.start:
         return _write_recorded(seq, writer, room, advance) if num_recorded else 0
     end = chunk.start + chunk.length
-    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start)
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.media)
     if num_recorded:
         copy_into(taps[:num_recorded], draft.recorded[start:])
     if flight.chunk_taps is not None:
@@ -252,7 +266,7 @@ def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Ad
     end = min(draft.num_recorded, start + room)
     if end <= start:
         return 0
-    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start)
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.media)
     copy_into(taps, draft.recorded[start:end])
     write_numbers(next_token_ids, seq.token_ids[start + 1 : end + 1])
     advance(seq, end)

@@ -61,6 +61,8 @@ class DraftHead(nn.Module, ABC):
     """Width of the taps of one position."""
     max_position_embeddings: int
     """Positions it was trained for, as far as its checkpoint says; further ones run, with worse drafts."""
+    media_width: int = 0
+    """Of the embeddings of images and audio that it reads in the place of their tokens' own; 0 reads the tokens'."""
 
     @property
     @abstractmethod
@@ -113,6 +115,18 @@ class DraftHead(nn.Module, ABC):
     def rotary(self, position_ids: Tensor) -> Rotary:
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
+    def rotary_in_grids(self, axes: Tensor) -> Rotary:
+        """Of positions on three axes, int64 [3, ..., T]; heads that know one only are turned by the first, of time."""
+        return self.rotary(axes[0])
+
+    def turned(self, rotated: Tensor) -> Rotary:
+        """Of rows side by side, by int64 [T], or by [3, T] where some lie in grids."""
+        return self.rotary(rotated) if rotated.dim() == 1 else self.rotary_in_grids(rotated)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., T, H] of token ids int64 [..., T]; embeddings stay what they are."""
+        return tokens if tokens.is_floating_point() else self.embed_tokens(tokens)
+
     @abstractmethod
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
@@ -120,7 +134,8 @@ class DraftHead(nn.Module, ABC):
         """One pass over known or drafted tokens.
 
         Args:
-            token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with.
+            token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with. Or what
+                stands for their embeddings [..., T, H], in heads with a `media_width`.
             features: [..., T, H], from `fuse` (known tokens) or `feedback` (drafted tokens).
             rotary: of the positions of the features' tokens.
             attend: attention over the caller's keys and values and these.

@@ -64,7 +64,7 @@ class Eagle1Head(DecoderHead):
     ) -> Tensor:
         """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normed."""
         # Under autocast fc gives bfloat16; the residual stream stays in the features' precision.
-        joined = self.fc(torch.cat([self.embed_tokens(token_ids), features], dim=-1)).to(features.dtype)
+        joined = self.fc(torch.cat([self.embed(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:

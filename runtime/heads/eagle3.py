@@ -95,7 +95,7 @@ class EagleHead(DecoderHead):
     ) -> Tensor:
         """The layer's output, before the final norm; see `DraftHead.forward`."""
         normed = self.hidden_norm(features)
-        inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
+        inputs = torch.cat([self.input_layernorm(self.embed(token_ids)), normed], dim=-1)
         return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
 
     @property

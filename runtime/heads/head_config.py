@@ -121,8 +121,8 @@ def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
     return ids, nested is not None
 
 
-def is_text_rope(raw: Mapping[str, Any]) -> bool:
-    """Whether positions of three axes are read as those of text, whose three are one."""
+def has_axes(raw: Mapping[str, Any]) -> bool:
+    """Whether a head turns by positions on three axes."""
     rope = _rope(object_field(raw, "transformer_layer_config") or raw)
     return any(field in rope for field in _MROPE_FIELDS)
 
@@ -144,7 +144,7 @@ def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool,
 def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
     """Bases of plain RoPE worth trying; None is the config's."""
     rope = rope_parameters(body)
-    plain = rope["rope_type"] == "default" and not is_text_rope(raw)
+    plain = rope["rope_type"] == "default" and not has_axes(raw)
     # EAGLE-3.1 came to trainers after they had learnt to read the base.
     is_new = "fc_norm" in raw or "norm_output" in raw
     if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
@@ -223,6 +223,7 @@ def _decoder_fields(
         "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
         "output_bias": (states_bias and layout.bias_on_output) or f"{attention}o_proj.bias" in shapes,
         "qk_norm": (layout.nested_config and body["model_type"] == "qwen3") or f"{attention}q_norm.weight" in shapes,
+        **_of_grids(body, raw),
         "fc_bias": (layout.family is Family.EAGLE1 and bool(raw.get("bias"))) or "fc.bias" in shapes,
     }
 
@@ -253,6 +254,18 @@ def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
     return None if turned == head_dim else turned
 
 
+def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """How the head sees images; `embeds_media` is a field of this project."""
+    rope, embeds = _rope(body), raw.get("embeds_media", True)
+    if type(embeds) is not bool:
+        raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")
+    sections = rope.get("mrope_section") or []
+    if not isinstance(sections, list) or not all(type(count) is int for count in sections):
+        raise CheckpointError(f"config.json: mrope_section={sections!r} is no list of whole numbers")
+    interleaved = bool(rope.get("mrope_interleaved"))
+    return {"mrope_section": tuple(sections), "mrope_interleaved": interleaved, "embeds_media": embeds}
+
+
 def size_field(body: Mapping[str, Any], field: str) -> int:
     """A field that is a positive whole number.
 
@@ -268,10 +281,8 @@ def size_field(body: Mapping[str, Any], field: str) -> int:
 
 
 def rope_parameters(body: Mapping[str, Any], default_theta: float = DEFAULT_ROPE_THETA) -> dict[str, Any]:
-    """Fields of the fourth and the fifth major version of transformers alike; m-RoPE becomes that of text.
-
-    Three position axes that are equal, as those of text are, turn every frequency by the same position.
-    """
+    """Fields of the fourth and the fifth major version of transformers alike, without what says which frequencies turn
+    by which axis."""
     rope = dict(_rope(body))
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"

@@ -62,9 +62,25 @@ class DecoderHeadConfig:
     qk_norm: bool = False
     """Queries and keys are normed by head, as in Qwen3."""
     fc_bias: bool = False
+    mrope_section: tuple[int, ...] = ()
+    """Frequencies that turn by each of three axes, where there are such; without it all turn by the first."""
+    mrope_interleaved: bool = False
+    """The axes take turns along the frequencies, as in Qwen3-VL; else their frequencies lie together."""
+    embeds_media: bool = True
+    """It reads the embeddings of images and audio that the verifier read, and not those of their tokens."""
 
     def __post_init__(self) -> None:
         check_attention(self)
+        sections = self.mrope_section
+        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != self.num_frequencies):
+            raise ValueError(
+                f"mrope_section={list(sections)} are not three parts of {self.num_frequencies} frequencies"
+            )
+
+    @property
+    def num_frequencies(self) -> int:
+        """By which elements of a head turn."""
+        return (self.rotary_dim or self.head_dim) // 2
 
     @property
     def num_taps(self) -> int:
@@ -123,6 +139,7 @@ class DecoderHead(DraftHead):
         self.head_dim = self.value_dim = config.head_dim
         self.taps_size = config.num_taps * config.target_hidden_size
         self.max_position_embeddings = config.max_position_embeddings
+        self.media_width = hidden if config.embeds_media else 0
         self._rotated_heads = heads + config.num_key_value_heads
         self._qkv_heads = self._rotated_heads + config.num_key_value_heads
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
@@ -155,6 +172,15 @@ class DecoderHead(DraftHead):
     def rotary(self, position_ids: Tensor) -> Rotary:
         # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
         angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
+        return self._factors(angles)
+
+    def rotary_in_grids(self, axes: Tensor) -> Rotary:
+        if not self.config.mrope_section:
+            return super().rotary_in_grids(axes)
+        axis_of = torch.tensor(frequency_axes(self.config) * 2, device=axes.device)
+        return self._factors((axes[axis_of].movedim(0, -1) * self.signed_inv_freq).unsqueeze(-2))
+
+    def _factors(self, angles: Tensor) -> Rotary:
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
@@ -246,6 +272,18 @@ class DecoderHead(DraftHead):
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
+
+
+def frequency_axes(config: DecoderHeadConfig) -> list[int]:
+    """By which axis each pair of a head's elements turns (transformers' Qwen2.5-VL and Qwen3-VL); 0 for still ones."""
+    sections, still = config.mrope_section, [0] * (config.head_dim // 2 - config.num_frequencies)
+    if not config.mrope_interleaved:
+        return [axis for axis, count in enumerate(sections) for _ in range(count)] + still
+    axes = [0] * sum(sections)
+    for axis in (1, 2):
+        taken = slice(axis, 3 * sections[axis], 3)
+        axes[taken] = [axis] * len(axes[taken])
+    return axes + still
 
 
 class HeadNorm(nn.RMSNorm):

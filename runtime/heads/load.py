@@ -28,7 +28,7 @@ from wingbeat.runtime.heads.files import (
     read_shapes,
     read_tensors,
 )
-from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
+from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, has_axes, head_config
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
@@ -252,7 +252,7 @@ def _log(
         convention.norm_before_residual,
         rope["rope_type"],
         rope["rope_theta"],
-        " (m-RoPE as for text)" if is_text_rope(checkpoint.raw) else "",
+        " on three axes" if has_axes(checkpoint.raw) else "",
         "one reading" if num_readings == 1 else f"one of {num_readings} readings",
         ", ".join(borrowed) or "nothing",
     )

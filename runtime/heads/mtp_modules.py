@@ -46,17 +46,19 @@ class MtpModule(nn.Module):
         self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, rotary: tuple[Tensor, Tensor], **attention: object
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, rotary: tuple[Tensor, Tensor], **attention: object
     ) -> Tensor:
         """The normed output [num_tokens, hidden_size].
 
         Args:
-            token_ids: int64 [num_tokens]; `positions` likewise, for layers that look at them.
+            tokens: int64 [num_tokens], or their embeddings [num_tokens, hidden_size].
+            positions: int64 [num_tokens], for layers that look at them.
             hidden: [num_tokens, hidden_size], the input h' of each row.
             rotary: cosines and sines of the positions, [1, num_tokens, rotary_dim].
             attention: keywords for the attention function.
         """
-        inputs = torch.cat([self.enorm(F.embedding(token_ids, self.embedding)), self.hnorm(hidden)], dim=-1)
+        embedded = tokens if tokens.is_floating_point() else F.embedding(tokens, self.embedding)
+        inputs = torch.cat([self.enorm(embedded), self.hnorm(hidden)], dim=-1)
         out = self.block(
             self.eh_proj(inputs)[None],
             position_ids=positions[None],
@@ -99,10 +101,19 @@ class MtpModules(nn.Module):
         """Of activations and KV."""
         return self.items[0].eh_proj.weight.dtype
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [num_tokens, hidden_size] of int64 [num_tokens], which all modules share."""
+        return F.embedding(token_ids, self.items[0].embedding)
+
     def run(self, index: int, rows: Rows, hidden: Tensor) -> Tensor:
-        """One module over the rows of a flattened batch; see `MtpModule.forward`."""
+        """One module over the rows of a flattened batch; see `MtpModule.forward`.
+
+        Args:
+            rows: tokens may be embeddings [1, num_tokens, hidden_size], and positions of three axes [3, 1, num_tokens].
+        """
         rotary = self.rotary(hidden[None], rows.positions)
-        return self.items[index](rows.token_ids[0], hidden, rows.positions[0], rotary, **{ROWS_KEYWORD: rows})
+        positions = rows.positions.flatten(0, -2)[0]
+        return self.items[index](rows.token_ids[0], hidden, positions, rotary, **{ROWS_KEYWORD: rows})
 
     @torch.inference_mode()
     def prepare(self) -> "MtpModules":

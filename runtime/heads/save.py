@@ -129,12 +129,16 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
         }
     written = speculators_fields(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
     # The base is written as it is read: for readers of the file it is the config's.
+    if not head.config.embeds_media:
+        written["embeds_media"] = False
     return written | state(head.convention._replace(rope_theta=None))
 
 
 def decoder_fields(config: DecoderHeadConfig | OnePassConfig, model_type: str) -> dict[str, Any]:
     """The fields of config.json that describe a head's decoder layers."""
-    rope = dict(config.rope_parameters)
+    rope, sections = dict(config.rope_parameters), getattr(config, "mrope_section", ())
+    if sections:
+        rope |= {"mrope_section": list(sections), "mrope_interleaved": config.mrope_interleaved}
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "model_type": model_type,
@@ -145,7 +149,7 @@ def decoder_fields(config: DecoderHeadConfig | OnePassConfig, model_type: str) -
         # Both spellings: readers on the fourth major version of transformers know the second one alone.
         "rope_parameters": rope,
         "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+        "rope_scaling": None if rope["rope_type"] == "default" and not sections else scaling,
     }
 
 

@@ -57,23 +57,27 @@ class ChainAttention:
         return mixed.flatten(1, 2).transpose(1, 2)
 
 
-def unroll(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[UnrolledStep]:
+def unroll(
+    head: DraftHead, tokens: Tensor, taps: Tensor, num_steps: int, axes: Tensor | None = None
+) -> Iterator[UnrolledStep]:
     """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
 
     Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
 
     Args:
-        token_ids: int64 [batch, length].
+        tokens: int64 [batch, length], or their embeddings [batch, length, H].
         taps: [batch, length, num_taps * Ht].
+        axes: int64 [3, batch, length], where the tokens stand in grids; None where they are a text.
     """
-    num_chains = token_ids.shape[1] - num_steps - 1
+    num_chains = tokens.shape[1] - num_steps - 1
     attends: list[Attend] = [ChainAttention(head.scaling) for _ in range(head.num_layers)]
-    positions = torch.arange(num_chains, device=token_ids.device)
+    positions = torch.arange(num_chains, device=tokens.device)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
     features = head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype)
     for step in range(num_steps):
-        tokens = token_ids[:, 1 + step : 1 + step + num_chains]
-        hidden = head.run_layers(tokens, features, head.rotary(positions + step), attends)
+        now = slice(1 + step, 1 + step + num_chains)
+        rotary = head.rotary(positions + step) if axes is None else head.rotary_in_grids(axes[:, :, now] - 1)
+        hidden = head.run_layers(tokens[:, now], features, rotary, attends)
         yield UnrolledStep(head.logits(hidden), step + 2, hidden)
         features = head.feedback(hidden)
 

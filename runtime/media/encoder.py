@@ -61,8 +61,11 @@ class MediaEncoder:
         self._towers = _towers(model)
         self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
 
-    def features(self, media: Iterable[MediaInput]) -> dict[bytes, MediaFeatures]:
+    def features(self, media: Iterable[MediaInput], counted: bool = True) -> dict[bytes, MediaFeatures]:
         """By digest.
+
+        Args:
+            counted: those that are known are hits.
 
         Raises:
             ValueError: the encoder makes more or fewer embeddings of a medium than it has tokens.
@@ -71,7 +74,7 @@ class MediaEncoder:
         found = {digest: self._known[digest] for digest in wanted if digest in self._known}
         for digest in found:
             self._known.move_to_end(digest)
-        self.figures.num_hits += len(found)
+        self.figures.num_hits += counted * len(found)
         missing = [one for digest, one in wanted.items() if digest not in found]
         for group in _alike(missing):
             began = self.device_clock.begin()

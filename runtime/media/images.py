@@ -51,5 +51,7 @@ IMAGES = {
     "qwen2_5_vl": _GRIDS,
     "qwen3_vl": _GRIDS,
     "qwen3_vl_moe": _GRIDS,
+    "qwen3_5": _GRIDS,
+    "qwen3_5_moe": _GRIDS,
 }
 """By model_type of the whole model."""

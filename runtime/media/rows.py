@@ -12,10 +12,13 @@ from transformers import PreTrainedModel
 from wingbeat.runtime.media.encoder import MediaEncoder
 from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.positions import rotations
+from wingbeat.runtime.media.telling import tell
+from wingbeat.runtime.protocol.chunk_media import PlacedMedia
+from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.media import ARE, MediaInput
+from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request
 
@@ -61,8 +64,6 @@ class MediaPart:
             ValueError: one line that begins with the kind of the media.
         """
         kind, inputs = self.family.kind, self.family.inputs
-        if request.adapter is not None:
-            raise ValueError(f"{ARE[kind]} not served with LoRA adapters")
         end = 0
         for one in request.media:
             if one.kind != kind or set(one.arrays) != set(inputs):
@@ -93,6 +94,10 @@ class MediaPart:
         depth = len(parts[0][0].deep)
         deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
         return MediaRows(upload(rows, device), embeddings, deep)
+
+    def tell(self, outcome: Outcome, chunks: list[PlacedMedia]) -> int:
+        """Say to a drafter what of these is in a round's chunks; see `TellMedia`."""
+        return tell(self.encoder, outcome, chunks)
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""

@@ -3,6 +3,7 @@
 Both are written whole or not at all, and have checksums. The first is enough to compute the second again.
 """
 
+import base64
 import hashlib
 import json
 import secrets
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -18,10 +20,13 @@ from safetensors.torch import save_file
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
+from wingbeat.runtime.scheduling.media import MediaInput
 
 FORMAT = "1"
 """Of both files."""
 MOST_RECORD_BYTES = 1 << 26
+MOST_MEDIA_BYTES = 1 << 25
+"""Of what was made of a prefix's images or audio, which a record has in base64."""
 
 
 class PrefixFileError(ValueError):
@@ -46,6 +51,8 @@ def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
         "conversation": prefix.conversation,
         "token_ids": list(prefix.token_ids),
     }
+    if prefix.media:
+        fields["media"] = [_media_fields(one) for one in prefix.media]
     fields["checksum"] = _checksum_of_fields(fields)
     with _replacing(path) as temporary:
         temporary.write_text(json.dumps(fields))
@@ -70,7 +77,9 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
         if fields["name"] != path.stem or not is_prefix_name(path.stem):
             raise PrefixFileError(f"{path} is of a prefix named {fields['name']!r}")
         adapter = None if fields["adapter"] is None else AdapterName(**fields["adapter"])
-        return SavedPrefix(path.stem, fields["version"], tuple(fields["token_ids"]), adapter, fields["conversation"])
+        media = tuple(_read_media(one) for one in fields.get("media", ()))
+        token_ids = tuple(fields["token_ids"])
+        return SavedPrefix(path.stem, fields["version"], token_ids, adapter, fields["conversation"], media)
     except PrefixFileError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -123,7 +132,25 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
     """Of what decides a prefix's keys and values beside the model: its tokens and its adapter."""
-    return hashlib.sha256(json.dumps([prefix.adapter_digest, prefix.token_ids]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([prefix.adapter_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
+
+
+def _media_fields(one: MediaInput) -> dict[str, Any]:
+    arrays = {
+        name: [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
+        for name, array in one.arrays.items()
+    }
+    return {"start": one.start, "length": one.length, "grid": one.grid, "kind": one.kind, "arrays": arrays}
+
+
+def _read_media(fields: Mapping[str, Any]) -> MediaInput:
+    """Raises ValueError, KeyError or TypeError where the fields are none of `_media_fields`."""
+    arrays = {
+        name: np.frombuffer(base64.b64decode(data, validate=True), np.dtype(dtype)).reshape(shape)
+        for name, (dtype, shape, data) in fields["arrays"].items()
+    }
+    grid = None if fields["grid"] is None else tuple(fields["grid"])
+    return MediaInput.of(fields["start"], fields["length"], arrays, grid, fields["kind"])
 
 
 def _checksum_of_fields(fields: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.kv.blocks import NoFreeBlocks
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents, PrefixContents
+from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
@@ -115,7 +116,7 @@ class PrefixKeeper:
         for computing in self._computing.values():
             if computing.prefix == prefix:
                 return computing.done
-        num_blocks = len(prefix.token_ids) // self._blocks.block_size
+        num_blocks = prefix.num_blocks(self._blocks.block_size)
         num_new = num_blocks - self._num_pinned_of(prefix)
         if (refusal := self._refusal(prefix, num_blocks, num_new)) is not None:
             done.set_result(refusal)
@@ -227,6 +228,9 @@ class PrefixKeeper:
         if num_blocks * size >= self._engine.config.max_model_len:
             longest = self._engine.config.max_model_len
             return Refusal(INVALID, f"has {len(prefix.token_ids)} tokens: max_model_len is {longest}")
+        if (num_bytes := sum(one.num_bytes for one in prefix.media)) > MOST_MEDIA_BYTES:
+            made = f"its images or audio are {num_bytes >> 20} MiB of numbers"
+            return Refusal(INVALID, f"cannot be kept: {made}, and {MOST_MEDIA_BYTES >> 20} are kept")
         left = self.max_blocks - self._blocks.num_pinned - sum(one.num_new for one in self._computing.values())
         if num_new > left:
             return Refusal(
@@ -252,9 +256,9 @@ class PrefixKeeper:
         try:
             if not self._contents.write(blocks, contents):
                 return False
-            size, parent = self._blocks.block_size, self._root(prefix)
+            size, parent, hashed = self._blocks.block_size, self._root(prefix), prefix.hashed_ids
             for index, block_id in enumerate(blocks):
-                tokens = prefix.token_ids[index * size : (index + 1) * size]
+                tokens = hashed[index * size : (index + 1) * size]
                 parent = self._blocks.register(block_id, parent, tokens)
             self._pin(prefix, num_blocks, self._contents.taps_in(contents)).path = self._store.path(prefix)
         finally:
@@ -267,7 +271,8 @@ class PrefixKeeper:
         # What a drafter is given of it is in no cache.
         fresh = self._engine.needs.keeps_context
         tokens = prefix.token_ids[:num_tokens]
-        request = Request(request_id, tokens, ONE_TOKEN, adapter=prefix.adapter, fresh=fresh)
+        media = tuple(one for one in prefix.media if one.end < num_tokens)
+        request = Request(request_id, tokens, ONE_TOKEN, adapter=prefix.adapter, fresh=fresh, media=media)
         try:
             self._engine.add_request(request)
         except ValueError as error:
@@ -280,7 +285,7 @@ class PrefixKeeper:
             self._engine.states.marks[request_id] = num_tokens
 
     def _pin(self, prefix: SavedPrefix, num_blocks: int, taps: Tensor | None) -> _Pinned:
-        blocks = self._blocks.find(prefix.token_ids, self._root(prefix))
+        blocks = self._blocks.find(prefix.hashed_ids, self._root(prefix))
         if len(blocks) < num_blocks:
             raise RuntimeError(f"{len(blocks)} of {num_blocks} blocks are cached")
         self._blocks.pin(blocks)
@@ -308,7 +313,7 @@ class PrefixKeeper:
         return self._computing.pop(request_id), taps
 
     def _num_pinned_of(self, prefix: SavedPrefix) -> int:
-        return sum(map(self._blocks.is_pinned, self._blocks.find(prefix.token_ids, self._root(prefix))))
+        return sum(map(self._blocks.is_pinned, self._blocks.find(prefix.hashed_ids, self._root(prefix))))
 
     @staticmethod
     def _root(prefix: SavedPrefix) -> bytes:

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -19,6 +20,20 @@ class SavedPrefix(NamedTuple):
     """The LoRA adapter for whose requests it is; None is the base model."""
     conversation: str = ""
     """JSON of the messages that it was made of, and of what else their template read; empty for a plain prompt."""
+    media: tuple[MediaInput, ...] = ()
+    """Images or audio among its tokens."""
+
+    @property
+    def hashed_ids(self) -> list[int]:
+        """What its blocks are hashed by: tokens, and the content of media in the place of theirs."""
+        return prefix_ids(list(self.token_ids), self.media)
+
+    def num_blocks(self, block_size: int) -> int:
+        """Whole blocks that can be computed of it alone: none ends within an image or a sound, or right behind it."""
+        count = len(self.token_ids) // block_size
+        while any(one.start < count * block_size <= one.end for one in self.media):
+            count -= 1
+        return count
 
     @property
     def adapter_digest(self) -> str:

@@ -14,6 +14,8 @@ from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
+_PUBLISHED = ("epochs", "committed_lens", "last_token_ids", "block_tables", "temperatures", "seeds", "position_deltas")
+
 
 class DecodeRows(NamedTuple):
     """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`.
@@ -63,10 +65,7 @@ class SlotState:
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
-        self._published = {
-            name: getattr(self, name)[:-1]
-            for name in ("epochs", "committed_lens", "last_token_ids", "block_tables", "temperatures", "seeds")
-        }
+        self._published = {name: getattr(self, name)[:-1] for name in _PUBLISHED}
         none = torch.zeros(0, dtype=torch.int64, device=device)
         self._latest_columns: tuple[list[int], list[bool]] = [], []
         self._latest_rows = DecodeRows(none, none.bool())
@@ -147,6 +146,7 @@ class SlotState:
         self._any_moved = self._any_moved or any(deltas)
         if self._any_moved:
             self.position_deltas[slots] = upload(deltas, self.device)
+            self._num_changes["position_deltas"] += 1
         for name in ("epochs", "temperatures", "seeds"):
             self._num_changes[name] += 1
         self.seeds[slots] = seeds

@@ -47,6 +47,14 @@ class MediaInput(NamedTuple):
             digest.update(array.data)
         return cls(start, length, digest.digest(), held, grid, kind)
 
+    def __eq__(self, other: object) -> bool:
+        # Arrays are compared by their digest.
+        mine = self._replace(arrays={})
+        return isinstance(other, MediaInput) and tuple(mine) == tuple(other._replace(arrays={}))
+
+    def __hash__(self) -> int:
+        return hash((self.start, self.digest))
+
     @property
     def end(self) -> int:
         """Position behind its last token."""

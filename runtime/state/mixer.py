@@ -36,6 +36,9 @@ class Mixer:
         """Of the pass that runs; decoder layers do not all pass on what they are told beside their input."""
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
+        edges = {*entries, exit}
+        self.inner_linears = {m for m in module.modules() if isinstance(m, nn.Linear) and m not in edges}
+        """Linear layers that see the tokens of one sequence after the other."""
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
         self._exit = None if exit is None else self._stand_in(exit, None)
         arguments = inspect.signature(type(module).forward).parameters
@@ -109,7 +112,11 @@ class Mixer:
 
     def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
         """Let a linear layer say what it is given while the mixer runs; returns what it does otherwise."""
-        original = linear.forward
+        own = linear.__dict__.get("forward")
+
+        def original(inputs: Tensor) -> Tensor:
+            # Of its class as it is then: adapters give it another one.
+            return type(linear).forward(linear, inputs) if own is None else own(inputs)
 
         def forward(inputs: Tensor) -> Tensor:
             if self._given is None:

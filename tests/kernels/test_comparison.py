@@ -78,12 +78,21 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_the_reason(monkeypatch:
     assert choice.replaced() == ("silu_mul",)
 
 
-def test_heads_beyond_the_kernels_run_torchs_attention(kernels_first: None, monkeypatch: pytest.MonkeyPatch):
-    cases = {name: comparison.CASES[name] for name in ("attention", "silu_mul")}
-    monkeypatch.setattr(comparison, "CASES", cases)
-    (difference,) = replace_wrong(CPU, Shape(torch.float32, 2, 1, head_dim=512))
-    assert str(difference) == "kernel attention: ValueError: head dims are 512 and 512: at most 256 on CUDA"
-    assert choice.replaced() == ("attention",)
+def test_heads_beyond_the_kernels_run_torchs_attention_and_narrower_ones_the_kernel(
+    kernels_first: None, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def kernel(query: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        asked.append(query.shape[3])
+        raise RuntimeError("the kernel")
+
+    monkeypatch.setattr("wingbeat.kernels.attention.triton.tree_attention", kernel)
+    monkeypatch.setattr(comparison, "CASES", {"attention": comparison.CASES["attention"]})
+    assert replace_wrong(CPU, Shape(torch.float32, 2, 1, head_dim=512)) == []
+    assert asked == []
+    assert [one.name for one in replace_wrong(CPU, Shape(torch.float32, 2, 1, head_dim=64))] == ["attention"]
+    assert asked == [64]
 
 
 def test_weights_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch):

@@ -53,6 +53,9 @@ _DELTA = {
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+SHAPES = {"qwen3_5": _SHAPE | _DELTA}
+"""Of configurations that are the text part of another one."""
+
 CONFIGS = {
     "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"] * 2),
     "qwen3_next": lambda: Qwen3NextConfig(**_SHAPE, **_DELTA, **_EXPERTS, shared_expert_intermediate_size=32),

@@ -17,11 +17,13 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2AudioConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SiglipVisionConfig,
 )
 
+from tests.runtime.hybrids import SHAPES
 from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
@@ -35,13 +37,14 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 NUM_TOKENS = 30
 PLACEHOLDER = 90
 WINDOW = 8
-SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1, "audioflamingo3": 1}
+SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1, "audioflamingo3": 1, "qwen3_5": 2}
 """Of the weights, 0 where not given: others write one token over and over, or the placeholder."""
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _PATCHES = {"image_size": 16, "patch_size": 4}
 _GRID = {"depth": 3, "num_heads": 4, "in_channels": 3, "patch_size": 2, "spatial_merge_size": 2}
 _GRID |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+_PART_ROPE = {"rope_parameters": _ROPE["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 _LAYER_TYPES = ["sliding_attention", "full_attention"] * 2
 
@@ -137,6 +140,14 @@ MORE = {
     ),
 }
 """Relatives of them, which share their code here."""
+HYBRIDS = {
+    "qwen3_5": lambda size, mark: Qwen3_5Config(
+        vision_config=_GRID | {"num_position_embeddings": 64},
+        text_config=SHAPES["qwen3_5"] | {"vocab_size": size} | _PART_ROPE,
+        **_marks(mark),
+    ),
+}
+"""Those whose layers keep recurrent states, too."""
 
 
 @dataclass
@@ -159,7 +170,7 @@ class Shown:
 def random_model(name: str, vocab_size: int = VOCAB_SIZE, mark: int = PLACEHOLDER) -> PreTrainedModel:
     """A model with random weights, none of which is next to nothing."""
     torch.manual_seed(SEEDS.get(name, 0))
-    config = (CONFIGS | AUDIO_CONFIGS | MORE)[name](vocab_size, mark)
+    config = (CONFIGS | AUDIO_CONFIGS | MORE | HYBRIDS)[name](vocab_size, mark)
     return add_noise(auto_class(config.model_type).from_config(config, dtype=torch.float32).eval())
 
 

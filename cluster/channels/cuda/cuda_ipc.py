@@ -16,7 +16,9 @@ Where a field lies follows from who writes and who reads it:
 | decode_positions, decode_num_tokens, decode_token_ids | device, by acceptance | device | GPU memory |
 | decode_taps, chunk_taps | device, by the forward pass | device | GPU memory |
 | chunk_next_token_ids | device: a prompt's last one is sampled there | device | GPU memory |
+| chunk_axes, chunk_shown, chunk_embeddings | host; the last by the encoder | device | GPU memory |
 | epochs, committed_lens, block_tables, last_token_ids | device, from its slot state | device | GPU memory |
+| position_deltas | device, from its slot state | device | GPU memory |
 | temperatures, seeds, sampling_rules, biased_token_ids, biases | device, from its slot state | device | GPU memory |
 | token_ids, the history | device | device | GPU memory |
 

@@ -15,8 +15,9 @@ from wingbeat.cluster.channels.tcp.remote_connection import FrameError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
 _RULES = ("sampling_rules", "biased_token_ids", "biases")
-_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES)
-"""Fields of an outcome that do not travel whole: the others take 36 bytes and a path per slot."""
+_MEDIA = ("chunk_axes", "chunk_shown", "chunk_embeddings")
+_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES, *_MEDIA)
+"""Fields of an outcome that do not travel whole: the others take 44 bytes and a path per slot."""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
 _EXTENT_BYTES = 24
@@ -66,7 +67,7 @@ class _Round:
         """Bytes of the fields that travel whole, the header's first."""
         self._spec = spec
         self._steps = np.arange(spec.max_path)
-        self.num_decodes = self.num_chunk_tokens = self.num_masks = 0
+        self.num_decodes = self.num_chunk_tokens = self.num_told = self.num_masks = 0
         self.slots = np.empty(0, dtype=np.int64)
         """Of decodes, chunks and proposals."""
         self.ruled = self.slots
@@ -89,6 +90,7 @@ class _Round:
             if min(lens) < 0 or self.num_chunk_tokens > spec.max_prefill_tokens:
                 raise FrameError(f"chunks of {lens} tokens, {spec.max_prefill_tokens} fit")
             parts.append(fields["chunk_slots"][: header.num_chunks])
+        self.num_told = self.num_chunk_tokens if header.has_media else 0
         self.slots = np.concatenate(parts)
         _check_slots(self.slots, spec.num_slots)
 
@@ -123,6 +125,8 @@ class OutcomeSender:
         if this.num_chunk_tokens:
             body.put(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
             body.put(fields["chunk_taps"][: this.num_chunk_tokens])
+        for name in _MEDIA if this.num_told else ():
+            body.put(fields[name][: this.num_told])
         if this.num_masks:
             body.put(fields["allowed_tokens"][: this.num_masks])
         if len(this.ruled):
@@ -180,6 +184,8 @@ class OutcomeReceiver:
         if this.num_chunk_tokens:
             body.take(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
             body.take(fields["chunk_taps"][: this.num_chunk_tokens])
+        for name in _MEDIA if this.num_told else ():
+            body.take(fields[name][: this.num_told])
         if this.num_masks:
             body.take(fields["allowed_tokens"][: this.num_masks])
         if len(this.ruled):
@@ -283,19 +289,18 @@ def _within(name: str, count: int, most: int) -> None:
 
 
 def _bytes_of(message: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """A message as arrays over the same memory: hidden states, whose type NumPy may lack, by their bytes."""
-    arrays = {name: field for name, field in message.items() if not name.endswith("_taps")}
-    return {name: field.numpy() for name, field in arrays.items()} | {
-        name: _raw(field) for name, field in message.items() if name.endswith("_taps")
-    }
+    """A message as arrays over the same memory: hidden states and embeddings, whose type NumPy may lack, by their
+    bytes."""
+    by_bytes = ("_taps", "_embeddings")
+    return {name: _raw(field) if name.endswith(by_bytes) else field.numpy() for name, field in message.items()}
 
 
-def _raw(taps: Tensor) -> np.ndarray:
+def _raw(rows: Tensor) -> np.ndarray:
     """uint8 [..., bytes]"""
-    size = taps.shape[-1] * taps.dtype.itemsize
-    if not taps.numel():
-        return np.empty((*taps.shape[:-1], size), dtype=np.uint8)
-    return taps.view(torch.uint8).numpy()
+    size = rows.shape[-1] * rows.dtype.itemsize
+    if not rows.numel():
+        return np.empty((*rows.shape[:-1], size), dtype=np.uint8)
+    return rows.view(torch.uint8).numpy()
 
 
 def _runs(fields: list[Tensor]) -> list[np.ndarray]:

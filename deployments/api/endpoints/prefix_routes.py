@@ -1,11 +1,13 @@
 """`/v1/prefixes`: operators have beginnings of prompts computed once, and kept."""
 
 import asyncio
+import json
 from typing import Any
 
 from fastapi import FastAPI, Request
 from pydantic import Field
 
+from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage, Effort
 from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
 from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
@@ -84,11 +86,20 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
         if own.prompt is not None or own.add_special_tokens is not None:
             param = "prompt" if own.prompt is not None else "add_special_tokens"
             raise invalid(param, "is given beside 'messages'; give one of them")
-        body = ChatBody.of_fields(chat)
-        if body.media:
-            raise invalid(body.media[0].path, "is no text; saved prefixes have text alone")
-        token_ids = await asyncio.to_thread(conversation_tokens, tokenizer, body, limit, service.prompts.in_parts)
-        return "messages", SavedPrefix(own.name, 0, token_ids, adapter, as_conversation(body))
+        body, reader = ChatBody.of_fields(chat), service.prompts.media
+        read = await media_prompts.read_media(reader, body) if body.media else ()
+        token_ids = await asyncio.to_thread(
+            conversation_tokens,
+            tokenizer,
+            body,
+            limit,
+            service.prompts.in_parts,
+            lambda text: media_prompts.expand(reader, text, read),
+        )
+        media = media_prompts.place(reader, token_ids, read)
+        # Images and audio are kept as they were sent.
+        conversation = json.dumps(chat) if media else as_conversation(body)
+        return "messages", SavedPrefix(own.name, 0, token_ids, adapter, conversation, media)
     beside = sorted(name for name in chat if chat[name] is not None)
     if beside:
         raise invalid(beside[0], "needs 'messages'")

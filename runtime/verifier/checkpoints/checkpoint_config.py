@@ -15,7 +15,7 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
 WITH_AUDIO = ("qwen2_audio", "audioflamingo3", "glmasr")
 """Those that it counts among the models from one sequence to another."""

@@ -18,6 +18,7 @@ from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedLayer
@@ -47,19 +48,27 @@ class ModelAdapters:
         layers: its decoder layers, which alone are adapted.
         max_loras: adapters held at once.
         max_rank: of each.
+        mixers: of a model with recurrent states; what lies within them sees no rows of several sequences.
 
     Raises:
         AdapterError: the model has no linear layer that adapters could act on.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, max_loras: int, max_rank: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: nn.ModuleList,
+        max_loras: int,
+        max_rank: int,
+        mixers: tuple[Mixer, ...] = (),
+    ) -> None:
         self.max_loras, self.max_rank = max_loras, max_rank
         self.rows: AdapterRows | None = None
         """Of the forward pass that runs; None where no row has an adapter."""
         self.resident = ResidentAdapters(max_loras, self._load, self._clear)
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
-        whole = _linears_of_all_rows(model, layers)
+        whole = _linears_of_all_rows(model, layers).difference(*(mixer.inner_linears for mixer in mixers))
         for layer in layers:
             self._adapt_layer(layer, names[id(layer)], whole)
         if not self._places:

@@ -116,6 +116,18 @@ class LoadedModel:
             raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model takes none')}")
         self.media.check(request, most_at_once)
 
+    def told_to_drafters(self, media_width: int | None) -> dict[str, int]:
+        """Its vocabulary, and what of images and audio goes to a drafter: fields of a `ChannelSpec`.
+
+        Args:
+            media_width: of the embeddings that the drafter reads; None where it keeps no context.
+        """
+        if self.media is None or media_width is None:
+            return {"vocab_size": self.vocab_size}
+        shown = media_width if media_width == self.hidden_size else 0
+        num_axes = 3 if self.media.rotates_in_grids else 0
+        return {"vocab_size": self.vocab_size, "media_width": shown, "num_axes": num_axes}
+
     def media_figures(self) -> dict[str, float] | None:
         """`EncoderFigures` as plain data; None where it serves no media."""
         return None if self.media is None else asdict(self.media.encoder.figures)

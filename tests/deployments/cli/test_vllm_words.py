@@ -1,6 +1,7 @@
 """A `vllm serve` line, word for word, behind `wingbeat serve`: the settings it makes, or the line that refuses it."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,24 @@ def test_help_and_completion_know_nothing_of_it():
     assert without_vllm(["--help"], AppConfig) == (["--help"], [])
     assert without_vllm([], AppConfig) == ([], [])
     assert build_config(AppConfig, {"drafter": "none"}).drafter == "none"
+
+
+@pytest.mark.parametrize(
+    ("value", "settings"),
+    [
+        (0, {}),
+        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {}),
+        ({"cudagraph_mode": "none"}, {"cuda_graphs": False}),
+        ({"cudagraph_mode": "PIECEWISE"}, "prompts run eagerly: cudagraph_mode is one of NONE, FULL_DECODE_ONLY"),
+        ({"level": 3}, "use {compile} and {cuda_graphs}"),
+        (3, "use {compile} and {cuda_graphs}"),
+    ],
+    ids=str,
+)
+def test_what_vllm_captures_is_read_by_its_mode(value, settings):
+    read = VLLM["compilation_config"].read
+    if isinstance(settings, dict):
+        assert read("compilation_config", value, {}) == settings
+        return
+    with pytest.raises(ValueError, match="^" + re.escape(settings)):
+        read("compilation_config", value, {})

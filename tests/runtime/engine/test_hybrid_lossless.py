@@ -22,7 +22,7 @@ from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.llm import LLM, build_engine
+from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -189,9 +189,3 @@ def test_a_hybrids_own_mtp_module_drafts_for_it(name, tmp_path):
 def test_what_needs_rounds_in_flight_or_captured_is_refused(field):
     with pytest.raises(ValueError, match=f"{field} is True and lfm2 has layers with recurrent state"):
         new_engine(hybrid("lfm2").loaded, config_of(**{field: True}))
-
-
-def test_adapters_are_refused_by_the_setting(tmp_path):
-    random_hybrid("lfm2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"max_loras is 1 and .* has layers with recurrent state"):
-        LLM(tmp_path, "ngram", engine_config(CHAIN, max_loras=1), InProcessChannel, device="cpu")

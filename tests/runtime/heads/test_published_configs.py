@@ -211,6 +211,9 @@ def test_a_published_eagle3_config_parses(name):
     rope = config.rope_parameters
     assert (rope["rope_type"], rope["rope_theta"]) == (published.rope_type, published.theta)
     assert not {"mrope_section", "mrope_interleaved", "type"} & set(rope)
+    scaling = raw.get("rope_scaling") or {}
+    stated = (tuple(scaling.get("mrope_section", ())), scaling.get("mrope_interleaved", False))
+    assert (config.mrope_section, config.mrope_interleaved) == stated
     assert config.fc_norm == config.norm_output == bool(raw.get("fc_norm"))
     assert not any((config.attention_bias, config.output_bias, config.qk_norm, config.norm_before_residual))
 
