@@ -50,7 +50,7 @@ LIMITS: dict[str, int] = {
     "draft of one level, tree": 90,
     "draft by a model of 16 layers, eager": 888,
     "draft by a model of 16 layers, captured": 5,
-    "draft by two MTP modules, eager": 714,
+    "draft by two MTP modules, eager": 712,
     "draft by two MTP modules, captured": 3,
     "draft by an assistant of four layers, eager": 1438,
     "draft by an assistant of four layers, captured": 3,

@@ -94,9 +94,9 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
             body,
             limit,
             service.prompts.in_parts,
-            lambda text: media_prompts.expand(reader, text, read),
+            (lambda text: media_prompts.expand(reader, text, read)) if read else str,
         )
-        media = media_prompts.place(reader, token_ids, read)
+        media = media_prompts.place(reader, token_ids, read) if read else ()
         # Images and audio are kept as they were sent.
         conversation = json.dumps(chat) if media else as_conversation(body)
         return "messages", SavedPrefix(own.name, 0, token_ids, adapter, conversation, media)

@@ -135,7 +135,7 @@ def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monke
 
 def test_a_saved_prefix_with_images_is_the_beginning_of_the_requests_that_name_it(llava):
     tokenizer, pool = Tokenizer.load(llava), FakePool()
-    pool.info = ModelInfo("demo", max_model_len=256, vocab_size=tokenizer.vocab_size, takes={"image": SERVED})
+    pool.info = ModelInfo("demo", max_model_len=256, vocab_size=261, takes={"image": SERVED})
     given = {"tokenizer": tokenizer, "media": media_reader({"image": SERVED}, llava, MediaLimits(), tokenizer)}
     saved = call(pool, "/v1/prefixes", {"name": "p", "messages": [{"role": "user", "content": CONTENT}]}, **given)
     assert saved.status_code == 200, saved.text

@@ -145,8 +145,8 @@ def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_parallel_head_sees_the_same_by_kernels_and_in_fixed_shapes(name):
-    kind = partial(ParallelEagleHead, num_layers=2, mask_token_id=3)
-    head, blind = head_for(name, kind=kind), head_for(name, kind=kind, embeds_media=False)
+    fields = {"kind": partial(ParallelEagleHead, mask_token_id=3), "num_layers": 2}
+    head, blind = head_for(name, **fields), head_for(name, **fields, embeds_media=False)
     torch.nn.init.normal_(head.mask_hidden)
     blind.load_state_dict(head.state_dict())
     by_kernels, fixed, other = (
