@@ -159,7 +159,9 @@ ACTS: dict[str, Act] = {
     "remove verifier's node": Act(remove_verifiers_node),
     "drain verifier's node": Act(drain_verifiers_node),
 }
-for name in ("kill router", "stop router", "kill proxy", "stop proxy", "remove verifier's node"):
+# Proxies of all nodes listen at one port here, and that of a node that goes is one of them.
+OF_NODES = ("remove verifier's node", "drain verifier's node")
+for name in ("kill router", "stop router", "kill proxy", "stop proxy", *OF_NODES):
     ACTS[name] = ACTS[name]._replace(breaks_connections=True)
 
 

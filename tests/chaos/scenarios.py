@@ -68,7 +68,7 @@ SCENARIOS = {
         nodes={"drafters": Node(1, {"drafters": 1})},
     ),
     "drafters of two nodes for verifiers of two": Scenario(
-        # Serve may have put a router, whose connections cannot move, on the node of a drafter: no node goes here.
+        # A node that goes here may have had the pool, a router or a proxy, and Serve another number of them after it.
         ("kill drafter", "cut channel"),
         {
             "num_replicas": 2,
