@@ -143,7 +143,8 @@ class BatchBuilder:
         positions, columns = rows.positions, columns_of(features, placed)
         for feature in features:
             positions = feature.positions(positions, placed)
-        around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in features)
+        present = (feature for feature in features if feature.kind in columns or not feature.of_chunks)
+        around = tuple(partial(feature.entered, columns.get(feature.kind)) for feature in present)
         return rows._replace(positions=positions, columns=columns, around=around)
 
     def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:

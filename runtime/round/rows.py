@@ -207,7 +207,7 @@ class Feature:
     kind: type = type(None)
     """Of its column; the columns of a batch are found by it."""
     of_chunks = False
-    """Whether it is about rows of prompts alone: batches without them do not ask it."""
+    """Whether it is about rows of prompts alone: batches without them do not ask it, nor enter it without a column."""
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""

@@ -26,7 +26,7 @@ def refusal(response) -> tuple[int, str]:
 
 
 class TestPaths:
-    @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions/", "/v1", "/docs/", "/redoc"])
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/v1/completions/", "/v1", "/docs/", "/redoc"])
     def test_other_paths_are_unknown(self, path):
         assert refusal(call(FakePool(), path, BODY)) == (404, "unknown_url")
 

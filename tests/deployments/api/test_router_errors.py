@@ -101,7 +101,7 @@ class TestErrors:
 
     def test_malformed_json_and_unknown_paths_have_openais_body(self):
         assert call(FakePool(), "/v1/completions", b"{").json()["error"]["code"] == "invalid_json"
-        missing = call(FakePool(), "/v1/embeddings", {})
+        missing = call(FakePool(), "/v1/rerank", {})
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
         assert call(FakePool(), "/v1/completions", method="GET").status_code == 405
         assert call(FakePool(), "/v1/models/other", method="GET").json()["error"]["code"] == "model_not_found"
