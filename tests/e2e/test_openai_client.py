@@ -307,7 +307,10 @@ def test_an_unknown_model_is_a_404(demo_app):
         assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.NotFoundError):
         demo_app.client.models.retrieve("gpt-x")
-    with pytest.raises(openai.NotFoundError):
+
+
+def test_a_model_of_text_has_no_embeddings_unless_it_is_asked_for_them(demo_app):
+    with pytest.raises(openai.BadRequestError, match="is no embedding model here"):
         demo_app.client.embeddings.create(model=MODEL, input="x")
 
 
