@@ -24,6 +24,8 @@ LEARNER, FIGURES_FILE = "learner", "figures.json"
 """The learner's own folder, and what it says of itself."""
 MOST_DECISIONS = 64
 """The latest of them are kept; counts go on."""
+MOST_TRIES = 8
+"""Of drafters that begin to read a version and do not live to say what became of it: then it is refused."""
 MOST_UNUSED = 4
 """Folders of versions that are neither served nor the one before; older ones are removed."""
 
@@ -48,6 +50,8 @@ class HeadVersion(BaseModel):
     source: Literal["configured", "learner", "operator"] = "learner"
     taken: bool = False
     """Whether a drafter has read it and found nothing wrong with it."""
+    tries: int = 0
+    """Of drafters that began to read it, until one has."""
 
 
 class Decision(BaseModel):
@@ -182,6 +186,20 @@ class HeadLedger:
                 raise LedgerError("there is no version before the one that is served")
             self._back(ledger, "rolled_back", reason)
             return ledger.served
+
+    def begin(self, number: int) -> bool:
+        """A drafter begins to read a version; False where as many as may have ended over it, and it is refused."""
+        with self._locked():
+            ledger = self.read()
+            version = ledger.version(number)
+            if not number or version.taken:
+                return True
+            if version.tries < MOST_TRIES:
+                tries = version.tries + 1
+                self._write(ledger.model_copy(update={"versions": _updated(ledger.versions, number, tries=tries)}))
+                return True
+        self.refuse(number, f"{MOST_TRIES} drafters began to read it, and none was heard of again")
+        return False
 
     def took(self, number: int) -> None:
         """A drafter has read a version, and drafts with it from its next round on."""

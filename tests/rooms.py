@@ -72,7 +72,7 @@ deployments.router: deployments.api deployments.app_config deployments.door depl
 deployments.start_up:
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing
-    runtime.scheduling
+    runtime.scheduling runtime.verifier.checkpoints
 deployments.watchdog: cluster.channels cluster.process_tree
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:

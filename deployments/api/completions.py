@@ -77,7 +77,7 @@ class CompletionService:
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
-        self.embeddings = Embeddings(pool, self.prompts, self._figures, embedding_kind)
+        self.embeddings = Embeddings(pool, self.prompts, self._figures, embedding_kind, self.sizes)
 
     @property
     def tokenizer(self) -> Tokenizer:

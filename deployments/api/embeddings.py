@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long
@@ -17,6 +19,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.request_context import session_id
+from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
 
 
@@ -27,23 +30,29 @@ class EmbeddingKind(NamedTuple):
     """None where it has none."""
     can_be_cut: bool = False
     """Whether the first numbers of one are an embedding, too."""
+    num_numbers: int = 1
+    """Of one that is not cut."""
 
 
 NO_EMBEDDINGS = EmbeddingKind()
+EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
+"""Of JSON at most: around an embedding, and for a number of it in either form."""
 
 
 class Embeddings:
     """Answers `/v1/embeddings` with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, prompts: Prompts, figures: RouterFigures, kind: EmbeddingKind) -> None:
-        self._pool, self._prompts, self._figures, self.kind = pool, prompts, figures, kind
+    def __init__(
+        self, pool: EnginePool, prompts: Prompts, figures: RouterFigures, kind: EmbeddingKind, sizes: AnswerSizes
+    ) -> None:
+        self._pool, self._prompts, self._figures, self.kind, self._sizes = pool, prompts, figures, kind, sizes
 
-    async def answer(self, body: EmbeddingsBody) -> dict[str, Any]:
-        """The whole answer.
+    async def answer(self, body: EmbeddingsBody) -> bytes:
+        """The whole answer as JSON.
 
         Raises:
-            ApiError: the model has no embeddings, or an input does not fit it.
-            EngineOverloaded: there is no room for the inputs that an engine runs at once.
+            ApiError: the model has no embeddings, an input does not fit it, or the answer would be too long.
+            EngineOverloaded: there is no room for the inputs that an engine runs at once, or for the answer.
             EngineUnavailable, RequestFailed, RequestRefused: one input could not be embedded.
         """
         name = self._pool.info.model_name
@@ -57,6 +66,10 @@ class Embeddings:
             raise invalid("dimensions", f"is {body.dimensions}: embeddings of {name!r} are not made to be cut")
         prompts = await self._prompts.of_embedding(body)
         self._check(prompts)
+        with self._sizes.held(self._answer_bytes(body)):
+            return await self._embedded(prompts, body, adapter)
+
+    async def _embedded(self, prompts: Sequence[Prompt], body: EmbeddingsBody, adapter: AdapterName | None) -> bytes:
         params = SamplingParams(
             1, 0.0, pooling=self.kind.pooling, speculation=False, ignore_eos=True, priority=body.priority or 0
         )
@@ -69,11 +82,21 @@ class Embeddings:
         at_once = self._pool.max_num_seqs
         for begin in range(0, len(requests), at_once):
             found += await self._run(requests[begin : begin + at_once])
-        data = await asyncio.to_thread(_written, found, body)
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        model = name if adapter is None else adapter.name
-        return {"id": unique_id, "object": "list", "data": data, "model": model, "usage": usage}
+        model = self._pool.info.model_name if adapter is None else adapter.name
+        answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
+        # Thousands of numbers per input: others' streams must keep moving.
+        return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))
+
+    def _answer_bytes(self, body: EmbeddingsBody) -> int:
+        """What the answer takes; raises ApiError, 400, where that is more than the server answers by."""
+        most = self.kind.num_numbers
+        numbers = most if body.dimensions is None else min(body.dimensions, most)
+        each = BASE64_BYTES if body.encoding_format == "base64" else FLOAT_BYTES
+        total = len(body.input) * (EMBEDDING_BYTES + numbers * each)
+        self._sizes.check_whole(total, "input", f"{len(body.input)} embeddings of {numbers} numbers")
+        return total
 
     def _check(self, prompts: Sequence[Prompt]) -> None:
         limit = self._pool.info.max_model_len - 1
@@ -106,6 +129,10 @@ class Embeddings:
                 raise EngineUnavailable("The engine ended the request before it was complete.")
             watch.end = "stop"
         return embedding
+
+
+def _json(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, separators=(",", ":")).encode()
 
 
 def _written(found: list[bytes], body: EmbeddingsBody) -> list[dict[str, Any]]:

@@ -83,15 +83,13 @@ def create_app(
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(CompletionBody, request)
-        service = models.choose(body.model)
-        generation = await service.plan_completion(body)
+        generation = await (service := models.choose(body.model)).plan_completion(body)
         return await _answer(request, service, generation, CompletionShape(), bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(ChatBody, request)
-        service = models.choose(body.model)
-        generation = await service.plan_chat(body)
+        generation = await (service := models.choose(body.model)).plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
     add_page(app, models.pools, None if heads is None else DRAFTER_PATH)

@@ -1,6 +1,7 @@
 """What an operator can set about embeddings, and what a model's own files say of them."""
 
 import json
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -31,8 +32,9 @@ class EmbeddingOptions(ModelOptions):
             )
         return self
 
+    @abstractmethod
     def _is_wingbeats_own(self) -> bool:
-        raise NotImplementedError
+        """Whether Wingbeat's own engine runs the model."""
 
     def pooling(self) -> Pooling | None:
         """How a prompt's hidden states become its embedding; None where the model has none.

@@ -1,5 +1,6 @@
 """Settings of several models behind one endpoint."""
 
+from abc import abstractmethod
 from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -53,9 +54,9 @@ class SeveralModels(ModelOptions):
             raise ValueError(f"models: two of them have the name {twice!r}")
         return self
 
+    @abstractmethod
     def all_names(self) -> tuple[str, ...]:
         """What requests may give as `model`, adapters included."""
-        raise NotImplementedError
 
     def served(self) -> tuple[Self, ...]:
         """The settings of each model, complete; of one model, these.

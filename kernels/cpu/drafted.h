@@ -41,26 +41,24 @@ static bool well_formed(const Answer& from, const TreeColumns& tree, int64_t fir
 }
 
 // As `runtime/round/tree_check.py` has it: trees of decodes, bare roots where an answer does not count. Returns the most
-// nodes of any, 0 where none counts.
+// nodes of any, 0 where none counts. What is checked is the copy: the memory that it came in is the drafter's, too.
 static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     int64_t most = 0;
     for (int64_t req = 0; req < from.num_reqs; req++) {
         int64_t slot = from.slots[req], source = slot * from.num_nodes, target = req * from.num_nodes;
         int64_t count = from.trees.num_valid[slot];
+        const int64_t* sent[] = {from.trees.token_ids, from.trees.parents, from.trees.depths};
+        int64_t* columns[] = {into.token_ids, into.parents, into.depths};
+        for (int column = 0; column < 3; column++)
+            std::copy_n(sent[column] + source, from.num_nodes, columns[column] + target);
+        std::copy_n(from.trees.scores + source, from.num_nodes, into.scores + target);
         bool usable = from.wanted[req] && from.epochs[slot] == from.own_epochs[slot] &&
-                      from.committed_lens[slot] == from.own_lens[slot] && well_formed(from, from.trees, source, count) &&
-                      from.trees.token_ids[source] == from.last_token_ids[slot];
+                      from.committed_lens[slot] == from.own_lens[slot] && well_formed(from, into, target, count) &&
+                      into.token_ids[target] == from.last_token_ids[slot];
         into.num_valid[req] = usable ? count : 1;
         int64_t kept = usable ? count : 0;
         most = std::max(most, kept);
-        auto copy = [&](const int64_t* of, int64_t* to) {
-            std::copy_n(of + source, kept, to + target);
-            std::fill_n(to + target + kept, from.num_nodes - kept, 0);
-        };
-        copy(from.trees.token_ids, into.token_ids);
-        copy(from.trees.parents, into.parents);
-        copy(from.trees.depths, into.depths);
-        std::copy_n(from.trees.scores + source, from.num_nodes, into.scores + target);
+        for (int64_t* column : columns) std::fill_n(column + target + kept, from.num_nodes - kept, 0);
     }
     return most;
 }

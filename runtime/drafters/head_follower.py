@@ -62,7 +62,7 @@ class HeadFollower:
     def _look(self) -> bool:
         """Offer the version that is served where it is another one; whether that was done."""
         version = self._served()
-        if version == self._offered:
+        if version == self._offered or not self._ledger.begin(version):
             return False
         try:
             began = time.monotonic()

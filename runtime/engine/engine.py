@@ -68,14 +68,7 @@ class Engine:
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
-        of_every_model = (
-            self.clock,
-            self.counter,
-            self.requests,
-            self.drafting,
-            self.policy,
-            self.shown,
-        )
+        of_every_model = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
         self._own_observers = of_every_model if self.states is None else (*of_every_model, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()

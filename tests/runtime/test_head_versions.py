@@ -10,6 +10,7 @@ import pytest
 from wingbeat.runtime.head_versions import (
     LEAST_ROUNDS,
     LEDGER_FILE,
+    MOST_TRIES,
     MOST_UNUSED,
     Accepted,
     HeadLedger,
@@ -65,6 +66,17 @@ def test_a_refused_version_gives_way_and_is_never_promoted_again(ledger):
         ledger.promote(1, "again")
     with pytest.raises(LedgerError, match="no version 7"):
         ledger.promote(7, "unknown")
+
+
+def test_a_version_that_ends_every_drafter_is_refused(ledger):
+    for number in (added(ledger), added(ledger)):
+        ledger.promote(number, "better")
+    assert all(ledger.begin(2) for _ in range(MOST_TRIES))
+    assert not ledger.begin(2)
+    found = ledger.read()
+    assert (found.served, found.version(2).state) == (1, "refused")
+    ledger.took(1)
+    assert all(ledger.begin(1) for _ in range(MOST_TRIES + 1)), "one that was read once is no such version"
 
 
 def test_a_version_whose_files_cannot_be_written_leaves_nothing(ledger):

@@ -75,6 +75,19 @@ class AnswerSizes:
         # What the choices say alike is made once.
         return sum(of_prompts.values()) + sum(of_answers.values())
 
+    def check_whole(self, num_bytes: int, param: str, what: str) -> None:
+        """Refuse an answer whose length is known before it is computed.
+
+        Raises:
+            ApiError: 400, it is more than the limit; names `param`.
+        """
+        if num_bytes > self._max_bytes:
+            message = (
+                f"'{param}' asks for too long an answer: {what} could make {num_bytes} bytes, and this server "
+                f"answers by {self._max_bytes} at most (max_answer_bytes). Send several requests."
+            )
+            raise ApiError(message, param=param, code="answer_too_long")
+
     @contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
         """While it is entered, an answer counts among those that are not sent yet.

@@ -70,7 +70,7 @@ async def read_body(kind: type[Body], request: Request) -> Body:
 
 async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
     """What `work` brings as JSON; it is cancelled when the client leaves."""
-    return JSONResponse(await _unless_gone(request, work))
+    return JSONResponse(await unless_gone(request, work))
 
 
 async def long_answer(
@@ -86,7 +86,7 @@ async def long_answer(
         except BaseException:
             work.close()
             raise
-        return await written_answer(await _unless_gone(request, work), turn, held)
+        return await written_answer(await unless_gone(request, work), turn, held)
 
 
 async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None = None) -> Response:
@@ -107,14 +107,14 @@ async def streamed_answer(
     with ExitStack() as held:
         try:
             held.enter_context(room or nullcontext())
-            first = await _unless_gone(request, anext(events))
+            first = await unless_gone(request, anext(events))
         except BaseException:
             await events.aclose()
             raise
         return EventStream(first, events, held.pop_all())
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """The result of `work`, which is cancelled when the client leaves or the handler is cancelled.
 
     Raises:

@@ -1,13 +1,9 @@
 """`POST /v1/embeddings`."""
 
-import asyncio
-import json
-from typing import Any
-
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.answers.answering import read_body, unless_gone
 from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.served_models import ServedModels
 
@@ -20,10 +16,5 @@ def add_embedding_routes(app: FastAPI, models: ServedModels) -> None:
     @app.post(EMBEDDINGS_PATH)
     async def embeddings(request: Request) -> Response:
         body = await read_body(EmbeddingsBody, request)
-        answer = await models.choose(body.model).embeddings.answer(body)
-        # Thousands of numbers per input: others' streams must keep moving.
-        return Response(await asyncio.to_thread(_bytes, answer), media_type="application/json")
-
-
-def _bytes(answer: dict[str, Any]) -> bytes:
-    return json.dumps(answer, separators=(",", ":")).encode()
+        embeddings = models.choose(body.model).embeddings
+        return Response(await unless_gone(request, embeddings.answer(body)), media_type="application/json")

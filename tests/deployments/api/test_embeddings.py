@@ -83,6 +83,16 @@ def test_a_long_input_is_refused_or_cut():
     assert pool.requests[0].prompt_token_ids == tuple(range(1, 64))
 
 
+def test_an_answer_that_is_too_long_is_refused_before_it_is_computed():
+    pool, wide = FakePool(), EmbeddingKind(Pooling.MEAN, num_numbers=8192)
+    refused = ask(pool, kind=wide, input=["x"] * 2048)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "answer_too_long")
+    assert "max_answer_bytes" in refused.json()["error"]["message"]
+    assert not pool.requests
+    assert ask(pool, kind=wide, input=["x"] * 2048, encoding_format="base64").status_code == 400
+    assert ask(pool, kind=wide, input=["x"] * 8).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
