@@ -80,12 +80,13 @@ def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
         )
 
 
-def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
+def check_channel(config: AppConfig, taps_size: int, vocab_size: int, media_width: int = 0) -> None:
     """Hold the channel between verifier and drafter against free shared memory.
 
     Args:
         taps_size: values per position that the drafter taps.
         vocab_size: of the verifier.
+        media_width: values that its drafter may be told of a part of an image or a sound.
 
     Raises:
         ValueError: it does not fit; one line that names the setting and what does.
@@ -100,9 +101,8 @@ def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
 
     # Its size does not depend on the KV pool's.
     dtype = getattr(torch, config.resolved_dtype())
-    spec = ChannelSpec.of(
-        config.engine_config(), taps_size=taps_size, num_blocks=0, taps_dtype=dtype, vocab_size=vocab_size
-    )
+    sizes = {"taps_size": taps_size, "vocab_size": vocab_size, "media_width": media_width}
+    spec = ChannelSpec.of(config.engine_config(), num_blocks=0, taps_dtype=dtype, **sizes)
     try:
         check_fits(spec, free_shared_memory())
     except ChannelError as error:

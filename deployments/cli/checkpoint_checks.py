@@ -70,7 +70,8 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
         with one_line(f"drafter {config.drafter}"):
             taps_size = check_drafter_fits(choice, target)
     if here:
-        check_channel(config, taps_size, getattr(text, "vocab_size", 0))
+        media_width = getattr(text, "hidden_size", 0) if file.has_media else 0
+        check_channel(config, taps_size, getattr(text, "vocab_size", 0), media_width)
         if config.engine_dir is not None:
             _check_engines(config, file.folder)
     check_weights(file)
