@@ -241,7 +241,7 @@ def test_a_learner_that_is_killed_goes_on_and_leaves_one_version_served(tmp_path
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
     served_traffic(kind, root, prompts_of(kind, 97))
     settings = settings_of(kind, root, checkpoint_s=0.2, candidate_steps=5)
-    ledger = HeadLedger(root, kind.source, "v")
+    ledger = HeadLedger(root, settings.configured_head, settings.verifier_name)
     steps = 0
     for _ in range(4):
         read, write = os.pipe()
@@ -250,9 +250,12 @@ def test_a_learner_that_is_killed_goes_on_and_leaves_one_version_served(tmp_path
         process = subprocess.Popen([sys.executable, "-m", MODULE, str(read), str(os.getpid())], pass_fds=[read])
         os.close(read)
         path, deadline = settings.work / STATE_FILE, time.monotonic() + 120
-        before = path.stat().st_mtime_ns if path.exists() else 0
-        while (not path.exists() or path.stat().st_mtime_ns == before) and time.monotonic() < deadline:
+        # The first checkpoint is of what it began with; behind the third there are steps.
+        saved = {path.stat().st_mtime_ns} if path.exists() else set()
+        enough = len(saved) + 3
+        while len(saved) < enough and time.monotonic() < deadline:
             time.sleep(0.05)
+            saved |= {path.stat().st_mtime_ns} if path.exists() else set()
         process.send_signal(signal.SIGKILL)
         process.wait()
         trainer = OnlineTrainer(settings)
