@@ -46,6 +46,29 @@ struct Paths {
     int64_t *committed_lens, *last_token_ids;  // by slot
 };
 
+// Keys and values of all layers, paged: those of an accepted node go to its place in the sequence.
+struct Pools {
+    int64_t count;  // 0: nothing is moved
+    char* const* data;
+    const int64_t* row_bytes;  // by pool, of a position
+    const int64_t* tables;     // [num_slots, table_width]
+    int64_t table_width, block_size;
+
+    int64_t row(int64_t slot, int64_t position) const {
+        int64_t block = std::clamp<int64_t>(position / block_size, 0, table_width - 1);
+        return tables[slot * table_width + block] * block_size + position % block_size;
+    }
+    // Nodes of a path ascend, and none lies before its place: what is read has not been written.
+    void compact(int64_t slot, int64_t root, const int64_t* nodes, int64_t num_nodes) const {
+        for (int64_t step = 1; count && step < num_nodes; step++) {
+            if (nodes[step] == step) continue;
+            int64_t from = row(slot, root + nodes[step]), to = row(slot, root + step);
+            for (int64_t pool = 0; pool < count; pool++)
+                memcpy(data[pool] + to * row_bytes[pool], data[pool] + from * row_bytes[pool], row_bytes[pool]);
+        }
+    }
+};
+
 // Bits of a node and its ancestors, words [num_reqs, num_nodes, num_words].
 static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
     memset(words, 0, num_reqs * num_nodes * num_words * sizeof(int64_t));
@@ -60,7 +83,7 @@ static void ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_node
 }
 
 // Whether an accepted node of any path lies elsewhere than its place in the sequence.
-static bool accept(const VerifiedTrees& trees, const Paths& paths) {
+static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& pools) {
     bool moved = false;
     for (int64_t req = 0; req < trees.num_reqs; req++) {
         int64_t first = req * trees.num_nodes, node = 0, count = 0, slot = trees.slots[req];
@@ -85,6 +108,7 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths) {
             if (child >= end) break;
             node = child;
         }
+        pools.compact(slot, paths.committed_lens[slot] - 1, nodes, count);
         paths.num_tokens[req] = count;
         paths.committed_lens[slot] += count;
         paths.last_token_ids[slot] = emitted[count - 1];

@@ -1,7 +1,7 @@
 """Trees on the host by the C++ of `accept.h`: what nodes see, and the paths that a target chooses."""
 
 from collections.abc import Iterable
-from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p, cast
 from typing import NamedTuple
 
 from torch import Tensor
@@ -41,6 +41,26 @@ class Paths(Structure):
     ]
 
 
+class Pools(Structure):
+    """Keys and values that follow the paths; all null where they stay."""
+
+    _fields_ = [
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("data", "row_bytes", "tables")),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+    ]
+
+
+class Compacted(NamedTuple):
+    """What accepted nodes' keys and values are moved in, to the places of their tokens."""
+
+    pools: list[Tensor]
+    """Each [num_blocks, block_size, ...], contiguous, of any dtype."""
+    block_tables: Tensor
+    """int64 [num_slots, width], contiguous."""
+
+
 class Decree(NamedTuple):
     """How much of each tree is accepted whatever the target chooses, along first children; for benchmarks."""
 
@@ -73,13 +93,18 @@ class TreeAcceptance:
     Args:
         library: of `wingbeat.kernels.cpu.library`.
         committed_lens: [num_slots], which go on by each path; `last_token_ids` likewise become its last token.
+        compacted: where accepted nodes' keys and values are moved; None leaves them where they are.
     """
 
-    def __init__(self, library: CDLL, committed_lens: Tensor, last_token_ids: Tensor) -> None:
-        library.wingbeat_accept.argtypes = [POINTER(VerifiedTrees), POINTER(Paths)]
+    def __init__(
+        self, library: CDLL, committed_lens: Tensor, last_token_ids: Tensor, compacted: Compacted | None = None
+    ) -> None:
+        library.wingbeat_accept.argtypes = [POINTER(VerifiedTrees), POINTER(Paths), POINTER(Pools)]
         library.wingbeat_accept.restype = c_int64
         self._accept = library.wingbeat_accept
         self._committed_lens, self._last_token_ids = committed_lens, last_token_ids
+        self._compacted = compacted
+        self._pools = Pools() if compacted is None else _pools(compacted)
 
     def accept(
         self,
@@ -127,8 +152,19 @@ class TreeAcceptance:
         trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address, forced)
         written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
         state = (self._committed_lens, self._last_token_ids)
-        moved = self._accept(byref(trees), byref(Paths(longest, width, *_addresses((*written, *state)))))
+        paths = Paths(longest, width, *_addresses((*written, *state)))
+        moved = self._accept(byref(trees), byref(paths), byref(self._pools))
         return found._replace(moved=bool(moved))
+
+
+def _pools(compacted: Compacted) -> Pools:
+    pools, (_, width) = compacted.pools, compacted.block_tables.shape
+    data = (c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
+    row_bytes = (c_int64 * len(pools))(*(pool[0, 0].numel() * pool.element_size() for pool in pools))
+    address = compacted.block_tables.data_ptr()
+    made = Pools(len(pools), cast(data, c_void_p), cast(row_bytes, c_void_p), address, width, pools[0].shape[1])
+    made.held = (data, row_bytes)
+    return made
 
 
 def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:

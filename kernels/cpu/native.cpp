@@ -103,5 +103,7 @@ int64_t wingbeat_lay_out(const Layout* layout) { return lay_out(*layout); }
 
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
 
-int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths) { return accept(*trees, *paths); }
+int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths, const Pools* pools) {
+    return accept(*trees, *paths, *pools);
+}
 }

@@ -187,9 +187,11 @@ class CpuKernels:
             ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
         )
 
-    def tree_acceptance(self, committed_lens: Tensor, last_token_ids: Tensor) -> accept.TreeAcceptance:
+    def tree_acceptance(
+        self, committed_lens: Tensor, last_token_ids: Tensor, compacted: accept.Compacted | None = None
+    ) -> accept.TreeAcceptance:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
-        return accept.TreeAcceptance(self._library, committed_lens, last_token_ids)
+        return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
     def native_choice(self) -> NativeChoice:
         """Chooses tokens of rows of logits."""

@@ -71,6 +71,11 @@ class KVCache:
         self.table = pool_table(self._stored)
         """For moves over all layers; its address is in the captured ones."""
 
+    def own_pools(self) -> list[Tensor] | None:
+        """Keys and values by layer, [num_blocks, block_size, heads, dim], which whoever walks trees on the host may
+        compact by itself; None where others have to hear of each move, or positions lie otherwise."""
+        return [part for pair in self._stored for part in pair]
+
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
         if self.table is None:

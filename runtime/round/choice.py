@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wingbeat.kernels.cpu.accept import Decree, TreeAcceptance
+from wingbeat.kernels.cpu.accept import Compacted, Decree, TreeAcceptance
 from wingbeat.kernels.cpu.choice import SamplingRows
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
@@ -226,7 +226,13 @@ class PathAcceptance:
     ) -> None:
         self.slots, self.cache, self.builder, self.config = slots, cache, builder, config
         self.max_depth = config.speculation.max_path - 1
-        self._on_host = None if kernels is None else kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids)
+        pools = None if kernels is None else cache.own_pools()
+        self._compacts = not pools
+        """Whether moves of keys and values are left to the cache."""
+        self._on_host: TreeAcceptance | None = None
+        if kernels is not None:
+            compacted = Compacted(pools, slots.block_tables) if pools else None
+            self._on_host = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
             self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.device)
@@ -293,7 +299,7 @@ class PathAcceptance:
             width=self.max_depth + 1,
             decree=decree,
         )
-        if walk.moved:
+        if walk.moved and self._compacts:
             self._compact(decodes, walk.nodes, walk.num_tokens)
         return AcceptedPaths(
             decodes.slots,

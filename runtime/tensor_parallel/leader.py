@@ -101,6 +101,9 @@ class FollowedCache(KVCache):
         super().__init__(loaded.layers, config, loaded.dtype, loaded.device)
         self._leader = leader
 
+    def own_pools(self) -> None:
+        """None: the other ranks hear of each move."""
+
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """As `KVCache.move`, on all ranks."""
         super().move(from_slots, to_slots)

@@ -38,6 +38,9 @@ class LinearKV(KVCache):
         self.table = None
         self._tables = {heads: pool_table(views) for heads, views in self._by_heads.items()}
 
+    def own_pools(self) -> None:
+        """None: a position is a row of each head."""
+
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths; see `KVCache.move`."""
         for heads, views in self._by_heads.items():

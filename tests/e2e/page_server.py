@@ -15,6 +15,7 @@ from tests.runtime.losing_policy import POLICY
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -50,12 +51,16 @@ class DemoEngine(LocalEngines):
 
 @contextmanager
 def serving(
-    access: Access | None = None, parsers: Parsers | None = None, policy: type[SpeculationPolicy] | None = None
+    access: Access | None = None,
+    parsers: Parsers | None = None,
+    policy: type[SpeculationPolicy] | None = None,
+    heads: HeadVersions | None = None,
 ) -> Iterator[str]:
     """The URL of a server that answers with the demo pair, for as long as the block lasts.
 
     Args:
         policy: decides what is drafted, in place of trees of a fixed shape.
+        heads: versions of the draft head that `/v1/drafter` is about.
     """
     llm = demo_llm(policy)
 
@@ -65,7 +70,9 @@ def serving(
         pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
         await pool.start()
         try:
-            yield create_app(CompletionService(pool, llm.tokenizer, parsers), access)
+            yield create_app(
+                CompletionService(pool, llm.tokenizer, parsers), access, heads=heads, updates_adapters=True
+            )
         finally:
             await pool.close()
             engines.close()

@@ -82,7 +82,7 @@ def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
             raise invalid("version", "or 'folder' must be given, and not both")
         number = body.version
         if number is None:
-            source = _incoming(ledger, body.folder or "")
+            source = await asyncio.to_thread(_incoming, ledger, body.folder or "")
             number = await _told(lambda: ledger.add(lambda folder: _copy(source, folder), "operator", body.reason))
         await _told(lambda: ledger.promote(number, body.reason))
         await _not_refused(ledger, number, "version" if body.folder is None else "folder")
@@ -100,12 +100,14 @@ async def _told(call: Callable[[], Any]) -> Any:
     """What a call of a ledger returns, in a thread.
 
     Raises:
-        ApiError: 409, the ledger refuses.
+        ApiError: 409, the ledger refuses; 500, its folder cannot be read or written.
     """
     try:
         return await asyncio.to_thread(call)
     except LedgerError as error:
         raise ApiError(f"{str(error)[:1].upper()}{str(error)[1:]}.", status=409, code="head_version") from None
+    except OSError as error:
+        raise ApiError(f"The folder of the versions: {error}.", status=500, kind="server_error", code="head_version") from error
 
 
 async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
@@ -125,11 +127,14 @@ async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
 
 
 def _incoming(ledger: HeadLedger, name: str) -> Path:
-    root = (ledger.folder / INCOMING).resolve()
-    source = (root / name).resolve()
-    if not source.is_relative_to(root) or not (source / "config.json").is_file():
-        raise invalid("folder", f"must be a head's folder below {root}")
-    return source
+    root = ledger.folder / INCOMING
+    try:
+        root, source = root.resolve(), (root / name).resolve()
+        if source.is_relative_to(root) and (source / "config.json").is_file():
+            return source
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name that is too long, a circle of links
+        raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
+    raise invalid("folder", f"must be a head's folder below {root}")
 
 
 def _copy(source: Path, folder: Path) -> None:

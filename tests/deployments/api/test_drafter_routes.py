@@ -92,11 +92,27 @@ def test_a_folder_is_added_and_one_that_drafters_refuse_is_an_error_that_says_wh
     assert ledger.read().version(2).source == "operator"
 
 
-@pytest.mark.parametrize("folder", ["../../etc", "missing", "/etc", "."])
+@pytest.mark.parametrize("folder", ["../../etc", "missing", "/etc", ".", "0" * 300, "a\0b", "circle"])
 def test_folders_elsewhere_are_refused(ledger, folder):
     (ledger.folder / INCOMING).mkdir(parents=True)
+    (ledger.folder / INCOMING / "circle").symlink_to("circle")
     answer = posted(ledger, "promote", folder=folder)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "folder")
+    assert len(ledger.read().versions) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(ledger, monkeypatch):
+    folder = ledger.folder / INCOMING / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(drafter_routes.shutil, "copyfile", full)
+    error = posted(ledger, "promote", folder="mine").json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "head_version")
+    assert "No space left" in error["message"]
     assert len(ledger.read().versions) == 2
 
 

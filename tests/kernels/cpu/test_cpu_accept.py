@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.accept import Decree
+from wingbeat.kernels.cpu.accept import Compacted, Decree
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.kv.reference import copy_kv
 from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
 from wingbeat.runtime.config import ForcedAcceptance
+from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 
@@ -103,3 +105,37 @@ def test_a_decree_is_followed_as_the_reference_follows_it(rates, shape):
     assert torch.equal(found.num_tokens, walk.num_tokens)
     assert torch.equal(found.token_ids, walk.token_ids)
     assert torch.equal(lens[slots], walk.num_tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", ["random", "star"])
+def test_keys_and_values_follow_their_paths_as_the_cache_moves_them(shape, dtype):
+    rng, num_nodes, longest, block_size, width = random.Random(11), 12, 6, 4, 9
+    parents = random_parents(rng, NUM_REQS, num_nodes, shape)
+    tokens, targets = (
+        torch.tensor([[rng.randrange(2) + 1 for _ in range(num_nodes)] for _ in range(NUM_REQS)]) for _ in range(2)
+    )
+    num_valid = torch.full((NUM_REQS,), num_nodes)
+    slots = torch.tensor(rng.sample(range(NUM_SLOTS), NUM_REQS))
+    lens = torch.tensor([rng.randrange(1, width * block_size - num_nodes) for _ in range(NUM_SLOTS)])
+    tables = 1 + torch.randperm(NUM_SLOTS * width, generator=torch.Generator().manual_seed(1)).view(NUM_SLOTS, width)
+    num_blocks = 1 + NUM_SLOTS * width
+    # Keys and values may be of different widths.
+    layers = [tuple(torch.randn(num_blocks, block_size, 2, dim).to(dtype) for dim in (8, 5)) for _ in range(3)]
+    expected = [tuple(part.clone() for part in layer) for layer in layers]
+    roots = lens[slots] - 1
+    pools = [part for layer in layers for part in layer]
+    acceptance = cpu_kernels().tree_acceptance(lens, torch.zeros_like(lens), Compacted(pools, tables))
+    chosen = targets.flatten()
+    found = acceptance.accept(slots, tokens, parents, num_valid, chosen, None, None, longest=longest, width=longest)
+
+    steps = torch.arange(longest)
+    moved = (steps < found.num_tokens[:, None]) & (found.nodes != steps)
+    assert moved.any()
+    source, target = (
+        slot_mapping(tables[slots], roots[:, None] + stored, block_size, moved) for stored in (found.nodes, steps)
+    )
+    copy_kv(expected, source, target)
+    for ours, theirs in zip(pools, [part for layer in expected for part in layer], strict=True):
+        # Moves that are dropped go to block 0, which belongs to nobody.
+        assert torch.equal(ours[1:].view(torch.uint8), theirs[1:].view(torch.uint8))
