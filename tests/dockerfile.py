@@ -2,10 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 from typing import NamedTuple
 
-from tests.conftest import ROOT
-
+ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "Dockerfile"
 
 

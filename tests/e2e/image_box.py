@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT
-from tests.dockerfile import sent, steps, words_of
+from tests.dockerfile import ROOT, sent, steps, words_of
 
 LOWER = os.environ.get("WINGBEAT_IMAGE_ROOT", "/")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
