@@ -34,6 +34,11 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
+def set_log_level(level: str) -> None:
+    """Write lines from a level of `logging` up, in whatever case its name is."""
+    logging.getLogger("wingbeat").setLevel(level.upper())
+
+
 def show_lines(name: str) -> None:
     """Write the messages of one logger, from INFO up and without more, to the standard error as it is at the time."""
     logger = logging.getLogger(name)

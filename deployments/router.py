@@ -20,7 +20,7 @@ from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.http_server import HttpServer
-from wingbeat.deployments.log import show_log
+from wingbeat.deployments.log import set_log_level, show_log
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
@@ -45,7 +45,7 @@ class Router(HandleCalls):
         """`engines`: by model of `config.served()`. `door`: where it is to listen itself, beside whatever Serve's proxy
         passes on."""
         show_log()
-        self._config = config
+        self._config, self._is_up = config, False
         self._reporting: list[asyncio.Task[None]] = []
         self._bound_host = await bound_host() if door is None else door.host
         warn_if_open(config, self._bound_host)
@@ -86,15 +86,30 @@ class Router(HandleCalls):
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook: takes over what can change while it runs, in a running replica and after a start.
 
+        A replica that runs and is told something wrong says so in its log, and goes on as it was: Serve would stop one
+        that raises, and start others, which raise too.
+
         Raises:
-            ValueError: it is none; one line that names the field.
+            ValueError: at a start, it is none; one line that names the field.
         """
-        live = LiveOptions.of(user_config)
-        for front in self._fronts:
-            front.take(live)
+        try:
+            live = LiveOptions.of(user_config)
+            if live.lora_modules and len(self._fronts) > 1:
+                raise ValueError("user_config.lora_modules: there are several models; load adapters by HTTP")
+            for front in self._fronts:
+                await front.take(live)
+        except ValueError as error:
+            if not self._is_up:
+                raise
+            logger.error("%s. This replica goes on as it was.", error)
+            return
         for service in self._models:
             service.speculates = live.speculation
-        logging.getLogger("wingbeat").setLevel(live.log_level.upper())
+        set_log_level(live.log_level)
+
+    def check_health(self) -> None:
+        """Serve's hook, called once the replica has started and from then on: a router is well that answers."""
+        self._is_up = True
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""

@@ -62,7 +62,7 @@ deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
-    kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
+    deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
     runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes
     runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel runtime.training
     runtime.verifier.layers runtime.verifier_errors

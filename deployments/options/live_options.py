@@ -1,14 +1,15 @@
-"""What an operator can change while routers run: the `user_config` of the deployment `Router`."""
+"""What an operator can change while replicas run: the `user_config` of the deployments `Router` and `Verifier`."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from wingbeat.deployments.options.problems import first_problem
+from wingbeat.runtime.lora.names import name_problem
 
 
-class LiveOptions(BaseModel):
-    """What is not given is as the settings say.
+class LiveLogOptions(BaseModel):
+    """Of a `Verifier`, and of every replica. What is not given is as at the start.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
@@ -16,16 +17,11 @@ class LiveOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
-    """As the setting, and so the next one."""
-    engine_wait_s: float | None = Field(None, ge=0, le=1e7)
-    speculation: bool = True
-    """Whether requests are drafted for that do not say themselves whether they are; texts are the same either way."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Of Wingbeat's own lines in routers, those of the access log too."""
+    """Of Wingbeat's own lines in the replica's processes; in routers those of the access log too."""
 
     @classmethod
-    def of(cls, user_config: Any) -> "LiveOptions":
+    def of(cls, user_config: Any) -> Self:
         """Those of a `user_config`.
 
         Raises:
@@ -36,3 +32,23 @@ class LiveOptions(BaseModel):
         except ValidationError as error:
             problem = first_problem(error, cls, lambda name: f"user_config.{name}")
             raise ValueError(problem if "user_config" in problem else f"user_config: {problem}") from None
+
+
+class LiveOptions(LiveLogOptions):
+    """Of a `Router`. What is not given is as the settings say."""
+
+    max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
+    """As the setting, and so the next one."""
+    engine_wait_s: float | None = Field(None, ge=0, le=1e7)
+    speculation: bool = True
+    """Whether requests are drafted for that do not say themselves whether they are; texts are the same either way."""
+    lora_modules: dict[str, str] = Field(default_factory=dict)
+    """Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _names(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name in adapters:
+            if (problem := name_problem(name)) is not None:
+                raise ValueError(f"the name {name!r} {problem}")
+        return adapters

@@ -175,7 +175,7 @@ LLM_CONFIG: dict[str, Row] = {
     "deployment_config.ray_actor_options.resources": refused("give accelerator_type", {}),
     "deployment_config.ray_actor_options.memory": refused("{kv_cache_memory_bytes} bounds what an engine takes"),
     "deployment_config.name": _NAMES,
-    "deployment_config.user_config": refused("what can change while it runs is user_config of the deployment Router"),
+    "deployment_config.user_config": refused("what changes live is user_config of the deployments Router and Verifier"),
     "deployment_config.logging_config": left_out("{access_log} logs requests; lines are in Ray's logs"),
     "deployment_config.request_router_config": becomes(
         "left out for Ray's routers: requests go where their prefix is cached; else refused", _router_class

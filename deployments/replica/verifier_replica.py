@@ -33,6 +33,7 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.learner.replica_learning import ReplicaLearning
+from wingbeat.deployments.replica.live_replica import LiveReplica
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -52,7 +53,7 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model, such as that before an update."""
 
 
-class Verifier:
+class Verifier(LiveReplica):
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
@@ -85,7 +86,11 @@ class Verifier:
             launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
         self._engines = EngineSupervisor(
             lambda: EngineLife(
-                start, launch, self._launch_ranks(), self._names.prefixes, is_first=not self._engines.num_restarts
+                start._replace(log_level=self.log_level),
+                launch,
+                self._launch_ranks(),
+                self._names.prefixes,
+                is_first=not self._engines.num_restarts,
             )
         )
         try:
@@ -277,11 +282,6 @@ class Verifier:
         return life.client.loads.replica_load(
             self._num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s
         )._asdict()
-
-    def check_health(self) -> None:
-        """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
-        if self._engines.failure is not None:
-            raise self._engines.failure
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica."""

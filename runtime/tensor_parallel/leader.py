@@ -13,7 +13,7 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import Feature, refuse
-from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.round.rows import NO_COLUMNS, ROWS_KEYWORD, Rows
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
@@ -83,7 +83,7 @@ class Leader(Backend):
         rows: Rows | None = inputs.get(ROWS_KEYWORD)
         if rows is not None:
             self._use(rows.caches)
-            rows = rows._replace(caches=[], packed=None, around=(), chunk_rows=None)
+            rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
         moves, self._moves = tuple(self._moves), []
         return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves)
 

@@ -27,7 +27,7 @@ class RoundMessage(NamedTuple):
     observed: Tensor | None
     """int64 [num_seqs, length]: whole sequences, without keys and values; None where there are `rows`."""
     rows: Rows | None
-    """Without caches, and what is entered around a pass."""
+    """Without caches, what features add, and what is entered around a pass."""
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""

@@ -132,6 +132,17 @@ def remove_drafters_node(world: "World") -> Callable[[], bool]:
     return lambda: not any(map(processes.exists, node_pids))
 
 
+def lose_shared_drafters_node(silently: bool) -> Callable[["World"], Callable[[], bool]]:
+    """A node with one of the drafters that verifiers share goes, or stands still first as one whose network is gone;
+    another node comes when the verifiers draft again."""
+
+    def do(world: "World") -> Callable[[], bool]:
+        node_pids = world.lose_shared_drafter(silently)
+        return lambda: not any(map(processes.exists, node_pids))
+
+    return do
+
+
 def drain_verifiers_node(world: "World") -> Callable[[], bool]:
     """Ray is told that a node with a verifier is about to go, as clouds tell of their machines; another node is there,
     and the old one goes when its replicas have."""
@@ -156,6 +167,8 @@ ACTS: dict[str, Act] = {
     "fill shared memory": Act(fill_shared_memory),
     "cut channel": Act(cut_channel),
     "remove drafter's node": Act(remove_drafters_node),
+    "remove shared drafter's node": Act(lose_shared_drafters_node(silently=False)),
+    "freeze shared drafter's node": Act(lose_shared_drafters_node(silently=True)),
     "remove verifier's node": Act(remove_verifiers_node),
     "drain verifier's node": Act(drain_verifiers_node),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.two_kv_heads import save_two_kv_heads
 
@@ -25,6 +25,8 @@ class Node:
 
     num_cpus: float
     resources: dict[str, float] = field(default_factory=dict)
+    is_late: bool = False
+    """It comes when the application is up, and holds neither a router nor the pool of drafters."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,13 @@ class Scenario:
     num_engines: int = 1
     nodes: dict[str, Node] = field(default_factory=dict)
     """Beside the first one."""
+    proxies: Literal["EveryNode", "HeadOnly"] = "EveryNode"
+    """Where Serve has them; clients know the first node's alone."""
     save_model: Callable[[Path], None] | None = None
     """Writes the model into an empty folder; None leaves the demo's."""
 
 
+DRAFTER_ALONE = Node(1, {"drafters": 1}, is_late=True)
 OF_DRAFTERS = ("kill drafter", "stop drafter", "delay drafter")
 SCENARIOS = {
     "one pair": Scenario((*OF_DRAFTERS, "kill drafter's actor", "exhaust KV", "kill engine", "pause engine"), {}),
@@ -68,21 +73,21 @@ SCENARIOS = {
         nodes={"drafters": Node(1, {"drafters": 1})},
     ),
     "drafters of two nodes for verifiers of two": Scenario(
-        # A node that goes here may have had the pool, a router or a proxy, and Serve another number of them after it.
-        ("kill drafter", "cut channel"),
+        ("kill drafter", "cut channel", "remove shared drafter's node", "freeze shared drafter's node"),
         {
             "num_replicas": 2,
             "num_cpus_per_verifier": 2,
-            "drafters": {"num": 2},
+            "drafters": {"num": 2, "start_timeout_s": 1.0},
             "drafter_resources": {"drafters": 1},
             "channel": "remote",
         },
         num_engines=2,
         nodes={
-            "drafters": Node(1, {"drafters": 1}),
-            "other drafters": Node(1, {"drafters": 1}),
+            "drafters": DRAFTER_ALONE,
+            "other drafters": DRAFTER_ALONE,
             "verifiers": Node(2),
         },
+        proxies="HeadOnly",
     ),
     "verifiers on two nodes": Scenario(
         ("drain verifier's node", "remove verifier's node"),

@@ -39,9 +39,9 @@ def main() -> None:
     cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20, include_dashboard=False)
     env = {"PYTHONPATH": f"{ROOT}/src:{ROOT}"}  # this checkout, whichever is installed
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": env})
-    nodes = {name: add_node(cluster, scenario, name) for name in scenario.nodes}
+    nodes = {name: add_node(cluster, scenario, name) for name, node in scenario.nodes.items() if not node.is_late}
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.start(proxy_location=scenario.proxies, http_options={"host": "127.0.0.1", "port": port})
     url = f"http://127.0.0.1:{port}"
     settings = SMALL | scenario.settings
     if scenario.save_model is not None:
@@ -49,6 +49,7 @@ def main() -> None:
         scenario.save_model(folder)
         settings |= {"model": folder, "served_model_name": MODEL}
     with running(APP, url, **settings) as app:
+        nodes |= {name: add_node(cluster, scenario, name) for name, node in scenario.nodes.items() if node.is_late}
         world = World(scenario, app, f"{url}/{APP}", cluster, nodes)
         say({"started": True})
         for line in sys.stdin:

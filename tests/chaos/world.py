@@ -1,6 +1,7 @@
 """An application under load, whose every answer is known, and what an act does to it."""
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -115,9 +116,46 @@ class World:
 
     def replace_node(self, name: str) -> list[int]:
         """Take a node away from one moment to the next, and bring another one; the processes that were on it."""
-        node, there = self._nodes[name], self._below(name)
-        self._cluster.remove_node(node, allow_graceful=False)
+        there = self._remove(name)
         self._nodes[name] = add_node(self._cluster, self._scenario, name)
+        return there
+
+    def lose_shared_drafter(self, silently: bool) -> list[int]:
+        """Take away a drafter's node, and bring another one only when every verifier drafts by a drafter that is left;
+        the processes that were on it.
+
+        Args:
+            silently: its processes stop before they end, and no connection of theirs is closed.
+        """
+        assert self._until(self._have_a_drafter_each, RECOVERY_S), "the verifiers share one drafter, and one is idle"
+        name, there = self._drafters_node()
+        if silently:
+            for pid in there:
+                processes.send(pid, signal.SIGSTOP)
+            assert self._until(lambda: self._draft_elsewhere(there), RECOVERY_S), "the frozen drafter is waited for"
+        self._remove(name)
+        for pid in there if silently else []:  # stopped processes do not see the end of their node
+            if processes.exists(pid):
+                processes.send(pid, signal.SIGKILL)
+        assert self._until(lambda: self._draft_elsewhere(there), RECOVERY_S), "no other drafter is found"
+        self._nodes[name] = add_node(self._cluster, self._scenario, name)
+        return there
+
+    def _drafters_node(self) -> tuple[str, list[int]]:
+        """The name of a node that has a drafter, and its processes."""
+        by_node, drafters = {name: self._below(name) for name in self._nodes}, {*processes.pids("drafter")}
+        return next((name, there) for name, there in by_node.items() if drafters & {*there})
+
+    def _have_a_drafter_each(self) -> bool:
+        return len({engine["drafter_pid"] for engine in self._engines().values()}) == self._scenario.num_engines
+
+    def _draft_elsewhere(self, there: list[int]) -> bool:
+        engines = self._engines().values()
+        return all(one["drafter_state"] == "attached" and one["drafter_pid"] not in there for one in engines)
+
+    def _remove(self, name: str) -> list[int]:
+        there = self._below(name)
+        self._cluster.remove_node(self._nodes[name], allow_graceful=False)
         return there
 
     def drain_node(self, name: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The Dockerfile by its text: that what it names is there. Nothing here builds an image."""
+"""The Dockerfile by its text: that what it names is there. `tests/e2e/test_image_built.py` carries it out."""
 
 import re
 import shlex
@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tests import dockerfile
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
 from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app
@@ -22,20 +23,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="module")
-def steps() -> list[tuple[str, str]]:
-    """Instructions and their arguments, in order."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [tuple(line.strip().split(" ", 1)) for line in joined.splitlines() if line.strip()]
+def steps() -> list[dockerfile.Step]:
+    return dockerfile.steps()
 
 
-def arguments(steps: list[tuple[str, str]], name: str) -> list[str]:
+def arguments(steps: list[dockerfile.Step], name: str) -> list[str]:
     return [rest for step, rest in steps if step == name]
 
 
 def test_docker_sends_what_the_wheel_is_built_of_and_nothing_else():
-    first, *rest = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
-    sent = {line[1:] for line in rest if line.startswith("!")}
+    first = next(line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#"))
+    sent = set(dockerfile.sent())
     assert first == "*"
     assert all((ROOT / path).exists() for path in sent)
     links = [path for path in (ROOT / "src" / "wingbeat").iterdir() if path.is_symlink()]
@@ -46,9 +44,8 @@ def test_docker_sends_what_the_wheel_is_built_of_and_nothing_else():
 
 def test_files_copied_into_the_image_are_sent(steps):
     sources = [rest.split()[0] for rest in arguments(steps, "COPY") if not rest.startswith("--from")]
-    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert sources == [".", "constraints/cpu.txt"]
-    assert sources[1] in sent
+    assert sources[1] in dockerfile.sent()
 
 
 def test_the_image_does_not_run_as_root_and_kubernetes_can_tell(steps):

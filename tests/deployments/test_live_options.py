@@ -1,13 +1,19 @@
-"""What a router's `user_config` changes while it runs."""
+"""What the `user_config` of routers and verifiers changes while they run."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
 
 import pytest
 
+from tests.deployments.fleet.test_serve_engines import FakeHandle
 from tests.deployments.http_world import TOKENIZER, FakePool
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.router import Router
 
 
@@ -17,14 +23,17 @@ class Front:
     def __init__(self) -> None:
         self.taken: list[LiveOptions] = []
 
-    def take(self, live: LiveOptions) -> None:
+    async def take(self, live: LiveOptions) -> None:
+        if live.lora_modules:
+            raise ValueError("user_config.lora_modules: no")
         self.taken.append(live)
 
 
 @pytest.fixture
-def router() -> Router:
+def router(monkeypatch: pytest.MonkeyPatch) -> Router:
+    monkeypatch.delattr(Router, "__del__")  # Serve's hook, a coroutine
     made = Router.__new__(Router)
-    made._fronts, made._reporting = [Front(), Front()], []
+    made._fronts, made._reporting, made._is_up = [Front(), Front()], [], False
     made._pool = FakePool()
     made._models, made._refuses_unknown_fields = ServedModels(CompletionService(made._pool, TOKENIZER)), False
     return made
@@ -63,6 +72,9 @@ def test_limits_go_to_every_model_and_back(router: Router):
         ({"max_queued_requests": -1}, "user_config.max_queued_requests -1"),
         ({"log_level": "loud"}, "user_config.log_level loud"),
         (7, "user_config: "),
+        ({"lora_modules": {"sql": 1}}, "user_config.lora_modules"),
+        ({"lora_modules": {" sql": "sql"}}, "user_config.lora_modules"),
+        ({"lora_modules": {"sql": "sql"}}, "user_config.lora_modules: there are several models"),
     ],
     ids=str,
 )
@@ -71,3 +83,66 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(router: Router, user_conf
         asyncio.run(router.reconfigure(user_config))
     assert str(refused.value).startswith(line)
     assert not router._fronts[0].taken
+
+
+def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplog):
+    asyncio.run(router.reconfigure({"max_queued_requests": 3}))
+    router.check_health()
+    with caplog.at_level(logging.ERROR, "wingbeat"):
+        asyncio.run(router.reconfigure({"max_queued_requests": 7, "log_level": "loud"}))
+    assert [live.max_queued_requests for live in router._fronts[0].taken] == [3]
+    (said,) = caplog.messages
+    assert said.startswith("user_config.log_level loud")
+    assert said.endswith("This replica goes on as it was.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({}, "there is no lora_update_dir"),
+        ({"autoscaling_config": {"min_replicas": 0, "max_replicas": 1}}, "with min_replicas 0"),
+        ({"served_model_name": "sql"}, "the settings have 'sql' already"),
+    ],
+    ids=["no room", "asleep", "taken"],
+)
+def test_adapters_that_cannot_be_served_are_refused_before_any_is_loaded(tmp_path, settings, line: str):
+    given = settings if line.startswith("there is no") else settings | {"lora_update_dir": tmp_path}
+    front = ModelFront(AppConfig(**given), FakeHandle(), "a router")
+    with pytest.raises(ValueError, match=f"^user_config.lora_modules: {line}"):
+        asyncio.run(front.take(LiveOptions(lora_modules={"sql": "folder"})))
+
+
+class Engines:
+    """What stands for an `EngineSupervisor`."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+
+    async def ready(self) -> "Engines":
+        return self
+
+    async def call(self, *words) -> None:
+        self.told.append(words)
+
+
+@pytest.fixture
+def replica() -> Iterator[LiveReplica]:
+    made = LiveReplica()
+    made._engines = Engines()
+    level = logging.getLogger("wingbeat").level
+    yield made
+    logging.getLogger("wingbeat").setLevel(level)
+
+
+def test_a_verifier_and_its_engines_write_from_another_level_up(replica: LiveReplica, caplog):
+    with pytest.raises(ValueError, match=r"^user_config\.log_level loud"):
+        asyncio.run(replica.reconfigure({"log_level": "loud"}))
+    asyncio.run(replica.reconfigure({"log_level": "warning"}))
+    replica.check_health()
+    asyncio.run(replica.reconfigure({"speculation": False}))
+    assert "there is no setting user_config.speculation" in caplog.messages[0]
+    assert replica._engines.told == [("set_log_level", "warning")]
+    assert replica.log_level == "warning"
+    assert logging.getLogger("wingbeat").level == logging.WARNING

@@ -13,9 +13,11 @@ import httpx
 import yaml
 
 from tests.ports import free_port
+from wingbeat.cluster.process_tree import descendants
 
 ROOT = Path(__file__).parents[2]
 START_S = 300.0
+ON_A_GPU = ("model", "drafter", "dtype", "device", "num_gpus_per_verifier", "num_gpus_per_drafter")
 HOLD_A_CLUSTER = """
 import json, sys, ray
 context = ray.init(num_cpus=8, num_gpus=0, include_dashboard=True, dashboard_port=int(sys.argv[1]),
@@ -51,8 +53,11 @@ class Cluster:
         self._dashboard = f"http://{dashboard}"
 
     def serve(self, *words: str) -> str:
-        """What Serve's command line prints."""
-        command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", *words, "-a", self._dashboard]
+        """What Serve's command line prints that asks this cluster."""
+        return self._run(*words, "-a", self._dashboard)
+
+    def _run(self, *words: str) -> str:
+        command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", *words]
         done = subprocess.run(
             command, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
         )
@@ -92,7 +97,47 @@ class Cluster:
         """`serve shutdown`, proxies included."""
         self.serve("shutdown", "-y")
 
+    def status(self) -> dict[str, Any]:
+        """`serve status`."""
+        return yaml.safe_load(self.serve("status"))
+
+    def build(self, what: str, file: Path) -> dict[str, Any]:
+        """`serve build`; what it wrote."""
+        self._run("build", what, "-o", str(file))
+        return yaml.safe_load(file.read_text())
+
     def close(self) -> None:
         """End the Ray that was started."""
         self._holder.stdin.close()
         self._holder.wait(60)
+
+    def num_engines(self) -> int:
+        """Processes below this Ray that are engines."""
+        pids = [process.pid for process in descendants(self._holder.pid)]
+        return sum("-m wingbeat.deployments.replica.engine" in command_line(pid) for pid in pids)
+
+
+def command_line(pid: int) -> str:
+    """Of a process; nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def on_this_machine(path: Path, port: int, **args: Any) -> dict[str, Any]:
+    """An example as it is, but for the port, and for what needs a GPU or a model from elsewhere."""
+    document = yaml.safe_load(path.read_text())
+    document["http_options"]["port"] = port
+    (application,) = document["applications"]
+    given = application["args"]
+    if "model" in given:
+        given = {name: value for name, value in given.items() if name not in ON_A_GPU} | {"max_model_len": 1024}
+        given |= {"kv_cache_memory_bytes": 64 * 2**20, "max_num_seqs": 8}
+    application["args"] = given | args
+    return document
+
+
+def completion(cluster: Cluster, prompt: str, **fields: Any) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **fields}
+    return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=START_S)

@@ -1,4 +1,5 @@
-"""`serve deploy`, as an operator calls it, on a cluster that runs: the examples, an update under load, and joining."""
+"""`serve build`, `deploy`, `status` and `shutdown`, as an operator calls them, on a cluster that runs: the examples, an
+update under load, and joining."""
 
 import json
 import subprocess
@@ -6,38 +7,17 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import yaml
 
-from tests.e2e.operators_cluster import START_S, Cluster
+from tests.e2e.operators_cluster import START_S, Cluster, completion, on_this_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "serve").glob("*.yaml"))
-ON_A_GPU = ("model", "drafter", "dtype", "device", "num_gpus_per_verifier", "num_gpus_per_drafter")
 NUM_STREAMS = 4
 LONG_TOKENS = 500
-
-
-def on_this_machine(path: Path, port: int, **args: Any) -> dict[str, Any]:
-    """An example as it is, but for the port, and for what needs a GPU or a model from elsewhere."""
-    document = yaml.safe_load(path.read_text())
-    document["http_options"]["port"] = port
-    (application,) = document["applications"]
-    given = application["args"]
-    if "model" in given:
-        given = {name: value for name, value in given.items() if name not in ON_A_GPU} | {"max_model_len": 1024}
-        given |= {"kv_cache_memory_bytes": 64 * 2**20, "max_num_seqs": 8}
-    application["args"] = given | args
-    return document
-
-
-def completion(cluster: Cluster, prompt: str, **fields: Any) -> httpx.Response:
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **fields}
-    return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=START_S)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -50,6 +30,31 @@ def test_every_example_can_be_deployed_and_answers(cluster: Cluster, path: Path,
     (application,) = document["applications"]
     assert answer.json()["model"] == application["args"]["served_model_name"]
     assert len(cluster.replicas("Verifier")) == application["args"].get("num_replicas", 1)
+
+
+def test_what_serve_build_writes_is_deployed_told_of_and_shut_down(cluster: Cluster, tmp_path: Path):
+    document = cluster.build("wingbeat.deployments.app:app", tmp_path / "built.yaml")
+    (application,) = document["applications"]
+    assert application["import_path"] == "wingbeat.deployments.app:app"
+    assert {deployment["name"] for deployment in application["deployments"]} == {"Router", "Verifier"}
+    document["http_options"] |= {"host": "127.0.0.1", "port": cluster.port}
+    cluster.deploy(document, tmp_path)
+    cluster.wait_until_it_runs()
+    assert completion(cluster, "def main(").status_code == 200
+    assert cluster.num_engines() == 1
+    status = cluster.status()
+    (told,) = status["applications"].values()
+    assert told["status"] == "RUNNING"
+    assert {name: one["status"] for name, one in told["deployments"].items()} == {
+        "Router": "HEALTHY",
+        "Verifier": "HEALTHY",
+    }
+    assert set(status["proxies"].values()) == {"HEALTHY"}
+    cluster.shut_down()
+    assert cluster.status()["applications"] == {}
+    assert cluster.num_engines() == 0
+    with pytest.raises(httpx.ConnectError):
+        completion(cluster, "def main(")
 
 
 def stream(cluster: Cluster, index: int) -> str:
@@ -109,36 +114,6 @@ def test_an_update_under_load_loses_no_request_and_changes_no_text(cluster: Clus
     for deployment, old in replaced.items():
         assert len(cluster.replicas(deployment)) == 2
         assert not cluster.replicas(deployment) & old
-
-
-def test_another_user_config_changes_limits_and_speculation_of_the_same_replicas(cluster: Cluster, tmp_path: Path):
-    document = on_this_machine(
-        ROOT / "examples" / "serve" / "demo_cpu.yaml", cluster.port, max_num_seqs=4, adaptive=False
-    )
-    cluster.deploy(document, tmp_path)
-    cluster.wait_until_it_runs()
-    replicas = {deployment: cluster.replicas(deployment) for deployment in ("Router", "Verifier")}
-    body = {"prompt": "def main():\n    ", "max_tokens": 32, "temperature": 0, "ignore_eos": True}
-
-    def ask() -> dict[str, Any]:
-        return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=START_S).json()
-
-    def drafts(answer: dict[str, Any]) -> int:
-        return (answer.get("metrics") or {}).get("speculative_decoding", {}).get("num_drafts", 0)
-
-    drafted = ask()
-    assert drafts(drafted)
-    (application,) = document["applications"]
-    application["deployments"] = [{"name": "Router", "user_config": {"speculation": False, "max_queued_requests": 0}}]
-    cluster.deploy(document, tmp_path)
-    deadline = time.monotonic() + START_S
-    while drafts(plain := ask()):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert plain["choices"][0]["text"] == drafted["choices"][0]["text"]
-    many = httpx.post(f"{cluster.url}/v1/completions", json={**body, "n": 5}, timeout=START_S)
-    assert many.status_code == 400  # more than will ever run at once
-    assert {deployment: cluster.replicas(deployment) for deployment in replicas} == replicas
 
 
 def wingbeat_serve(cluster: Cluster, *options: str) -> subprocess.CompletedProcess:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
+from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.replica.engine.engine_operations import OPERATIONS, EngineOperations
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
@@ -55,6 +56,10 @@ class EngineCalls:
         self._recording: TrafficRecording | None = None
         self._traces: dict[int, RoundTrace] = {}
         self._numbers = itertools.count()
+
+    def set_log_level(self, level: str) -> None:
+        """Of this process."""
+        set_log_level(level)
 
     def figures(self) -> EngineFigures:
         """The figures of now."""

@@ -65,6 +65,7 @@ class EngineStart(NamedTuple):
     """Of this node, where the drafter comes over the network; None where it shares this node's memory."""
     ranks: RankGroup | None = None
     """The ranks that this process is the first of; None where it has the whole model."""
+    log_level: str = "info"
 
 
 class EngineStarted(NamedTuple):

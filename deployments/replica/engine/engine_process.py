@@ -19,7 +19,7 @@ from wingbeat.cluster.child_process import die_with_parent, show_stacks
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.log import show_log
+from wingbeat.deployments.log import set_log_level, show_log
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
@@ -79,6 +79,7 @@ def serve(link: Link) -> bool:
     """
     start: EngineStart = _expect(link, ToEngine.START, START_S)[0]
     config = start.config
+    set_log_level(start.log_level)
     if start.gpus:
         claim_devices(start.gpus)
     # What is loaded stays: no collection looks at it, neither while it grows nor, frozen, in a round.

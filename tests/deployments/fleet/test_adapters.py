@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run
 from wingbeat.cluster.routing import PromptBlocks
+from wingbeat.deployments.fleet import named_adapters
 from wingbeat.deployments.fleet.catalog import Catalog, CatalogEntry
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.fleet.named_adapters import NamedAdapters
 from wingbeat.runtime.lora.resident import AdapterName
 
 SQL = AdapterName("sql", "/adapters/sql", "d1")
@@ -99,3 +103,42 @@ def test_a_prefix_is_known_under_its_adapter_alone():
     prompt = list(range(9))
     hashes = {PromptBlocks(prompt, 4, salt, adapter).hash(1) for salt in ("", "s") for adapter in ("", "d1", "d2")}
     assert len(hashes) == 6
+
+
+def test_named_adapters_come_and_go_and_what_is_named_by_two_routers_is_loaded_once_more():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        (other,) = await routers(source, 1)
+        ones, others = NamedAdapters(pool.adapters), NamedAdapters(other.adapters)
+        for named in (ones, others):
+            await named.take({"sql": "/adapters/sql", "code": "/adapters/code"})
+        await until(lambda: knows(pool, "sql", "code") and knows(other, "sql", "code"))
+        await pool.adapters.load("by_http", "/adapters/http")
+        for named in (ones, others):
+            await named.take({"code": "/adapters/code"})
+        await until(lambda: knows(pool, "code", "by_http") and knows(other, "code", "by_http"))
+        await ones.take({})
+        await until(lambda: knows(other, "by_http"))
+        await other.close()
+
+    run(scenario, "a")
+
+
+def test_a_named_adapter_waits_for_an_engine(monkeypatch):
+    monkeypatch.setattr(named_adapters, "POLL_S", 0.001)
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.announce()
+        await until(lambda: not pool.loads())
+        taking = asyncio.ensure_future(NamedAdapters(pool.adapters).take({"sql": "/adapters/sql"}))
+        await asyncio.sleep(0.01)
+        assert not taking.done()
+        source.announce("a")
+        await taking
+        assert knows(pool, "sql")
+        monkeypatch.setattr(named_adapters, "ENGINES_S", 0.0)
+        source.announce()
+        await until(lambda: not pool.loads())
+        with pytest.raises(ValueError, match=r"^user_config\.lora_modules: no engine has read 'code'$"):
+            await NamedAdapters(pool.adapters).take({"code": "/adapters/code"})
+
+    run(scenario, "a")

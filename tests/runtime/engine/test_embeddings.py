@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, new_engine, random_prompts, reference
+from tests.runtime.hybrids import CONFIGS, hybrid, needs_states, random_hybrid
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    new_engine,
+    random_model,
+    random_prompts,
+    reference,
+)
+from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.runtime.scheduling.request import Pooling, SamplingParams
 
 pytestmark = pytest.mark.few(2)
@@ -43,18 +55,18 @@ def embed(loaded, config, prompts, params, drafter=None, on_host=None, times=1):
         engine.model.remove_taps()
 
 
-def truth(loaded, prompt, pooling):
-    before = loaded.model.config._attn_implementation
-    loaded.model.set_attn_implementation("eager")
+def truth(model, prompt, pooling):
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
     with torch.no_grad():
-        states = loaded.model.base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].double()
-    loaded.model.set_attn_implementation(before)
+        states = model.base_model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].double()
+    model.set_attn_implementation(before)
     return (states.mean(0) if pooling is Pooling.MEAN else states[-1]).numpy()
 
 
-def check(loaded, run, prompts, pooling):
+def check(model, run, prompts, pooling):
     for found, prompt in zip(run.embeddings, prompts, strict=True):
-        np.testing.assert_allclose(np.frombuffer(found, "<f4"), truth(loaded, prompt, pooling), atol=2e-4, rtol=2e-4)
+        np.testing.assert_allclose(np.frombuffer(found, "<f4"), truth(model, prompt, pooling), atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
@@ -66,8 +78,29 @@ def test_they_are_the_hidden_states_of_transformers(name, pooling, kind):
     on_host, times = False if kind == "fixed" else None, 2 if kind == "again" else 1
     params = [asking(pooling)] * len(PROMPTS)
     run = embed(loaded, engine_config(**budget), PROMPTS, params, on_host=on_host, times=times)
-    check(loaded, run, PROMPTS, pooling)
+    check(loaded.model, run, PROMPTS, pooling)
     assert all(len(tokens) == 1 for tokens in run.tokens)
+
+
+@needs_states
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_of_models_that_keep_states_they_are_the_same_in_pieces_and_again(name, pooling):
+    config = engine_config(block_size=4, state_interval=8, num_kv_blocks=400, max_num_batched_tokens=16)
+    run = embed(hybrid(name).loaded, config, PROMPTS, [asking(pooling)] * len(PROMPTS), times=2)
+    check(random_hybrid(name), run, PROMPTS, pooling)
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_of_two_ranks_they_are_those_of_one(pooling, tmp_path):
+    prompts, model, second = random_prompts((1, 23, 61), 96), random_model("llama", vocab_size=96), SecondRank()
+    try:
+        with led_model(second, model, tmp_path, engine_config(max_num_batched_tokens=16)) as led:
+            run = Embedder(led_engine(led, led.limits), prompts, [asking(pooling)] * len(prompts))
+            run.finish()
+    finally:
+        second.kill()
+    check(random_model("llama", vocab_size=96), run, prompts, pooling)
 
 
 @pytest.mark.parametrize("shape", [TREE, CHAIN], ids=["tree", "chain"])
@@ -82,7 +115,7 @@ def test_beside_requests_that_generate_neither_changes(shape):
     assert run.tokens[: len(ref.prompts)] == alone.tokens
     assert not any(run.embeddings[: len(ref.prompts)])
     run.embeddings = run.embeddings[len(ref.prompts) :]
-    check(ref.loaded, run, PROMPTS, Pooling.MEAN)
+    check(ref.loaded.model, run, PROMPTS, Pooling.MEAN)
 
 
 def test_a_preempted_prompt_is_pooled_once():
@@ -97,7 +130,7 @@ def test_a_preempted_prompt_is_pooled_once():
         run.finish()
     finally:
         engine.model.remove_taps()
-    check(loaded, run, PROMPTS[-1:], Pooling.MEAN)
+    check(loaded.model, run, PROMPTS[-1:], Pooling.MEAN)
 
 
 @pytest.mark.parametrize("fields", [{"pooling": "first"}, {"pooling": Pooling.MEAN, "max_tokens": 2}], ids=str)

@@ -1,0 +1,46 @@
+"""Serve's hooks of a verifier's replica that runs: its health, and what may change."""
+
+import contextlib
+import logging
+from typing import Any
+
+from wingbeat.deployments.log import set_log_level
+from wingbeat.deployments.options.live_options import LiveLogOptions
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
+
+logger = logging.getLogger(__name__)
+
+
+class LiveReplica:
+    """A replica around an engine that is replaced when it dies."""
+
+    log_level = "info"
+    """Of its lines and its engine's, the next engine's too."""
+    _engines: EngineSupervisor
+    _is_up = False
+
+    def check_health(self) -> None:
+        """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
+        if self._engines.failure is not None:
+            raise self._engines.failure
+        self._is_up = True
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's hook, as `Router.reconfigure`.
+
+        Raises:
+            ValueError: at a start, it is none; one line that names the field.
+        """
+        try:
+            self.log_level = LiveLogOptions.of(user_config).log_level
+        except ValueError as error:
+            if not self._is_up:
+                raise
+            logger.error("%s. This replica goes on as it was.", error)
+            return
+        set_log_level(self.log_level)
+        # The next engine starts with it.
+        with contextlib.suppress(EngineFailed):
+            client = await self._engines.ready()
+            await client.call("set_log_level", self.log_level)
