@@ -168,7 +168,7 @@ class Learner:
         ledger = self.ledger.read()
         served = self._served_head(ledger.served)
         number = self.ledger.count_test()
-        gate = Gate(number, self.settings.margin)
+        gate = Gate(number, self.settings.margin, self.trainer.chain + 1)
         self._test = _Test(gate, ledger.served, candidate, served, self.trainer)
         self._test.renew(self.ring)
         self._tested_at = self.trainer.state.step
