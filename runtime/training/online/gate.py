@@ -11,9 +11,10 @@ against it is the capital of a gambler who bets on y > 0:
     K_t = product over s <= t of (1 + b_s y_s),    b_s = clip(m_s / (v_s + m_s^2), 0, 0.9)
 
 with m_s and v_s the mean and the variance of what came before s, each with a first guess of m = 0.02 and v = 0.02 that
-weighs as one observation. So an observation multiplies the capital by 1.9 at most: no few requests decide. While E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a, by
-Ville's inequality: looking at it after each observation costs nothing. Source: I. Waudby-Smith and A. Ramdas,
-"Estimating means of bounded random variables by betting" (2024), section 4.
+weighs as one observation. An observation multiplies the capital by 1.9 at most, so no few requests decide. While
+E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a, by Ville's inequality: looking at it
+after each observation costs nothing. Source: I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random
+variables by betting" (2024), section 4.
 
 Candidate number k is promoted at K >= 1 / a_k, with a_k = 0.01 / (k (k + 1)). These add up to 0.01: that any candidate
 ever is promoted that is not better has a probability of at most 1 %. The mirrored bet, on y < 0, ends a hopeless test.
