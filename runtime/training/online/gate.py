@@ -12,7 +12,7 @@ against it is the capital of a gambler who bets on y > 0:
 
 with m_s and v_s the mean and the variance of what came before s, each with a first guess of m = 0.02 and v = 0.02 that
 weighs as one observation. An observation multiplies the capital by 1.9 at most, so no few requests decide. While
-E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a, by Ville's inequality: looking at it
+E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a (Ville): looking at it
 after each observation costs nothing. Source: I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random
 variables by betting" (2024), section 4.
 
