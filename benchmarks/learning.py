@@ -1,42 +1,38 @@
 """A head that learns while it serves, on text that it was not trained for, beside the same head that does not.
 
-    .venv/bin/python benchmarks/learning.py [--domain NAME] [--minutes N] [--quick] [--output FILE]
+    .venv/bin/python benchmarks/learning.py [--domain NAME ...] [--head KIND] [--minutes N] [--quick] [--output FILE]
 
-Two servers of the demo pair on this machine, with fixed trees: one learns, one is static. Clients ask the learning one
-for completions of text of a new domain: C headers, HTML of the standard library's documentation, JSON logs, or English
-of licences and READMEs, all made here. At every mark both servers complete the same held-out prompts (which nobody may
-learn from), of the new domain and of Python, the old one, in turn; texts must be equal. Speed while learning is that of
-the learning server with the learner at work, over that with the learner's process stopped, in turn.
+Two servers of the demo's verifier on this machine, with fixed trees: one learns, one is static. Both begin with one
+head: the demo's; `narrow`, one that is trained here for some minutes on Python alone; or `blank`, the same with no step
+trained. Clients ask the learning server, four at once, for completions of text of new domains: C headers, HTML of the
+standard library's documentation, JSON logs, and English of licences and READMEs, all made here. At every mark it
+completes the same held-out prompts (which nobody may learn from), of the new domains and of Python, the old one; texts
+must equal those of the static server. At the end, speeds: of the learning server with the learner at work and with its
+process stopped, and of the static server, in turn.
 """
 
 import argparse
-import hashlib
+import itertools
 import json
-import os
-import pydoc
-import random
-import signal
-import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import Report, Table, machine_facts, middle, model_facts
+from domains import DOMAINS, Prompts, prompts_of
+from learning_report import Mark, Speeds, finish
+from narrow_head import narrow_head
+from process_pause import stopped
 from servers import App, wingbeat_apps
 
 from wingbeat.deployments.app_config import AppConfig
 
-PROMPT_CHARS, MOST_CHARS = 240, 40_000
 TOKENS, CLIENTS = 96, 4
-HELD_OUT = 0.1
-"""Of a domain's files: whose text is never asked for but at a mark."""
-MODULES = ("json", "email", "http.client", "argparse", "logging", "asyncio", "unittest", "socket", "decimal", "csv")
+OLD = "python"
+"""What the demo pair and narrow heads were trained on."""
 
 
 class Asked(NamedTuple):
@@ -49,84 +45,6 @@ class Asked(NamedTuple):
     """Tokens per second."""
 
 
-class Mark(NamedTuple):
-    """One look at both servers."""
-
-    minutes: float
-    version: int
-    new: tuple[float, float]
-    """Tokens per round on the new domain, learning and static."""
-    old: tuple[float, float]
-    speed: float
-    """With the learner at work, over that without it."""
-    over_static: float
-    """Tokens per second on the new domain, over the static server's."""
-
-
-def files_of(root: Path, *patterns: str) -> Iterator[str]:
-    """Texts of files below a folder."""
-    for pattern in patterns:
-        for path in sorted(root.rglob(pattern)):
-            if path.is_file():
-                yield path.read_text(encoding="utf-8", errors="ignore")[:MOST_CHARS]
-
-
-def html() -> Iterator[str]:
-    """Documentation of the standard library as pydoc writes it."""
-    for name in MODULES:
-        page = pydoc.HTMLDoc().document(pydoc.locate(name))
-        yield from (page[begin : begin + 4000] for begin in range(0, min(len(page), 10 * MOST_CHARS), 4000))
-
-
-def json_logs() -> Iterator[str]:
-    """Lines of a service's log, drawn with a fixed seed."""
-    rng = random.Random(7)
-    paths, levels = ("/v1/orders", "/v1/users/{}", "/health", "/v1/carts/{}/items"), ("INFO", "INFO", "INFO", "WARNING")
-    for file in range(200):
-        lines, now = [], 1_700_000_000 + 3600 * file
-        for _ in range(40):
-            now += rng.randrange(1, 9)
-            path = rng.choice(paths).format(rng.randrange(1000, 9999))
-            status = rng.choice((200, 200, 200, 201, 404, 500))
-            fields = {"ts": now, "level": rng.choice(levels), "service": "shop", "method": rng.choice(("GET", "POST"))}
-            fields |= {"path": path, "status": status, "duration_ms": rng.randrange(1, 400), "trace": f"{file:04x}"}
-            lines.append(json.dumps(fields))
-        yield "\n".join(lines)
-
-
-def english() -> Iterator[str]:
-    """Licences and READMEs of the packages that are installed."""
-    yield from files_of(Path(sys.prefix), "LICENSE*", "README*.md", "METADATA")
-    yield from files_of(Path("/usr/share/doc"), "copyright")
-
-
-DOMAINS: dict[str, Callable[[], Iterator[str]]] = {
-    "c": lambda: files_of(Path("/usr/include"), "*.h"),
-    "html": html,
-    "json": json_logs,
-    "english": english,
-}
-
-
-def python() -> Iterator[str]:
-    """What the demo pair was trained on."""
-    yield from files_of(Path(os.__file__).parent, "[a-m]*.py")
-
-
-def prompts_of(texts: Iterator[str]) -> tuple[list[str], list[str]]:
-    """Pieces of texts to be completed: those to serve, and those of held-out files."""
-    served: list[str] = []
-    held: list[str] = []
-    for text in texts:
-        is_held = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") < HELD_OUT * 2**32
-        pieces = [text[at : at + PROMPT_CHARS] for at in range(0, len(text) - PROMPT_CHARS, 3 * PROMPT_CHARS)]
-        (held if is_held else served).extend(pieces)
-    rng = random.Random(1)
-    rng.shuffle(served)
-    rng.shuffle(held)
-    return served, held
-
-
 def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
     """One completion."""
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | fields
@@ -136,11 +54,11 @@ def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
         return json.load(answer)
 
 
-def ask(app: App, prompts: list[str]) -> Asked:
+def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
     """Completions of prompts, four at once; nobody learns from them."""
     began = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}), prompts))
+        answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}, **fields), prompts))
     seconds = time.monotonic() - began
     drafted = [answer["metrics"]["speculative_decoding"] for answer in answers]
     rounds = sum(one["num_drafts"] for one in drafted)
@@ -149,58 +67,35 @@ def ask(app: App, prompts: list[str]) -> Asked:
     return Asked([answer["choices"][0]["text"] for answer in answers], 1 + accepted / max(1, rounds), tokens / seconds)
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process does nothing while the block lasts."""
-    if pid:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        if pid:
-            os.kill(pid, signal.SIGCONT)
-
-
-def look(apps: dict[str, App], held: tuple[list[str], list[str]], minutes: float, repeats: int) -> Mark:
-    """Both servers on the same prompts, in turn."""
-    learning, static = apps["learning"], apps["static"]
-    pid = learning.stats().get("learner_pid", 0)
-    ratios, over_static = [], []
-    for _ in range(repeats):
-        with_learner = ask(learning, held[0])
-        with stopped(pid):
-            without, still = ask(learning, held[0]), ask(static, held[0])
-        ratios.append(with_learner.speed / without.speed)
-        over_static.append(with_learner.speed / still.speed)
-        if not with_learner.texts == without.texts == still.texts:
-            raise SystemExit("the text depends on who drafts")
-    with stopped(pid):
-        old, old_still = ask(learning, held[1]), ask(static, held[1])
-    version = learning.stats()["head_version"]
-    new = (with_learner.length, still.length)
-    return Mark(minutes, version, new, (old.length, old_still.length), middle(ratios), middle(over_static))
+def drafter_of(app: App) -> dict[str, Any]:
+    """What a server says of its versions."""
+    with urllib.request.urlopen(f"{app.url}/v1/drafter", timeout=60) as answer:
+        return json.load(answer)
 
 
 class Traffic:
-    """Clients that ask one server for completions of a domain, for as long as they are not held."""
+    """Clients that ask one server for completions of domains in turn, for as long as they are not held."""
 
-    def __init__(self, app: App, prompts: list[str]) -> None:
-        self._app, self._prompts = app, prompts
+    def __init__(self, app: App, served: list[list[str]], temperature: float) -> None:
+        self._app, self._served, self._temperature = app, served, temperature
         self._goes, self._done = threading.Event(), False
         self._busy = threading.Semaphore(CLIENTS)
+        self._next = itertools.count()
         self.num_tokens = 0
-        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(CLIENTS)]
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, index: int) -> None:
-        for turn in range(10**9):
+    def _run(self) -> None:
+        while True:
             self._goes.wait()
             if self._done:
                 return
-            prompt = self._prompts[(turn * CLIENTS + index) % len(self._prompts)]
+            number = next(self._next)
             with self._busy:
-                answer = complete(self._app, prompt)
+                prompts = self._served[number % len(self._served)]
+                prompt = prompts[number // len(self._served) % len(prompts)]
+                answer = complete(self._app, prompt, temperature=self._temperature, seed=number)
             self.num_tokens += answer["usage"]["completion_tokens"]
 
     def go_for(self, seconds: float) -> None:
@@ -221,84 +116,91 @@ class Traffic:
             thread.join()
 
 
-def run(options: argparse.Namespace) -> tuple[list[Mark], dict[str, Any]]:
-    """The marks, and what the server says of its versions at the end."""
-    served, held = prompts_of(DOMAINS[options.domain]())
-    _, held_old = prompts_of(python())
-    sets = held[: options.prompts], held_old[: options.prompts]
-    with tempfile.TemporaryDirectory() as folder:
-        learn = {"dir": folder, "core_share": options.core_share, "max_load": 1000.0}
-        # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
-        apps_of = {"learning": AppConfig(learn=learn, adaptive=False), "static": AppConfig(adaptive=False)}
-        with wingbeat_apps(apps_of) as apps:
-            traffic = Traffic(apps["learning"], served)
-            try:
-                marks = [look(apps, sets, 0.0, options.repeats)]
-                show(marks[-1])
-                while marks[-1].minutes < options.minutes:
-                    minutes = min(options.every, options.minutes - marks[-1].minutes)
-                    traffic.go_for(60 * minutes)
-                    marks.append(look(apps, sets, marks[-1].minutes + minutes, options.repeats))
-                    show(marks[-1])
-            finally:
-                traffic.end()
-            with urllib.request.urlopen(f"{apps['learning'].url}/v1/drafter", timeout=60) as answer:
-                return marks, json.load(answer) | {"served_tokens": traffic.num_tokens}
+class Bench:
+    """Both servers, and what is asked at every mark."""
+
+    def __init__(self, apps: dict[str, App], prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
+        self._learning, self._static = apps["learning"], apps["static"]
+        self._sets = {domain: found.held[: options.prompts] for domain, found in prompts.items()}
+        self._fields = {"temperature": options.temperature, "seed": 1}
+        self._still = {domain: ask(self._static, prompts, **self._fields) for domain, prompts in self._sets.items()}
+        self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], options.temperature)
+
+    def mark(self, minutes: float) -> Mark:
+        """One look at both servers, the learner stopped meanwhile."""
+        with stopped(self._learning.stats().get("learner_pid", 0)):
+            now = {domain: self._equal(domain) for domain in self._sets}
+        drafter = drafter_of(self._learning)
+        seconds = (drafter["learner"] or {}).get("seconds", 0.0)
+        lengths = {domain: (asked.length, self._still[domain].length) for domain, asked in now.items()}
+        return Mark(minutes, self._learning.stats()["head_version"], self.traffic.num_tokens, seconds, lengths)
+
+    def _equal(self, domain: str) -> Asked:
+        asked = ask(self._learning, self._sets[domain], **self._fields)
+        if asked.texts != self._still[domain].texts:
+            raise SystemExit(f"the text of {domain} depends on who drafts")
+        return asked
+
+    def speeds(self, domains: list[str], turns: int) -> list[Speeds]:
+        """Of both servers on the new domains, in turn."""
+        prompts = [prompt for domain in domains for prompt in self._sets[domain]]
+        found = []
+        for _ in range(turns):
+            learner = self._learning.stats().get("learner_pid", 0)
+            at_work = ask(self._learning, prompts, **self._fields)
+            with stopped(learner):
+                alone = ask(self._learning, prompts, **self._fields)
+                static = ask(self._static, prompts, **self._fields)
+            found.append(Speeds(at_work.speed, alone.speed, static.speed))
+        return found
 
 
-def show(mark: Mark) -> None:
-    """One line."""
-    words = (
-        f"{mark.minutes:5.1f} min: version {mark.version}",
-        f"new domain {mark.new[0]:.3f} ({mark.new[1]:.3f} static)",
-        f"old {mark.old[0]:.3f} ({mark.old[1]:.3f})",
-        f"speed with the learner {mark.speed:.2f}, over static {mark.over_static:.2f}",
-    )
-    print(", ".join(words), flush=True)
-
-
-def table_of(marks: list[Mark], domain: str) -> Table:
-    """Over time."""
-    rows = [
-        (
-            f"{mark.minutes:g} min",
-            str(mark.version),
-            f"{mark.new[0]:.3f}",
-            f"{mark.new[1]:.3f}",
-            f"{mark.new[0] / mark.new[1] - 1:+.1%}",
-            f"{mark.old[0] / mark.old[1] - 1:+.1%}",
-            f"{mark.speed:.2f}",
-            f"{mark.over_static:.2f}",
-        )
-        for mark in marks
-    ]
-    columns = ("traffic", "version", "tokens per round", "static", "gain", "gain on Python")
-    columns += ("speed with the learner at work", "speed over static")
-    note = "Tokens per round with a tree, held-out prompts, greedy, four at once; speeds are ratios of medians."
-    return Table(f"Learning on {domain}", columns, rows, note)
+def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Speeds], dict[str, Any]]:
+    """The marks, the speeds, and what the server says of its versions at the end."""
+    # One domain's prompts are drawn before the next one's: all are in memory.
+    prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
+    head = narrow_head(options.head, OLD, options.head_steps, folder / "narrow")
+    learn = {"dir": folder / "learning", "core_share": options.core_share, "max_load": 1000.0}
+    # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
+    fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
+    with wingbeat_apps({"learning": AppConfig(learn=learn, **fixed), "static": AppConfig(**fixed)}) as apps:
+        bench = Bench(apps, prompts, options)
+        try:
+            marks = [bench.mark(0.0)]
+            print(marks[-1].line(), flush=True)
+            while marks[-1].minutes < options.minutes:
+                minutes = min(options.every, options.minutes - marks[-1].minutes)
+                bench.traffic.go_for(60 * minutes)
+                marks.append(bench.mark(marks[-1].minutes + minutes))
+                print(marks[-1].line(), flush=True)
+        finally:
+            bench.traffic.end()
+        speeds = bench.speeds(options.domain, options.turns)
+        return marks, speeds, drafter_of(apps["learning"]) | {"served_tokens": bench.traffic.num_tokens}
 
 
 def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--domain", choices=DOMAINS, default="c")
+    new = [name for name in DOMAINS if name != OLD]
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the traffic, in turn")
+    parser.add_argument("--head", choices=("demo", "narrow", "blank"), default="narrow", help="that both begin with")
+    parser.add_argument("--head-steps", type=int, default=150, help="that a narrow head is trained for")
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=30.0, help="of traffic")
     parser.add_argument("--every", type=float, default=5.0, help="minutes between two marks")
-    parser.add_argument("--prompts", type=int, default=24, help="held-out prompts of each domain at a mark")
-    parser.add_argument("--repeats", type=int, default=3, help="of the speeds at a mark")
+    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of each domain at a mark")
+    parser.add_argument("--turns", type=int, default=5, help="of the speeds at the end")
     parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
-    parser.add_argument("--quick", action="store_true", help="two minutes")
+    parser.add_argument("--quick", action="store_true", help="two minutes, a few steps")
+    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     options = parser.parse_args()
     if options.quick:
-        options.minutes, options.every, options.prompts, options.repeats = 2.0, 1.0, 8, 1
-    marks, drafter = run(options)
-    config = AppConfig()
-    facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
-    facts["learner"] = json.dumps({name: drafter["learner"][name] for name in ("steps", "seconds", "samples")})
-    figures = {"marks": [mark._asdict() for mark in marks], "drafter": drafter}
-    report = Report("Learning while serving", facts, [table_of(marks, options.domain)], figures)
-    report.finish(options, "learning")
+        options.minutes, options.every, options.prompts, options.turns, options.head_steps = 2.0, 1.0, 8, 1, 10
+    with tempfile.TemporaryDirectory() as folder:
+        marks, speeds, drafter = run(options, Path(folder))
+    finish(options, marks, speeds, drafter)
 
 
 if __name__ == "__main__":

@@ -11,30 +11,34 @@ from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 MOST_FILES = 400
 
 
-def train_narrow_head(domain: str, steps: int, folder: Path, threads: int = 0) -> Path:
-    """Train a head of the demo's verifier anew, on a domain's text and on what the verifier makes of it.
+def narrow_head(kind: str, domain: str, steps: int, folder: Path) -> Path | None:
+    """The folder of a new head of the demo's verifier and of the demo head's shape; None where `kind` is the demo's.
 
-    It has the shape of the demo's head and a tenth of its steps, or as many as are given.
+    A narrow one is trained on a domain's text and on what the verifier makes of it; a blank one only takes one step of
+    next to no size.
     """
+    if kind == "demo":
+        return None
     corpus, output = folder / "corpus", folder / "head"
     corpus.mkdir(parents=True)
     texts = (text for text in DOMAINS[domain]() if not is_held(text))
     for number, text in zip(range(MOST_FILES), texts, strict=False):
         (corpus / f"{number}.txt").write_text(text, encoding="utf-8")
+    trained = {"steps": steps} if kind == "narrow" else {"steps": 1, "learning_rate": 1e-9}
     config = TrainDrafterConfig(
         verifier=str(AppConfig().model_dir()),
         corpus=corpus,
         suffixes=(".txt",),
         output=output,
-        steps=steps,
         sequence_length=192,
         draft_vocab_size=3072,
         intermediate_size=480,
-        rollout_rows=256,
+        rollout_rows=128,
         greedy_fraction=1.0,
         validation_prompts=0,
         precision="float32",
-        threads=threads,
+        threads=1,
+        **trained,
     )
     train_drafter(config)
     return output

@@ -19,6 +19,7 @@ from wingbeat.runtime.recordings.ring import HELD, TRAIN
 from wingbeat.runtime.tensor_files import SAFETENSORS
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import TrainedHead
+from wingbeat.runtime.training.loop import autocast
 from wingbeat.runtime.training.online.heads import family_name, free_to_learn, load_head, training_config
 from wingbeat.runtime.training.online.settings import LearnerSettings
 from wingbeat.runtime.training.optimizers import build_optimizers
@@ -121,7 +122,8 @@ class OnlineTrainer:
         began, state, config = time.process_time(), self.state, self.config
         found = self.source.inputs(state.step, _WHOLE)
         inputs = self.family.inputs(config, found, state.step, _WHOLE)
-        loss = self._loss(*inputs.tensors)
+        with autocast(config):
+            loss = self._loss(*inputs.tensors)
         loss.backward()
         value = float(loss.detach())
         if not math.isfinite(value):
