@@ -1,206 +1,217 @@
-"""A head that learns while it serves, on text that it was not trained for, beside the same head that does not.
+"""A head that learns while it serves text that it was not trained for, beside the same head that does not.
 
-    .venv/bin/python benchmarks/learning.py [--domain NAME ...] [--head KIND] [--minutes N] [--quick] [--output FILE]
+    .venv/bin/python benchmarks/learning.py [--head KIND] [--domain NAME ...] [--minutes N] [--quick] [--output FILE]
 
-Two servers of the demo's verifier on this machine, with fixed trees: one learns, one is static. Both begin with one
-head: the demo's; `narrow`, one that is trained here for some minutes on Python alone; or `blank`, the same with no step
-trained. Clients ask the learning server, four at once, for completions of text of new domains: C headers, HTML of the
-standard library's documentation, JSON logs, and English of licences and READMEs, all made here. At every mark it
-completes the same held-out prompts (which nobody may learn from), of the new domains and of Python, the old one; texts
-must equal those of the static server. At the end, speeds: of the learning server with the learner at work and with its
-process stopped, and of the static server, in turn.
+One engine of the demo's verifier, in process, with fixed trees: it completes prompts of new domains, four at once:
+C headers, HTML of the standard library's documentation, JSON logs, and English of licences and READMEs, all made here.
+It begins with the demo's head; with a `narrow` one, which is trained here for some minutes on Python alone; or with a
+`blank` one. The learner takes its turns between the batches of requests, for `core-share` of the seconds of a core that
+serving took, and what it promotes is swapped in. Minutes are those seconds, so that the curve does not depend on what
+else the machine does. At every mark the engine completes the same held-out prompts, which nobody learns from, of the
+new domains and of Python, the old one; each text must be that of the head which does not learn.
+
+`learning_http.py` has the speed of a server with the learner at work.
 """
 
 import argparse
 import itertools
-import json
 import tempfile
-import threading
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from domains import DOMAINS, Prompts, prompts_of
-from learning_report import Mark, Speeds, finish
+from learning_report import Mark, finish
 from narrow_head import narrow_head
-from process_pause import stopped
-from servers import App, wingbeat_apps
 
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning_folder import learning_root, ledger_of
+from wingbeat.deployments.replica.engine.live_recording import start_recording
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.head_versions import learner_figures
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.inner_drafter import attach
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.training.online.learner import Learner
+from wingbeat.runtime.training.online.settings import LearnerSettings
+from wingbeat.runtime.verifier.loading.loader import load_model
 
-TOKENS, CLIENTS = 96, 4
+TOKENS, CLIENTS, BATCH = 96, 4, 32
 OLD = "python"
 """What the demo pair and narrow heads were trained on."""
 
 
 class Asked(NamedTuple):
-    """What completions of the same prompts came to."""
+    """What completions came to."""
 
-    texts: list[str]
+    texts: list[list[int]]
     length: float
     """Tokens per round with a tree."""
-    speed: float
-    """Tokens per second."""
 
 
-def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
-    """One completion."""
-    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | fields
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{app.url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return json.load(answer)
+class Pair:
+    """An engine with its drafter, four requests at once."""
 
+    def __init__(self, config: AppConfig, temperature: float) -> None:
+        folder, speculation = config.model_dir(), SpeculationConfig(adaptive=False)
+        loaded = load_model(folder, torch.float32, torch.device("cpu"))
+        source = str(config.choice().source)
+        self.drafter = load_drafter(source, TargetDescription.from_checkpoint(folder), speculation)
+        self.worker = DraftWorker(self.drafter)
+        limits = EngineConfig(max_num_seqs=CLIENTS, speculation=speculation, num_kv_blocks=2000)
+        self.engine = Engine(loaded, limits, self.drafter.needs)
+        attach(self.engine, self.worker, InProcessChannel)
+        self._tokenizer, self._temperature = Tokenizer.load(folder), temperature
+        self._numbers = itertools.count()
 
-def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
-    """Completions of prompts, four at once; nobody learns from them."""
-    began = time.monotonic()
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}, **fields), prompts))
-    seconds = time.monotonic() - began
-    drafted = [answer["metrics"]["speculative_decoding"] for answer in answers]
-    rounds = sum(one["num_drafts"] for one in drafted)
-    accepted = sum(one["num_accepted_tokens"] for one in drafted)
-    tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
-    return Asked([answer["choices"][0]["text"] for answer in answers], 1 + accepted / max(1, rounds), tokens / seconds)
-
-
-def drafter_of(app: App) -> dict[str, Any]:
-    """What a server says of its versions."""
-    with urllib.request.urlopen(f"{app.url}/v1/drafter", timeout=60) as answer:
-        return json.load(answer)
-
-
-class Traffic:
-    """Clients that ask one server for completions of domains in turn, for as long as they are not held."""
-
-    def __init__(self, app: App, served: list[list[str]], temperature: float) -> None:
-        self._app, self._served, self._temperature = app, served, temperature
-        self._goes, self._done = threading.Event(), False
-        self._busy = threading.Semaphore(CLIENTS)
-        self._next = itertools.count()
-        self.num_tokens = 0
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(CLIENTS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._goes.wait()
-            if self._done:
-                return
-            number = next(self._next)
-            with self._busy:
-                prompts = self._served[number % len(self._served)]
-                prompt = prompts[number // len(self._served) % len(prompts)]
-                answer = complete(self._app, prompt, temperature=self._temperature, seed=number)
-            self.num_tokens += answer["usage"]["completion_tokens"]
-
-    def go_for(self, seconds: float) -> None:
-        """Ask for so long, and wait for the answers."""
-        self._goes.set()
-        time.sleep(seconds)
-        self._goes.clear()
-        for _ in range(CLIENTS):
-            self._busy.acquire()
-        for _ in range(CLIENTS):
-            self._busy.release()
-
-    def end(self) -> None:
-        """Let the clients go."""
-        self._done = True
-        self._goes.set()
-        for thread in self._threads:
-            thread.join()
+    def complete(self, prompts: list[str], learn: bool) -> Asked:
+        """Completions of prompts, in their order."""
+        before, numbers = self.engine.speculation, {}
+        for index, prompt in enumerate(prompts):
+            name = str(next(self._numbers))
+            numbers[name] = index
+            # A held-out prompt's seed is its own.
+            seed = int(name) if learn else index
+            params = SamplingParams(
+                max_tokens=TOKENS, temperature=self._temperature, seed=seed, ignore_eos=True, learn=learn
+            )
+            self.engine.add_request(Request(name, tuple(self._tokenizer.encode(prompt)), params))
+        texts: list[list[int]] = [[] for _ in prompts]
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                texts[numbers[output.request_id]] += output.token_ids
+        after = self.engine.speculation
+        rounds = after.num_drafts - before.num_drafts
+        return Asked(texts, 1 + (after.num_accepted_tokens - before.num_accepted_tokens) / rounds)
 
 
 class Bench:
-    """Both servers, and what is asked at every mark."""
+    """The engine, the learner of its head, and what is asked at every mark."""
 
-    def __init__(self, apps: dict[str, App], prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
-        self._learning, self._static = apps["learning"], apps["static"]
+    def __init__(self, config: AppConfig, prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
+        self._share, self._new = options.core_share, [prompts[name].served for name in options.domain]
+        self._pair = Pair(config, options.temperature)
         self._sets = {domain: found.held[: options.prompts] for domain, found in prompts.items()}
-        self._fields = {"temperature": options.temperature, "seed": 1}
-        self._still = {domain: ask(self._static, prompts, **self._fields) for domain, prompts in self._sets.items()}
-        self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], options.temperature)
+        self._still = {domain: self._pair.complete(texts, learn=False) for domain, texts in self._sets.items()}
+        recording = start_recording(config, self._pair.engine, "0")
+        self._pair.engine.observe(recording.rounds)
+        self._learner = _learner_of(config, options.core_share)
+        self._learner.resume()
+        self._numbers = itertools.count()
+        self.serving_s = self.learner_s = 0.0
+        self.num_tokens = 0
 
-    def mark(self, minutes: float) -> Mark:
-        """One look at both servers, the learner stopped meanwhile."""
-        with stopped(self._learning.stats().get("learner_pid", 0)):
-            now = {domain: self._equal(domain) for domain in self._sets}
-        drafter = drafter_of(self._learning)
-        seconds = (drafter["learner"] or {}).get("seconds", 0.0)
+    def serve_for(self, seconds: float) -> None:
+        """Serve, learn and swap until serving has taken so many seconds of a core."""
+        until = self.serving_s + seconds
+        while self.serving_s < until:
+            prompts = [self._prompt(next(self._numbers)) for _ in range(BATCH)]
+            self.serving_s += _seconds_of(lambda prompts=prompts: self._pair.complete(prompts, learn=True))
+            self.num_tokens += BATCH * TOKENS
+            while self.learner_s < self._share * self.serving_s:
+                spent = _seconds_of(self._learner.turn)
+                self.learner_s += spent
+                if self._learner.state.startswith("waiting"):
+                    break
+            self._follow()
+
+    def mark(self) -> Mark:
+        """One look."""
+        now = {domain: self._pair.complete(texts, learn=False) for domain, texts in self._sets.items()}
+        for domain, asked in now.items():
+            if asked.texts != self._still[domain].texts:
+                raise SystemExit(f"the text of {domain} depends on who drafts")
         lengths = {domain: (asked.length, self._still[domain].length) for domain, asked in now.items()}
-        return Mark(minutes, self._learning.stats()["head_version"], self.traffic.num_tokens, seconds, lengths)
+        version = self._pair.worker.head_version
+        return Mark(round(self.serving_s / 60, 1), version, self.num_tokens, self.learner_s, lengths)
 
-    def _equal(self, domain: str) -> Asked:
-        asked = ask(self._learning, self._sets[domain], **self._fields)
-        if asked.texts != self._still[domain].texts:
-            raise SystemExit(f"the text of {domain} depends on who drafts")
-        return asked
+    def said(self) -> dict[str, Any]:
+        """What the ledger and the learner say at the end."""
+        ledger = self._learner.ledger.read()
+        learner = learner_figures(self._learner.ledger.folder) or {}
+        return {"learner": learner, "counts": ledger.counts, "ledger": ledger.model_dump(mode="json")}
 
-    def speeds(self, domains: list[str], turns: int) -> list[Speeds]:
-        """Of both servers on the new domains, in turn."""
-        prompts = [prompt for domain in domains for prompt in self._sets[domain]]
-        found = []
-        for _ in range(turns):
-            learner = self._learning.stats().get("learner_pid", 0)
-            at_work = ask(self._learning, prompts, **self._fields)
-            with stopped(learner):
-                alone = ask(self._learning, prompts, **self._fields)
-                static = ask(self._static, prompts, **self._fields)
-            found.append(Speeds(at_work.speed, alone.speed, static.speed))
-        return found
+    def _prompt(self, number: int) -> str:
+        prompts = self._new[number % len(self._new)]
+        return prompts[number // len(self._new) % len(prompts)]
+
+    def _follow(self) -> None:
+        """As `deployments.replica.drafters` does: the version that is served drafts from the next round on."""
+        ledger = self._learner.ledger
+        served = ledger.read().served
+        if served != self._pair.worker.head_version:
+            self._pair.worker.offer_head(served, self._pair.drafter.prepare_head(str(ledger.folder_of(served))))
+            self._pair.worker.take_offered_head()
 
 
-def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Speeds], dict[str, Any]]:
-    """The marks, the speeds, and what the server says of its versions at the end."""
-    # One domain's prompts are drawn before the next one's: all are in memory.
+def _learner_of(config: AppConfig, core_share: float) -> Learner:
+    """As a server's, but that it never rests: turns are counted by the caller."""
+    settings = LearnerSettings(
+        root=learning_root(config),
+        verifier=config.model_dir(),
+        verifier_name=config.model_name(),
+        configured_head=Path(config.choice().source),
+        max_bytes=config.learn.max_bytes,
+        expire_s=config.learn.expire_s,
+        core_share=core_share,
+        margin=config.learn.margin,
+    )
+    return Learner(settings, load=lambda: 0.0)
+
+
+def _seconds_of(work: Any) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str, Any]]:
+    """The marks, and what the ledger says at the end."""
     prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
     head = narrow_head(options.head, OLD, options.head_steps, folder / "narrow")
-    learn = {"dir": folder / "learning", "core_share": options.core_share, "max_load": 1000.0}
-    # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
-    fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
-    with wingbeat_apps({"learning": AppConfig(learn=learn, **fixed), "static": AppConfig(**fixed)}) as apps:
-        bench = Bench(apps, prompts, options)
-        try:
-            marks = [bench.mark(0.0)]
-            print(marks[-1].line(), flush=True)
-            while marks[-1].minutes < options.minutes:
-                minutes = min(options.every, options.minutes - marks[-1].minutes)
-                bench.traffic.go_for(60 * minutes)
-                marks.append(bench.mark(marks[-1].minutes + minutes))
-                print(marks[-1].line(), flush=True)
-        finally:
-            bench.traffic.end()
-        speeds = bench.speeds(options.domain, options.turns)
-        return marks, speeds, drafter_of(apps["learning"]) | {"served_tokens": bench.traffic.num_tokens}
+    chosen = {} if head is None else {"drafter": str(head)}
+    config = AppConfig(learn={"dir": folder / "learning"}, **chosen)
+    ledger_of(config)
+    bench = Bench(config, prompts, options)
+    marks = [bench.mark()]
+    print(marks[-1].line(), flush=True)
+    while marks[-1].minutes < options.minutes:
+        bench.serve_for(60 * options.every)
+        marks.append(bench.mark())
+        print(marks[-1].line(), flush=True)
+        # A run that is cut short leaves what it has.
+        finish(options, marks, [], bench.said(), quiet=marks[-1].minutes < options.minutes)
+    return marks, bench.said()
 
 
 def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     new = [name for name in DOMAINS if name != OLD]
-    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the traffic, in turn")
-    parser.add_argument("--head", choices=("demo", "narrow", "blank"), default="narrow", help="that both begin with")
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
+    parser.add_argument("--head", choices=("demo", "narrow", "blank"), default="narrow", help="to begin with")
     parser.add_argument("--head-steps", type=int, default=150, help="that a narrow head is trained for")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of traffic")
-    parser.add_argument("--every", type=float, default=5.0, help="minutes between two marks")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of serving")
+    parser.add_argument("--every", type=float, default=3.0, help="minutes between two marks")
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of each domain at a mark")
-    parser.add_argument("--turns", type=int, default=5, help="of the speeds at the end")
-    parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
-    parser.add_argument("--quick", action="store_true", help="two minutes, a few steps")
+    parser.add_argument("--core-share", type=float, default=0.5, help="of the seconds of serving, for the learner")
+    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
     parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    parser.set_defaults(name="learning")
     options = parser.parse_args()
     if options.quick:
-        options.minutes, options.every, options.prompts, options.turns, options.head_steps = 2.0, 1.0, 8, 1, 10
+        options.minutes, options.every, options.prompts, options.head_steps = 0.6, 0.3, 4, 4
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        marks, speeds, drafter = run(options, Path(folder))
-    finish(options, marks, speeds, drafter)
+        run(options, Path(folder))
 
 
 if __name__ == "__main__":

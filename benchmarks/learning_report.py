@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import Report, Table, machine_facts, middle, model_facts
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts
 
 from wingbeat.deployments.app_config import AppConfig
+
+TOLD = ("steps", "seconds", "samples")
 
 
 class Mark(NamedTuple):
@@ -111,18 +113,31 @@ def plot(marks: list[Mark], path: Path) -> None:
     print(f"written: {path}")
 
 
-def finish(options: argparse.Namespace, marks: list[Mark], speeds: list[Speeds], drafter: dict[str, Any]) -> None:
-    """Show and keep all of it."""
-    config = AppConfig()
+def finish(
+    options: argparse.Namespace, marks: list[Mark], speeds: list[Speeds], said: dict[str, Any], quiet: bool = False
+) -> None:
+    """Show and keep all of it.
+
+    Args:
+        said: what the ledger and the learner say.
+        quiet: only keep it.
+    """
+    config, output = AppConfig(), options.output or RESULTS / f"{options.name}.json"
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
     if options.head != "demo":
         steps = options.head_steps if options.head == "narrow" else 0
         facts["drafter"] = f"{options.head}: of the demo head's shape, {steps} steps on Python alone"
-    facts["traffic"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
-    facts["learner"] = json.dumps({name: drafter["learner"][name] for name in ("steps", "seconds", "samples")})
-    facts["decisions"] = json.dumps(drafter["counts"])
+    facts["requests"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
+    facts["learner"] = (
+        f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
+    )
+    facts["decisions"] = json.dumps(said["counts"])
     figures = {"marks": [mark._asdict() for mark in marks], "speeds": [one._asdict() for one in speeds]}
     tables = [table_of(marks)] + ([speed_table(speeds)] if speeds else [])
-    Report("Learning while serving", facts, tables, figures | {"drafter": drafter}).finish(options, "learning")
-    if options.plot is not None:
-        plot(marks, options.plot)
+    report = Report("Learning while serving", facts, tables, figures | {"drafter": said})
+    if not quiet:
+        report.show()
+    if options.output is not None or not options.quick:
+        report.save(output)
+        if options.plot is not None:
+            plot(marks, options.plot)

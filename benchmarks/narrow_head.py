@@ -36,7 +36,6 @@ def narrow_head(kind: str, domain: str, steps: int, folder: Path) -> Path | None
         rollout_rows=128,
         greedy_fraction=1.0,
         validation_prompts=0,
-        precision="float32",
         threads=1,
         **trained,
     )
