@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import torch
 from domains import DOMAINS, Prompts, prompts_of
 from learning_report import Mark, finish
-from narrow_head import narrow_head
+from narrow_head import OLD, add_head_options, first_head
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.learning_folder import learning_root, ledger_of
+from wingbeat.deployments.learning_folder import learning_root
 from wingbeat.deployments.replica.engine.live_recording import start_recording
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.head_follower import HeadFollower
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
@@ -43,8 +44,6 @@ from wingbeat.runtime.training.online.settings import LearnerSettings
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 TOKENS, CLIENTS, BATCH = 96, 4, 32
-OLD = "python"
-"""What the demo pair and narrow heads were trained on."""
 
 
 class Asked(NamedTuple):
@@ -103,6 +102,7 @@ class Bench:
         self._pair.engine.observe(recording.rounds)
         self._learner = _learner_of(config, options.core_share)
         self._learner.resume()
+        HeadFollower(self._learner.ledger, self._pair.worker).start()
         self._numbers = itertools.count()
         self.serving_s = self.learner_s = 0.0
         self.num_tokens = 0
@@ -119,7 +119,6 @@ class Bench:
                 self.learner_s += spent
                 if self._learner.state.startswith("waiting"):
                     break
-            self._follow()
 
     def mark(self) -> Mark:
         """One look."""
@@ -140,14 +139,6 @@ class Bench:
     def _prompt(self, number: int) -> str:
         prompts = self._new[number % len(self._new)]
         return prompts[number // len(self._new) % len(prompts)]
-
-    def _follow(self) -> None:
-        """As `deployments.replica.drafters` does: the version that is served drafts from the next round on."""
-        ledger = self._learner.ledger
-        served = ledger.read().served
-        if served != self._pair.worker.head_version:
-            self._pair.worker.offer_head(served, self._pair.drafter.prepare_head(str(ledger.folder_of(served))))
-            self._pair.worker.take_offered_head()
 
 
 def _learner_of(config: AppConfig, core_share: float) -> Learner:
@@ -174,10 +165,9 @@ def _seconds_of(work: Any) -> float:
 def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str, Any]]:
     """The marks, and what the ledger says at the end."""
     prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
-    head = narrow_head(options.head, OLD, options.head_steps, folder / "narrow")
+    head = first_head(options, folder / "narrow")
     chosen = {} if head is None else {"drafter": str(head)}
     config = AppConfig(learn={"dir": folder / "learning"}, **chosen)
-    ledger_of(config)
     bench = Bench(config, prompts, options)
     marks = [bench.mark()]
     print(marks[-1].line(), flush=True)
@@ -195,14 +185,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     new = [name for name in DOMAINS if name != OLD]
     parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
-    parser.add_argument("--head", choices=("demo", "narrow", "blank"), default="narrow", help="to begin with")
-    parser.add_argument("--head-steps", type=int, default=150, help="that a narrow head is trained for")
+    add_head_options(parser)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=30.0, help="of serving")
     parser.add_argument("--every", type=float, default=3.0, help="minutes between two marks")
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of each domain at a mark")
     parser.add_argument("--core-share", type=float, default=0.5, help="of the seconds of serving, for the learner")
     parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
+    parser.add_argument("--keep", type=Path, help="folder for rounds, heads and the ledger")
     parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     parser.set_defaults(name="learning")
@@ -211,7 +201,7 @@ def main() -> None:
         options.minutes, options.every, options.prompts, options.head_steps = 0.6, 0.3, 4, 4
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        run(options, Path(folder))
+        run(options, options.keep or Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
-"""A head that learns while it serves, on text that it was not trained for, beside the same head that does not.
+"""Two servers over HTTP, one of which learns: what the learner at work costs, and a promotion amid requests.
 
-    .venv/bin/python benchmarks/learning.py [--domain NAME ...] [--head KIND] [--minutes N] [--quick] [--output FILE]
+    .venv/bin/python benchmarks/learning_http.py [--head KIND] [--domain NAME ...] [--minutes N] [--output FILE]
 
-Two servers of the demo's verifier on this machine, with fixed trees: one learns, one is static. Both begin with one
-head: the demo's; `narrow`, one that is trained here for some minutes on Python alone; or `blank`, the same with no step
-trained. Clients ask the learning server, four at once, for completions of text of new domains: C headers, HTML of the
-standard library's documentation, JSON logs, and English of licences and READMEs, all made here. At every mark it
-completes the same held-out prompts (which nobody may learn from), of the new domains and of Python, the old one; texts
-must equal those of the static server. At the end, speeds: of the learning server with the learner at work and with its
-process stopped, and of the static server, in turn.
+Two servers of the demo's verifier on this machine, with fixed trees, that begin with one head (`learning.py` says which
+there are). Clients ask the learning one for completions, four at once, for some minutes. Before and after, both
+complete the same held-out prompts, whose texts must be equal. Then speeds on these prompts, in turn: of the learning
+server with the learner at work, of the same with the learner's process stopped, and of the static server.
 """
 
 import argparse
@@ -24,15 +21,13 @@ from typing import Any, NamedTuple
 
 from domains import DOMAINS, Prompts, prompts_of
 from learning_report import Mark, Speeds, finish
-from narrow_head import narrow_head
+from narrow_head import OLD, add_head_options, first_head
 from process_pause import stopped
 from servers import App, wingbeat_apps
 
 from wingbeat.deployments.app_config import AppConfig
 
 TOKENS, CLIENTS = 96, 4
-OLD = "python"
-"""What the demo pair and narrow heads were trained on."""
 
 
 class Asked(NamedTuple):
@@ -157,9 +152,8 @@ class Bench:
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Speeds], dict[str, Any]]:
     """The marks, the speeds, and what the server says of its versions at the end."""
-    # One domain's prompts are drawn before the next one's: all are in memory.
     prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
-    head = narrow_head(options.head, OLD, options.head_steps, folder / "narrow")
+    head = first_head(options, folder / "narrow")
     learn = {"dir": folder / "learning", "core_share": options.core_share, "max_load": 1000.0}
     # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
     fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
@@ -183,24 +177,24 @@ def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     new = [name for name in DOMAINS if name != OLD]
-    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the traffic, in turn")
-    parser.add_argument("--head", choices=("demo", "narrow", "blank"), default="narrow", help="that both begin with")
-    parser.add_argument("--head-steps", type=int, default=150, help="that a narrow head is trained for")
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
+    add_head_options(parser)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of traffic")
-    parser.add_argument("--every", type=float, default=5.0, help="minutes between two marks")
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of each domain at a mark")
-    parser.add_argument("--turns", type=int, default=5, help="of the speeds at the end")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of requests")
+    parser.add_argument("--every", type=float, default=2.5, help="minutes between two looks")
+    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts of each domain at a look")
+    parser.add_argument("--turns", type=int, default=7, help="of the speeds")
     parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
-    parser.add_argument("--quick", action="store_true", help="two minutes, a few steps")
+    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
     parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    parser.set_defaults(name="learning_http")
     options = parser.parse_args()
     if options.quick:
-        options.minutes, options.every, options.prompts, options.turns, options.head_steps = 2.0, 1.0, 8, 1, 10
+        options.minutes, options.every, options.prompts, options.turns, options.head_steps = 1.0, 0.5, 4, 1, 4
     with tempfile.TemporaryDirectory() as folder:
-        marks, speeds, drafter = run(options, Path(folder))
-    finish(options, marks, speeds, drafter)
+        marks, speeds, said = run(options, Path(folder))
+    finish(options, marks, speeds, said)
 
 
 if __name__ == "__main__":

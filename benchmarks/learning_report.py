@@ -1,4 +1,4 @@
-"""What `learning.py` has measured, as tables and as a picture."""
+"""What `learning.py` and `learning_http.py` have measured, as tables and as a picture."""
 
 import argparse
 import itertools
@@ -125,8 +125,8 @@ def finish(
     config, output = AppConfig(), options.output or RESULTS / f"{options.name}.json"
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
     if options.head != "demo":
-        steps = options.head_steps if options.head == "narrow" else 0
-        facts["drafter"] = f"{options.head}: of the demo head's shape, {steps} steps on Python alone"
+        steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
+        facts["drafter"] = f"{options.head}: of the demo head's shape{steps}"
     facts["requests"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
     facts["learner"] = (
         f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
