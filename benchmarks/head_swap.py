@@ -1,11 +1,11 @@
 """What a swap of heads costs, and whether draft KV of the version before is worth computing again.
 
-    .venv/bin/python benchmarks/head_swap.py HEAD [--streams N] [--tokens N]
+    .venv/bin/python benchmarks/head_swap.py HEAD [--first FOLDER] [--streams N] [--tokens N]
 
-In process, the demo's verifier, greedy, fixed trees. Streams begin with the demo's head and go on with HEAD, another
-version of it (such as one that `benchmarks/learning.py` leaves): by a swap, which keeps the draft KV; with a new
-drafter for which all contexts are computed again; and, to compare with, with HEAD from the beginning. Tokens per round
-are those of the second half of each text. All texts must be equal.
+In process, the demo's verifier, greedy, fixed trees. Streams begin with the demo's head, or that in FOLDER, and go on
+with HEAD, another version of it (such as `benchmarks/learning.py --keep` leaves): by a swap, which keeps the draft KV;
+with a new drafter for which all contexts are computed again; and, to compare with, with HEAD from the beginning. Tokens
+per round are those of the second half of each text. All texts must be equal.
 """
 
 import argparse
@@ -97,6 +97,7 @@ def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("head", type=Path, help="folder of another version of the demo's head")
+    parser.add_argument("--first", type=Path, help="folder of the head that streams begin with; the demo's by default")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
@@ -105,7 +106,7 @@ def main() -> None:
     if options.quick:
         options.streams, options.tokens = 4, 64
     config = AppConfig()
-    streams = Streams(config.model_dir(), str(config.choice().source), options.streams, options.tokens)
+    streams = Streams(config.model_dir(), str(options.first or config.choice().source), options.streams, options.tokens)
     ways = ("swap", "computed again", "from the beginning")
     found = {how: streams.go(str(options.head), how) for how in ways}
     if len({str(went.texts) for went in found.values()}) != 1:

@@ -62,9 +62,9 @@ deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
-    deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
-    runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair runtime.prefixes
-    runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel runtime.training
+    kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
+    runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair
+    runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel runtime.training
     runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
@@ -102,6 +102,7 @@ runtime.fp8_devices:
 runtime.free_memory:
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
+runtime.head_counts: runtime.file_lock runtime.head_versions
 runtime.head_versions: runtime.file_lock
 runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devices runtime.hub runtime.kv
     runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors

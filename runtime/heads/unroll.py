@@ -16,12 +16,16 @@ from wingbeat.runtime.heads.contract import Attend, DraftHead
 class UnrolledStep(NamedTuple):
     """One step of all chains of a batch; N chains per sequence."""
 
-    logits: Tensor
-    """[batch, N, draft_vocab_size]"""
+    head: DraftHead
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
     hidden: Tensor
-    """[batch, N, H] that the logits were made of: in EAGLE-1 the prediction of the feature at index i + offset - 1."""
+    """[batch, N, H] that the logits are made of: in EAGLE-1 the prediction of the feature at index i + offset - 1."""
+
+    @property
+    def logits(self) -> Tensor:
+        """[batch, N, draft_vocab_size], made when they are asked for."""
+        return self.head.logits(self.hidden)
 
 
 class ChainAttention:
@@ -78,7 +82,7 @@ def unroll(
         now = slice(1 + step, 1 + step + num_chains)
         rotary = head.rotary(positions + step) if axes is None else head.rotary_in_grids(axes[:, :, now] - 1)
         hidden = head.run_layers(tokens[:, now], features, rotary, attends)
-        yield UnrolledStep(head.logits(hidden), step + 2, hidden)
+        yield UnrolledStep(head, step + 2, hidden)
         features = head.feedback(hidden)
 
 

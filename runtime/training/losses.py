@@ -51,6 +51,10 @@ class Wanted(NamedTuple):
         # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
+    def where(self, chosen: Tensor) -> "Wanted":
+        """Of the positions that a mask, bool [batch, length], chooses: the leading sizes become one."""
+        return Wanted(*(None if part is None else part[chosen] for part in self))
+
     def among(self, candidates: Tensor) -> "Wanted":
         """Of some draft ids int64 [batch, length, C] alone; what others have is left out."""
         if self.draft_ids is None:
@@ -124,13 +128,20 @@ class DraftLoss(nn.Module):
         wanted = self.wanted(target)
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps):
-            rows = slice(step.offset - 1, step.offset - 1 + step.logits.shape[1])
+            width = step.hidden.shape[1]
             # The verifier's row i predicts token i + 1, hence the shift by one less than the offset.
-            loss = wanted.rows(rows).cross_entropy(step.logits.float())
+            rows = slice(step.offset - 1, step.offset - 1 + width)
+            learnt = None if loss_mask is None else loss_mask[:, step.offset : step.offset + width]
+            hidden, part, features = step.hidden, wanted.rows(rows), taps[:, rows]
+            # The scores of a vocabulary are most of the work: in prompts and padding they are not made. A compiled step
+            # keeps its shapes instead.
+            if learnt is not None and not torch.compiler.is_compiling():
+                hidden, part, features = hidden[learnt], part.where(learnt), features[learnt]
+            loss = part.cross_entropy(self.head.logits(hidden).float())
             if self.feature_weight:
-                distance = functional.smooth_l1_loss(step.hidden.float(), taps[:, rows].float(), reduction="none")
+                distance = functional.smooth_l1_loss(hidden.float(), features.float(), reduction="none")
                 loss = loss + self.feature_weight * distance.mean(-1)
-            if loss_mask is not None:
-                loss = loss * loss_mask[:, step.offset : step.offset + loss.shape[1]]
-            total = total + self.step_decay ** (step.offset - 2) * loss.mean()
+            if learnt is not None and loss.shape == learnt.shape:
+                loss = loss * learnt
+            total = total + self.step_decay ** (step.offset - 2) * loss.sum() / step.hidden[..., 0].numel()
         return total / sum(self.step_decay**step for step in range(self.num_steps))

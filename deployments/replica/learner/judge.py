@@ -8,6 +8,7 @@ from typing import Any
 
 from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
 from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.head_counts import CountedSince, HeadCounts
 from wingbeat.runtime.head_versions import Accepted, HeadLedger, Ledger, LedgerError, fell_below, learner_figures
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,9 @@ JUDGED_ROUNDS = 20_000
 
 
 class HeadJudge:
-    """Of one engine; whichever engine of a fleet sees it first rolls the version back for all.
+    """Of one engine; whichever of a fleet sees it first rolls the version back for all.
+
+    The counts of all engines are added up beside the ledger, so that one that starts anew loses none.
 
     Args:
         figures: of the engine.
@@ -26,6 +29,7 @@ class HeadJudge:
 
     def __init__(self, ledger: HeadLedger, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
         self._ledger, self._figures = ledger, figures
+        self._counts, self._since = HeadCounts(ledger.folder), CountedSince()
         self.said: dict[str, Any] = {"decisions": {}, "learner": None}
         """For metrics: decisions by what they were, and what the learner says of itself."""
 
@@ -47,10 +51,16 @@ class HeadJudge:
             logger.error("%s", error)
             return
         self.said = {"decisions": {what: ledger.counts.get(what, 0) for what in SHOWN}, "learner": learner}
+        figures = await self._figures()
+        more = self._since.take(figures.pid, figures.stats["by_head"])
+        try:
+            counted = await asyncio.to_thread(self._counts.add, more, ledger)
+        except OSError as error:  # a full disk, or a lock that is held for long: what was counted since is lost
+            logger.error("what was accepted of the head's versions cannot be kept: %s", error)
+            return
         if not ledger.served or ledger.previous is None:
             return
-        by_head = (await self._figures()).stats["by_head"]
-        new, old = (Accepted(*by_head.get(number, ())) for number in (ledger.served, ledger.previous))
+        new, old = (counted.get(number, Accepted()) for number in (ledger.served, ledger.previous))
         if new.rounds > JUDGED_ROUNDS:
             return
         why = fell_below(new, old)

@@ -1,16 +1,20 @@
 """Is a candidate better than the head that is served? A test that may be looked at after every observation.
 
-Observation s is a held-out request, which both heads have drafted for: y_s = clip((new_s - (1 + margin) old_s) / 1.5,
--1, 1), where new_s and old_s are tokens per round. So a request counts for 1.5 tokens per round at most, either way: no
-few requests decide. What is to be refuted is E[y] <= 0. The evidence against it is the capital of a gambler who bets on
-y > 0:
+Observation s is a held-out request, which both heads have drafted for, with new_s and old_s tokens per round, each
+between 1 and n, the drafted tokens and one more:
+
+    y_s = (new_s - (1 + margin) old_s) / ((1 + margin) n - 1),    -1 <= y_s < 1
+
+Nothing is cut off, so that rare large losses count as what they are. What is to be refuted is E[y] <= 0. The evidence
+against it is the capital of a gambler who bets on y > 0:
 
     K_t = product over s <= t of (1 + b_s y_s),    b_s = clip(m_s / (v_s + m_s^2), 0, 0.9)
 
 with m_s and v_s the mean and the variance of what came before s, each with a first guess of m = 0.02 and v = 0.02 that
-weighs as one observation. While E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a, by
-Ville's inequality: looking at it after each observation costs nothing. Source: I. Waudby-Smith and A. Ramdas,
-"Estimating means of bounded random variables by betting" (2024), section 4.
+weighs as one observation. An observation multiplies the capital by 1.9 at most, so no few requests decide. While
+E[y] <= 0, K is a supermartingale that begins at 1, so P(K ever reaches 1 / a) <= a (Ville): looking at it
+after each observation costs nothing. Source: I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random
+variables by betting" (2024), section 4.
 
 Candidate number k is promoted at K >= 1 / a_k, with a_k = 0.01 / (k (k + 1)). These add up to 0.01: that any candidate
 ever is promoted that is not better has a probability of at most 1 %. The mirrored bet, on y < 0, ends a hopeless test.
@@ -25,8 +29,6 @@ from wingbeat.runtime.training.online.shadow import Drafted
 
 ERROR = 0.01
 """Probability of ever promoting a candidate that is not better."""
-MOST_TOKENS = 1.5
-"""Per round, that one request counts for."""
 MOST_BET = 0.9
 _GUESS_MEAN, _GUESS_VARIANCE = 0.02, 0.02
 BUCKET_FLOOR, BUCKET_LEAST = 0.98, 8
@@ -63,16 +65,18 @@ class PairedTest:
 
     Args:
         number: of the candidate among all there were, from 1 on.
+        most: tokens of a round at most: those of a chain, and one more.
     """
 
-    def __init__(self, number: int, margin: float) -> None:
+    def __init__(self, number: int, margin: float, most: int) -> None:
         self._margin = margin
+        self._range = (1 + margin) * most - 1
         self._better, self._worse = Bets(), Bets()
         self.error = ERROR / (number * (number + 1))
 
     def see(self, new: float, old: float) -> None:
         """Tokens per round of a held-out request by either head."""
-        value = min(max((new - (1 + self._margin) * old) / MOST_TOKENS, -1.0), 1.0)
+        value = (new - (1 + self._margin) * old) / self._range
         self._better.see(value)
         self._worse.see(-value)
 
@@ -98,13 +102,15 @@ class Gate:
 
     number: int
     margin: float
+    most: int
+    """Tokens of a round at most."""
     test: PairedTest = field(init=False)
     num_requests: int = 0
     _buckets: dict[int, list[float]] = field(default_factory=dict)
     """By bucket: requests, and the tokens per round of the new and of the old head, each summed over them."""
 
     def __post_init__(self) -> None:
-        self.test = PairedTest(self.number, self.margin)
+        self.test = PairedTest(self.number, self.margin, self.most)
 
     def see(self, new: Drafted, old: Drafted) -> None:
         """One held-out request, for which both have drafted."""

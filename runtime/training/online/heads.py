@@ -17,6 +17,7 @@ from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.family import TrainedHead
 from wingbeat.runtime.training.one_pass_init import for_training
 from wingbeat.runtime.training.online.settings import LearnerSettings
+from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 
 _ONE_PASS = {
     OnePassFamily.DFLASH: "dflash",
@@ -87,6 +88,6 @@ def training_config(settings: LearnerSettings, family: str, head: TrainedHead) -
         sequence_length=settings.sequence_length,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
-        precision="float32",
+        precision="bfloat16" if has_bfloat16_units() else "float32",
         **own,
     )

@@ -156,6 +156,7 @@ class Learner:
     def _start_over(self, reason: str) -> None:
         logger.error("the learner starts over from the head that is served: %s", reason)
         self.ledger.reject(f"training diverged: {reason}")
+        self.trainer.change_pace(better=False)
         self.trainer.restart(self.ledger.folder_of(self.ledger.read().served))
         self._test, self._tested_at = None, 0
 
@@ -168,7 +169,7 @@ class Learner:
         ledger = self.ledger.read()
         served = self._served_head(ledger.served)
         number = self.ledger.count_test()
-        gate = Gate(number, self.settings.margin)
+        gate = Gate(number, self.settings.margin, self.trainer.chain + 1)
         self._test = _Test(gate, ledger.served, candidate, served, self.trainer)
         self._test.renew(self.ring)
         self._tested_at = self.trainer.state.step
@@ -188,8 +189,10 @@ class Learner:
                 self.ledger.promote(number, why)
                 self._seen_served = number
             logger.info("version %d of the head is promoted: %s", number, why)
+            self.trainer.change_pace(better=True)
             self._test = None
         elif verdict is Verdict.NOT_BETTER:
+            self.trainer.change_pace(better=False)
             self._end_test(why)
 
     def _end_test(self, why: str) -> None:
@@ -214,6 +217,7 @@ class Learner:
             "held_out": 0 if held is None else held.num_sequences,
             "bytes": kept["num_bytes"],
             "max_bytes": self.settings.max_bytes,
+            "learning_rate": self.trainer.pace * self.settings.learning_rate,
             "loss": state.losses[-1][1] if state.losses else None,
             "candidate": None if gate is None else {"number": gate.number, "so_far": gate.decide()[1]},
         }

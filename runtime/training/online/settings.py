@@ -28,7 +28,7 @@ class LearnerSettings(Settings):
     margin: float = Field(0.02, ge=0, description="By how much a candidate has to be better.")
     batch_size: int = Field(8, gt=0, description="Windows of a step.")
     sequence_length: int = Field(192, gt=16, description="Tokens of a window.")
-    learning_rate: float = Field(4e-4, gt=0, description="After the warm-up; it does not fall.")
+    learning_rate: float = Field(2e-3, gt=0, description="At most; candidates that are not better halve it.")
     warmup_steps: int = Field(20, ge=0, description="Steps over which it rises.")
     candidate_steps: int = Field(60, gt=0, description="Steps between two candidates.")
     least_tokens: int = Field(20_000, gt=0, description="Of rounds on disk, before anything is trained.")

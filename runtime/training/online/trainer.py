@@ -19,6 +19,7 @@ from wingbeat.runtime.recordings.ring import HELD, TRAIN
 from wingbeat.runtime.tensor_files import SAFETENSORS
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import TrainedHead
+from wingbeat.runtime.training.loop import autocast
 from wingbeat.runtime.training.online.heads import family_name, free_to_learn, load_head, training_config
 from wingbeat.runtime.training.online.settings import LearnerSettings
 from wingbeat.runtime.training.optimizers import build_optimizers
@@ -31,6 +32,7 @@ _GRADIENT_NORM = 1.0
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 AVERAGE_STEP = 0.03
 """Share of the latest weights in the average of all; about the last 30 steps count."""
+LEAST_PACE = 1 / 16
 _CPU = torch.device("cpu")
 
 
@@ -52,6 +54,8 @@ class OnlineTrainer:
         there = read_shapes(settings.configured_head)
         self._own = {part for part in _LENT if any(name.endswith(part) for name in there)}
         """Of its own, though the families' files leave them to the verifier."""
+        self.pace = 1.0
+        """Of the learning rate: a head that knows little gains by large steps, one that knows much loses by them."""
         self._start(settings.configured_head)
         self.chain = self.family.chain(self.config)
 
@@ -73,6 +77,10 @@ class OnlineTrainer:
     def restart(self, folder: Path) -> None:
         """Train on from another head, with nothing of what was learnt since."""
         self._start(folder)
+
+    def change_pace(self, better: bool) -> None:
+        """Twice the learning rate after a candidate that was better, half of it after one that was not."""
+        self.pace = min(max(self.pace * (2.0 if better else 0.5), LEAST_PACE), 1.0)
 
     def resume(self) -> bool:
         """Go on from the last checkpoint; False where there is none that can be read."""
@@ -121,13 +129,14 @@ class OnlineTrainer:
         began, state, config = time.process_time(), self.state, self.config
         found = self.source.inputs(state.step, _WHOLE)
         inputs = self.family.inputs(config, found, state.step, _WHOLE)
-        loss = self._loss(*inputs.tensors)
+        with autocast(config):
+            loss = self._loss(*inputs.tensors)
         loss.backward()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise FloatingPointError(f"loss is {value} at step {state.step}")
         nn.utils.clip_grad_norm_(self.head.parameters(), _GRADIENT_NORM)
-        rate = config.learning_rate * min(1.0, (state.step + 1) / (config.warmup_steps + 1))
+        rate = self.pace * config.learning_rate * min(1.0, (state.step + 1) / (config.warmup_steps + 1))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -9,6 +9,7 @@ from tests.runtime.test_head_versions import added, of_length
 from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.learner.judge import HeadJudge
+from wingbeat.runtime.head_counts import COUNTS_FILE
 from wingbeat.runtime.head_versions import FIGURES_FILE, LEARNER, HeadLedger
 
 
@@ -20,16 +21,27 @@ def ledger(tmp_path):
     return made
 
 
-def looked(ledger, **by_head):
-    """What a judge makes of an engine's counts, `v1` being version 1."""
+class Engines:
+    """Engines of one replica, one after the other."""
 
-    async def figures():
+    def __init__(self, ledger):
+        self._figures = EngineFigures({"by_head": {}}, "attached", None, 1)
+        self.judge = HeadJudge(ledger, self._now)
+
+    async def _now(self):
+        return self._figures
+
+    def look(self, pid=1, **by_head):
+        """What the judge makes of an engine's counts, `v1` being version 1."""
         counted = {int(name[1:]): counts for name, counts in by_head.items()}
-        return EngineFigures({"by_head": counted}, "attached", None, 1)
+        self._figures = EngineFigures({"by_head": counted}, "attached", None, pid)
+        asyncio.run(self.judge.look())
 
-    judge = HeadJudge(ledger, figures)
-    asyncio.run(judge.look())
-    return judge
+
+def looked(ledger, **by_head):
+    engines = Engines(ledger)
+    engines.look(**by_head)
+    return engines.judge
 
 
 def test_a_version_that_is_measurably_worse_is_rolled_back_and_the_reason_is_kept(ledger):
@@ -74,3 +86,41 @@ def test_decisions_and_the_learner_are_told_for_metrics(ledger):
         "decisions": {"promoted": 1, "rejected": 0, "rolled_back": 0, "refused": 0},
         "learner": {"samples": 3},
     }
+
+
+def test_counts_of_an_engine_and_of_a_replica_that_ended_are_kept(ledger):
+    engines = Engines(ledger)
+    engines.look(pid=1, v0=of_length(3.0, 4000))
+    engines.look(pid=1, v0=of_length(3.0, 5000), v1=of_length(2.0, 100))
+    engines.look(pid=2, v1=of_length(2.0, 100))
+    assert ledger.read().served == 1  # after 200 rounds
+    Engines(ledger).look(pid=3, v1=of_length(2.0, 100))
+    found = ledger.read()
+    assert (found.served, found.version(1).state) == (0, "rolled_back")
+    assert "over 300 rounds, 3.000 before it" in found.version(1).reason
+
+
+def test_counts_of_all_engines_add_up_and_each_round_counts_once(ledger):
+    first, second = Engines(ledger), Engines(ledger)
+    for _ in range(5):
+        first.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 120))
+        second.look(v1=of_length(2.0, 120))
+    assert ledger.read().served == 1  # after 240 rounds
+    second.look(v1=of_length(2.0, 140))
+    assert ledger.read().served == 0
+
+
+def test_a_version_that_is_promoted_again_is_judged_by_what_it_does_from_then_on(ledger):
+    engines = Engines(ledger)
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
+    ledger.promote(1, "by hand")
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
+    assert ledger.read().served == 1
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 900))
+    assert ledger.read().served == 0
+
+
+def test_a_file_of_counts_that_is_none_counts_for_nothing(ledger):
+    (ledger.folder / COUNTS_FILE).write_text("cut sh")
+    looked(ledger, v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
+    assert ledger.read().served == 0

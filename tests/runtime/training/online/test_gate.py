@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 
 import pytest
 
@@ -18,18 +19,29 @@ def requests(seed, count, gain, noise=0.6):
         yield min(max(new, 1.0), 6.0), old
 
 
-def looked_at_after_each(seed, count, gain, margin=0.0, number=1):
-    test = PairedTest(number, margin)
-    for seen, (new, old) in enumerate(requests(seed, count, gain), 1):
+def rare_losses(seed, count, loss=4.0, rare=0.04):
+    """Heads that gain a little in nearly every request, and lose much in a few: no better on average."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        loses = rng.random() < rare
+        yield (1.5 if loses else 3.0 + (loss - 1.5) * rare / (1 - rare)), (loss if loses else 3.0)
+
+
+def looked_at_after_each(pairs, margin=0.0, number=1):
+    """The verdict of a test of chains of five, and after how many requests."""
+    test, seen = PairedTest(number, margin, 6), 0
+    for seen, (new, old) in enumerate(pairs, 1):
         test.see(new, old)
         if test.verdict is not Verdict.OPEN:
             return test.verdict, seen
-    return Verdict.OPEN, count
+    return Verdict.OPEN, seen
 
 
-def test_a_head_that_is_no_better_is_promoted_in_fewer_than_one_of_a_hundred_tests():
+@pytest.mark.parametrize("kind", ["noise", "rare losses"])
+def test_a_head_that_is_no_better_is_promoted_in_fewer_than_one_of_a_hundred_tests(kind):
     """1,000 tests of 400 requests each, looked at after every one: by Ville's inequality 5 are expected at most."""
-    false = sum(looked_at_after_each(seed, 400, 1.0)[0] is Verdict.BETTER for seed in range(1000))
+    pairs = partial(requests, gain=1.0) if kind == "noise" else rare_losses
+    false = sum(looked_at_after_each(pairs(seed, 400))[0] is Verdict.BETTER for seed in range(1000))
     assert false <= 10  # of a binomial with p = 0.005, more than 10 have a probability of 1.3 %
 
 
@@ -48,15 +60,15 @@ def test_skewed_and_correlated_heads_that_are_no_better_are_not_promoted_either(
 
 
 def test_better_heads_are_promoted_and_worse_ones_given_up():
-    better = [looked_at_after_each(seed, 2000, 1.15, margin=0.02) for seed in range(20)]
+    better = [looked_at_after_each(requests(seed, 2000, 1.15), margin=0.02) for seed in range(20)]
     assert {verdict for verdict, _ in better} == {Verdict.BETTER}
-    assert sorted(seen for _, seen in better)[10] < 60
-    worse = [looked_at_after_each(seed, 2000, 0.9, margin=0.02)[0] for seed in range(20)]
+    assert sorted(seen for _, seen in better)[10] < 150
+    worse = [looked_at_after_each(requests(seed, 2000, 0.9), margin=0.02)[0] for seed in range(20)]
     assert set(worse) == {Verdict.NOT_BETTER}
 
 
 def test_the_errors_of_all_candidates_add_up_to_one_percent():
-    total = sum(PairedTest(number, 0.02).error for number in range(1, 2000))
+    total = sum(PairedTest(number, 0.02, 6).error for number in range(1, 2000))
     assert 0.99 * ERROR < total <= ERROR
 
 
@@ -65,7 +77,7 @@ def drafted(bucket, length):
 
 
 def test_a_head_that_is_better_on_average_and_worse_on_long_contexts_is_not_promoted():
-    gate = Gate(1, 0.02)
+    gate = Gate(1, 0.02, 6)
     for _ in range(200):
         gate.see(drafted(0, 5.0), drafted(0, 3.0))
     assert gate.decide()[0] is Verdict.BETTER
@@ -77,7 +89,7 @@ def test_a_head_that_is_better_on_average_and_worse_on_long_contexts_is_not_prom
 
 
 def test_a_bucket_that_one_head_alone_has_a_round_in_is_passed_over():
-    gate = Gate(1, 0.02)
+    gate = Gate(1, 0.02, 6)
     gate.see(Drafted({0: 10, 1: 1}, {0: 30, 1: 1}), Drafted({0: 10}, {0: 31}))
     gate.see(Drafted({0: 10}, {0: 30}), Drafted({0: 10, 1: 1}, {0: 30, 1: 1}))
     assert gate.num_requests == 2
@@ -85,7 +97,7 @@ def test_a_bucket_that_one_head_alone_has_a_round_in_is_passed_over():
 
 
 def test_a_few_requests_of_a_bucket_decide_nothing():
-    gate = Gate(1, 0.02)
+    gate = Gate(1, 0.02, 6)
     for _ in range(BUCKET_LEAST - 1):
         gate.see(drafted(3, 2.0), drafted(3, 3.0))
     for _ in range(300):

@@ -1,0 +1,201 @@
+"""Two servers over HTTP, one of which learns: what the learner at work costs, and a promotion amid requests.
+
+    .venv/bin/python benchmarks/learning_http.py [--head KIND] [--domain NAME ...] [--minutes N] [--output FILE]
+
+Two servers of the demo's verifier on this machine, with fixed trees, that begin with one head (`learning.py` says which
+there are). Clients ask the learning one for completions, four at once, for some minutes. Before and after, both
+complete the same held-out prompts, whose texts must be equal. Then speeds on these prompts, in turn: of the learning
+server with the learner at work, of the same with the learner's process stopped, and of the static server.
+"""
+
+import argparse
+import itertools
+import json
+import tempfile
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from domains import DOMAINS, Prompts, prompts_of
+from learning_report import Mark, Speeds, finish
+from narrow_head import OLD, add_head_options, first_head
+from process_pause import stopped
+from servers import App, wingbeat_apps
+
+from wingbeat.deployments.app_config import AppConfig
+
+TOKENS, CLIENTS = 96, 4
+
+
+class Asked(NamedTuple):
+    """What completions of the same prompts came to."""
+
+    texts: list[str]
+    length: float
+    """Tokens per round with a tree."""
+    speed: float
+    """Tokens per second."""
+
+
+def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
+    """One completion."""
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | fields
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{app.url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return json.load(answer)
+
+
+def ask(app: App, prompts: list[str], **fields: Any) -> Asked:
+    """Completions of prompts, four at once; nobody learns from them."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda prompt: complete(app, prompt, speculation={"learn": False}, **fields), prompts))
+    seconds = time.monotonic() - began
+    drafted = [answer["metrics"]["speculative_decoding"] for answer in answers]
+    rounds = sum(one["num_drafts"] for one in drafted)
+    accepted = sum(one["num_accepted_tokens"] for one in drafted)
+    tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+    return Asked([answer["choices"][0]["text"] for answer in answers], 1 + accepted / max(1, rounds), tokens / seconds)
+
+
+def drafter_of(app: App) -> dict[str, Any]:
+    """What a server says of its versions."""
+    with urllib.request.urlopen(f"{app.url}/v1/drafter", timeout=60) as answer:
+        return json.load(answer)
+
+
+class Traffic:
+    """Clients that ask one server for completions of domains in turn, for as long as they are not held."""
+
+    def __init__(self, app: App, served: list[list[str]], temperature: float) -> None:
+        self._app, self._served, self._temperature = app, served, temperature
+        self._goes, self._done = threading.Event(), False
+        self._busy = threading.Semaphore(CLIENTS)
+        self._next = itertools.count()
+        self.num_tokens = 0
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._goes.wait()
+            if self._done:
+                return
+            number = next(self._next)
+            with self._busy:
+                prompts = self._served[number % len(self._served)]
+                prompt = prompts[number // len(self._served) % len(prompts)]
+                answer = complete(self._app, prompt, temperature=self._temperature, seed=number)
+            self.num_tokens += answer["usage"]["completion_tokens"]
+
+    def go_for(self, seconds: float) -> None:
+        """Ask for so long, and wait for the answers."""
+        self._goes.set()
+        time.sleep(seconds)
+        self._goes.clear()
+        for _ in range(CLIENTS):
+            self._busy.acquire()
+        for _ in range(CLIENTS):
+            self._busy.release()
+
+    def end(self) -> None:
+        """Let the clients go."""
+        self._done = True
+        self._goes.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Bench:
+    """Both servers, and what is asked at every mark."""
+
+    def __init__(self, apps: dict[str, App], prompts: dict[str, Prompts], options: argparse.Namespace) -> None:
+        self._learning, self._static = apps["learning"], apps["static"]
+        self._sets = {domain: found.held[: options.prompts] for domain, found in prompts.items()}
+        self._fields = {"temperature": options.temperature, "seed": 1}
+        self._still = {domain: ask(self._static, prompts, **self._fields) for domain, prompts in self._sets.items()}
+        self.traffic = Traffic(self._learning, [prompts[name].served for name in options.domain], options.temperature)
+
+    def mark(self, minutes: float) -> Mark:
+        """One look at both servers, the learner stopped meanwhile."""
+        with stopped(self._learning.stats().get("learner_pid", 0)):
+            now = {domain: self._equal(domain) for domain in self._sets}
+        drafter = drafter_of(self._learning)
+        seconds = (drafter["learner"] or {}).get("seconds", 0.0)
+        lengths = {domain: (asked.length, self._still[domain].length) for domain, asked in now.items()}
+        return Mark(minutes, self._learning.stats()["head_version"], self.traffic.num_tokens, seconds, lengths)
+
+    def _equal(self, domain: str) -> Asked:
+        asked = ask(self._learning, self._sets[domain], **self._fields)
+        if asked.texts != self._still[domain].texts:
+            raise SystemExit(f"the text of {domain} depends on who drafts")
+        return asked
+
+    def speeds(self, domains: list[str], turns: int) -> list[Speeds]:
+        """Of both servers on the new domains, in turn."""
+        prompts = [prompt for domain in domains for prompt in self._sets[domain]]
+        found = []
+        for _ in range(turns):
+            learner = self._learning.stats().get("learner_pid", 0)
+            at_work = ask(self._learning, prompts, **self._fields)
+            with stopped(learner):
+                alone = ask(self._learning, prompts, **self._fields)
+                static = ask(self._static, prompts, **self._fields)
+            found.append(Speeds(at_work.speed, alone.speed, static.speed))
+        return found
+
+
+def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Speeds], dict[str, Any]]:
+    """The marks, the speeds, and what the server says of its versions at the end."""
+    prompts = {name: prompts_of(name) for name in (*options.domain, OLD)}
+    head = first_head(options, folder / "narrow")
+    learn = {"dir": folder / "learning", "core_share": options.core_share, "max_load": 1000.0}
+    # Trees of one shape: otherwise each server drafts as deep as it finds worth it, and rounds are of two kinds.
+    fixed = {"adaptive": False} | ({} if head is None else {"drafter": str(head)})
+    with wingbeat_apps({"learning": AppConfig(learn=learn, **fixed), "static": AppConfig(**fixed)}) as apps:
+        bench = Bench(apps, prompts, options)
+        try:
+            marks = [bench.mark(0.0)]
+            print(marks[-1].line(), flush=True)
+            while marks[-1].minutes < options.minutes:
+                minutes = min(options.every, options.minutes - marks[-1].minutes)
+                bench.traffic.go_for(60 * minutes)
+                marks.append(bench.mark(marks[-1].minutes + minutes))
+                print(marks[-1].line(), flush=True)
+        finally:
+            bench.traffic.end()
+        speeds = bench.speeds(options.domain, options.turns)
+        return marks, speeds, drafter_of(apps["learning"]) | {"served_tokens": bench.traffic.num_tokens}
+
+
+def main() -> None:
+    """Measure, show and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    new = [name for name in DOMAINS if name != OLD]
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
+    add_head_options(parser)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of requests")
+    parser.add_argument("--every", type=float, default=2.5, help="minutes between two looks")
+    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts of each domain at a look")
+    parser.add_argument("--turns", type=int, default=7, help="of the speeds")
+    parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
+    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
+    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    parser.set_defaults(name="learning_http")
+    options = parser.parse_args()
+    if options.quick:
+        options.minutes, options.every, options.prompts, options.turns, options.head_steps = 1.0, 0.5, 4, 1, 4
+    with tempfile.TemporaryDirectory() as folder:
+        marks, speeds, said = run(options, Path(folder))
+    finish(options, marks, speeds, said)
+
+
+if __name__ == "__main__":
+    main()

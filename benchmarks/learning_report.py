@@ -1,0 +1,143 @@
+"""What `learning.py` and `learning_http.py` have measured, as tables and as a picture."""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+
+from wingbeat.deployments.app_config import AppConfig
+
+TOLD = ("steps", "seconds", "samples")
+
+
+class Mark(NamedTuple):
+    """One look at both servers."""
+
+    minutes: float
+    version: int
+    num_tokens: int
+    """Served to the clients so far."""
+    learner_s: float
+    """Seconds of a core that the learner has trained for."""
+    lengths: dict[str, tuple[float, float]]
+    """By domain, the old one last: tokens per round, learning and static."""
+
+    def new(self, server: int) -> float:
+        """Mean over the new domains; 0 is the learning server, 1 the static one."""
+        return sum(pair[server] for pair in list(self.lengths.values())[:-1]) / (len(self.lengths) - 1)
+
+    def gain(self) -> float:
+        """On the new domains."""
+        return self.new(0) / self.new(1) - 1
+
+    def line(self) -> str:
+        """For people who watch."""
+        each = ", ".join(f"{domain} {now:.3f} ({still:.3f})" for domain, (now, still) in self.lengths.items())
+        return (
+            f"{self.minutes:5.1f} min, {self.num_tokens} tokens, learner {self.learner_s:.0f} s: "
+            f"version {self.version}, new domains {self.gain():+.1%}; {each}"
+        )
+
+
+class Speeds(NamedTuple):
+    """Tokens per second of one turn."""
+
+    at_work: float
+    """The learning server, the learner at work."""
+    alone: float
+    """The learning server, the learner's process stopped."""
+    static: float
+
+
+def _cells(pair: tuple[float, float]) -> str:
+    now, still = pair
+    return f"{now:.2f} / {still:.2f} ({now / still - 1:+.1%})"
+
+
+def table_of(marks: list[Mark]) -> Table:
+    """Over time."""
+    rows = [
+        (
+            f"{mark.minutes:g} min",
+            f"{mark.num_tokens:,}",
+            f"{mark.learner_s:.0f}",
+            str(mark.version),
+            f"{mark.gain():+.1%}",
+            *map(_cells, mark.lengths.values()),
+        )
+        for mark in marks
+    ]
+    columns = ("traffic", "tokens served", "learner, s", "version", "new domains", *marks[0].lengths)
+    note = "Tokens per round with a tree, learning / static, on held-out prompts; the last column is of the old domain."
+    return Table("Learning while serving", columns, rows, note)
+
+
+def speed_table(speeds: list[Speeds]) -> Table:
+    """Medians of the turns' ratios."""
+    ratios = {
+        "learner at work / learner stopped": [one.at_work / one.alone for one in speeds],
+        "learner at work / static server": [one.at_work / one.static for one in speeds],
+        "learner stopped / static server": [one.alone / one.static for one in speeds],
+    }
+    rows = [(name, f"{middle(found):.2f}", f"{min(found):.2f}-{max(found):.2f}") for name, found in ratios.items()]
+    return Table("Tokens per second on the new domains, at the end", ("", "median of turns", "range"), rows)
+
+
+def plot(marks: list[Mark], path: Path) -> None:
+    """Tokens per round over time, with swaps as marks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    minutes = [mark.minutes for mark in marks]
+    old = list(marks[0].lengths)[-1]
+    axes.plot(minutes, [mark.new(0) for mark in marks], "o-", color="tab:green", label="new domains, learning")
+    axes.plot(minutes, [mark.new(1) for mark in marks], "--", color="tab:green", label="new domains, static")
+    axes.plot(minutes, [mark.lengths[old][0] for mark in marks], "s-", color="tab:gray", label=f"{old}, learning")
+    axes.plot(minutes, [mark.lengths[old][1] for mark in marks], "--", color="tab:gray", label=f"{old}, static")
+    for before, mark in itertools.pairwise(marks):
+        if mark.version != before.version:
+            axes.annotate(
+                f"v{mark.version}", (mark.minutes, mark.new(0)), (0, 6), textcoords="offset points", fontsize=8
+            )
+    axes.set_ylim(bottom=1)
+    axes.set_xlabel("minutes of traffic, four requests at once")
+    axes.set_ylabel("tokens per round, held-out prompts")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    print(f"written: {path}")
+
+
+def finish(
+    options: argparse.Namespace, marks: list[Mark], speeds: list[Speeds], said: dict[str, Any], quiet: bool = False
+) -> None:
+    """Show and keep all of it.
+
+    Args:
+        said: what the ledger and the learner say.
+        quiet: only keep it.
+    """
+    config, output = AppConfig(), options.output or RESULTS / f"{options.name}.json"
+    facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
+    if options.head != "demo":
+        steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
+        facts["drafter"] = f"{options.head}: of the demo head's shape{steps}"
+    facts["requests"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
+    facts["learner"] = (
+        f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
+    )
+    facts["decisions"] = json.dumps(said["counts"])
+    figures = {"marks": [mark._asdict() for mark in marks], "speeds": [one._asdict() for one in speeds]}
+    tables = [table_of(marks)] + ([speed_table(speeds)] if speeds else [])
+    report = Report("Learning while serving", facts, tables, figures | {"drafter": said})
+    if not quiet:
+        report.show()
+    if options.output is not None or not options.quick:
+        report.save(output)
+        if options.plot is not None:
+            plot(marks, options.plot)

@@ -1,0 +1,74 @@
+"""What all engines of a ledger have counted of its versions, on disk: an engine that starts anew begins at 0."""
+
+import json
+import os
+from pathlib import Path
+
+from wingbeat.runtime.file_lock import locked
+from wingbeat.runtime.head_versions import Accepted, Ledger
+
+COUNTS_FILE, LOCK_FILE = "accepted.json", "accepted.lock"
+
+
+class HeadCounts:
+    """The counts of one ledger; any number of processes may add to them.
+
+    Args:
+        folder: of the ledger.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, more: dict[int, Accepted], ledger: Ledger) -> dict[int, Accepted]:
+        """By version, what is known with this; the version that was promoted last counts from its promotion on."""
+        promotions = ledger.counts.get("promoted", 0)
+        with locked(self._folder / LOCK_FILE):
+            before, counted = self._read()
+            if before != promotions:
+                counted.pop(ledger.served, None)
+            elif not more:
+                return counted
+            numbers = {version.number for version in ledger.versions}
+            for number, one in more.items():
+                counted[number] = counted.get(number, Accepted()) + one
+            counted = {number: one for number, one in counted.items() if number in numbers}
+            self._write(promotions, counted)
+        return counted
+
+    def _read(self) -> tuple[int, dict[int, Accepted]]:
+        """What was counted up to so many promotions; a file that is none counts for nothing."""
+        try:
+            found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
+            by_version = {int(number): Accepted(*map(int, counts)) for number, counts in found["by_version"].items()}
+            return int(found["promotions"]), by_version
+        except (OSError, ValueError, TypeError, KeyError):
+            return 0, {}
+
+    def _write(self, promotions: int, counted: dict[int, Accepted]) -> None:
+        path = self._folder / COUNTS_FILE
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"promotions": promotions, "by_version": counted}) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+class CountedSince:
+    """What an engine has counted since it was asked last; it counts from 0 where it is another process."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._before: dict[int, Accepted] = {}
+
+    def take(self, pid: int, by_head: dict[int, tuple[int, ...]]) -> dict[int, Accepted]:
+        """By version, those with something new alone."""
+        now = {number: Accepted(*counts) for number, counts in by_head.items()}
+        before = self._before if pid == self._pid else {}
+        self._pid, self._before = pid, now
+        return {number: new for number, one in now.items() if (new := _since(one, before.get(number))).rounds}
+
+
+def _since(now: Accepted, before: Accepted | None) -> Accepted:
+    """The counts may have been set back meanwhile."""
+    if before is None or now.rounds < before.rounds:
+        return now
+    return Accepted(*(one - other for one, other in zip(now, before, strict=True)))
