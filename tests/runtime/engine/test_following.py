@@ -112,7 +112,7 @@ def test_who_asks_for_drafts_is_always_followed(plain):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("budget", [BUDGET, 9])
+@pytest.mark.parametrize("budget", [BUDGET, 12])
 @pytest.mark.parametrize("model", MODELS)
 def test_drafts_that_win_again_are_for_all_that_run(plain, monkeypatch, model, budget, overlap):
     if overlap and model != "llama":
@@ -123,12 +123,13 @@ def test_drafts_that_win_again_are_for_all_that_run(plain, monkeypatch, model, b
     assert len(one.followed()) > 4
     one.wins(monkeypatch)
     assert one.rig.finish(run) == one.texts()
-    assert all(output.metrics.num_drafts > 0 for output in run.last.values())
+    drafted = [output.metrics.num_drafts > 0 for output in run.last.values()]
+    assert all(drafted) if budget == BUDGET else sum(drafted) > 1  # what decodes leave of the budget is for replays
     assert one.engine.stats().num_replayed_tokens > 0
-    told = one.drafter.num_told
     run = Run(one.engine, one.ref.prompts, one.params)
+    one.rig.step(run)
+    assert all(one.followed())
     assert one.rig.finish(run) == one.texts()
-    assert one.drafter.num_told > told
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -174,7 +175,7 @@ def test_where_nobody_could_be_probed_for_long_one_is_followed(plain, monkeypatc
 def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
     one = plain()
     drawn = [
-        SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=seed, ignore_eos=True) for seed in range(8)
+        SamplingParams(max_tokens=64, temperature=0.9, top_p=0.95, seed=seed, ignore_eos=True) for seed in range(8)
     ]
     texts = one.rig.run(one.ref.prompts, [replace(params, speculation=False) for params in drawn])
     one.ref = replace(one.ref, continuations=texts)
@@ -185,4 +186,5 @@ def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
         one.rig.step(run)
     one.wins(monkeypatch)
     assert one.rig.finish(run) == texts
+    assert all(output.metrics.num_drafts > 0 for output in run.last.values())
     assert one.engine.stats().num_replayed_tokens > 0
