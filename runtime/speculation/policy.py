@@ -28,9 +28,10 @@ _PROBE_LOSS = 0.01
 """Share of the time that trying what is not chosen may cost."""
 _PLAIN_PROBE, _DRAFT_PROBE = PLAIN_BEFORE + 3, 2
 """Rounds in a row that show what they take."""
-_LEAST_GAIN = 1.04
-"""Over plain decoding, by which drafts are chosen: of many guesses the best is one too high, and what a drafter takes
-from whoever else works on its cores no clock of the engine's shows."""
+_LEAST_GAIN, _LEAST_GAIN_ON_HOST = 1.04, 1.12
+"""Over plain decoding, by which drafts are chosen: of many guesses the best is one too high. On a host the drafter also
+takes from whoever else works on its cores, which no clock of the engine's shows, and slows the plain rounds that it
+follows by up to a tenth: those that it does not follow are what drafts have to beat."""
 _PRIOR_ACCEPTANCE = 0.65
 
 
@@ -182,7 +183,7 @@ class SpeculationPolicy:
 
     def _best(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         rates = self.rates(num_reqs, num_drafting, mean_context)
-        levels, column = _choice(rates)
+        levels, column = self._choice(rates)
         best, plain = float(rates[levels, column]), float(rates[0, 0])
         self._token_s, self._speedup = 1.0 / best, best / plain
         self._prices.clear()
@@ -200,7 +201,7 @@ class SpeculationPolicy:
 
         seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
         """
-        levels, column = _choice(rates)
+        levels, column = self._choice(rates)
         best_s, plain_s, whole_s = (1.0 / float(rates[at]) for at in ((levels, column), (0, 0), (-1, -1)))
         if not levels:
             whole = num_reqs + num_drafting * float(self._gain[-1, -1])
@@ -227,6 +228,12 @@ class SpeculationPolicy:
         seconds = self.costs.verify_s(num_reqs, verified, mean_context) + draft_s[:, None]
         seconds[0] = self.costs.plain_s(num_reqs, mean_context)
         return tokens / seconds
+
+    def _choice(self, rates: np.ndarray) -> tuple[int, int]:
+        """Levels and column of the best rate; (0, 0), plain decoding, where no other is so much higher as it must."""
+        levels, column = divmod(int(rates.argmax()), rates.shape[1])
+        least_gain = _LEAST_GAIN_ON_HOST if self.widths is None else _LEAST_GAIN
+        return (levels, column) if rates[levels, column] > least_gain * rates[0, 0] else (0, 0)
 
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
         """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
@@ -322,9 +329,3 @@ class SpeculationPolicy:
             expected_accepted=round(expected_accepted, 1),
             num_accepted=num_accepted,
         )
-
-
-def _choice(rates: np.ndarray) -> tuple[int, int]:
-    """Levels and column of the best rate; (0, 0), plain decoding, where no other is `_LEAST_GAIN` times as high."""
-    levels, column = divmod(int(rates.argmax()), rates.shape[1])
-    return (levels, column) if rates[levels, column] > _LEAST_GAIN * rates[0, 0] else (0, 0)
