@@ -14,7 +14,8 @@ from simulated_rounds import MACHINES, Machine, Took, Trees, World, widths_of
 
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities
 from wingbeat.runtime.speculation.costs import CostTables, DraftTook, RoundCosts, RoundTook
-from wingbeat.runtime.speculation.policy import DraftPlan, GrowthRule, Reason, SpeculationPolicy
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
 ACCEPTANCES = (0.6, 0.79, 0.9)
 BATCHES = (1, 4, 16, 64, 256)

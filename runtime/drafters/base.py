@@ -14,7 +14,7 @@ from wingbeat.runtime.protocol.chunk_media import ChunkMedia
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules
-from wingbeat.runtime.speculation.policy import GrowthRule
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 logger = logging.getLogger(__name__)
 

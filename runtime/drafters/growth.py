@@ -21,7 +21,7 @@ from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules
-from wingbeat.runtime.speculation.policy import GrowthRule
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """As `DraftBatch.growth_rules`."""

@@ -11,7 +11,8 @@ from wingbeat.runtime.protocol.chunk_media import ChunkMedia, joined
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules, no_rules
-from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""

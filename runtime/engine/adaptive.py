@@ -6,24 +6,18 @@ plan says how many nodes of each are verified, the device picks those, and what 
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from wingbeat.kernels.cpu.drafted import DraftIntake, Prices
-from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
 from wingbeat.runtime.engine.kept_times import KeptTimes
-from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
+from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
-from wingbeat.runtime.round.runner import ModelRunner
-from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
@@ -32,9 +26,9 @@ from wingbeat.runtime.speculation.acceptance import (
     along_rows,
     path_probabilities,
 )
-from wingbeat.runtime.speculation.costs import DraftTook, RoundCosts, RoundTook
+from wingbeat.runtime.speculation.costs import DraftTook, RoundTook
+from wingbeat.runtime.speculation.following import Following
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +82,7 @@ class AdaptiveSpeculation(Speculation):
         intake: DraftIntake | None = None,
     ) -> None:
         self.policy = policy
-        self.acceptance = Acceptance()
+        self.acceptance, self._following = Acceptance(), Following()
         self._pruner, self._kept, self._intake = pruner, kept, intake
         self._plan = DraftPlan(0, Reason.IDLE)
         self._num_context_tokens = 0
@@ -102,12 +96,25 @@ class AdaptiveSpeculation(Speculation):
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """Costs are known."""
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
         """As the policy says."""
         num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
-        self._plan = self.policy.plan(num_reqs, len(proposals), _mean_context(proposals or running), forced)
+        context = _mean_context(running if num_unfollowed else proposals or running)
+        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed)
         self._asks = bool(self._plan.levels)
+        if self._plan.reason != Reason.IDLE:
+            self._following.decided(self.policy.pays)
         return self._plan
+
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
+        if self._following.everybody:
+            return unfollowed
+        return unfollowed[:1] if self.policy.overdue() else []
+
+    def follows_next(self) -> bool:
+        """One of a few, while not all are."""
+        return self._following.takes_next()
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
         """What its growth is judged by; 0 where every level is grown."""
@@ -230,79 +237,6 @@ class AdaptiveSpeculation(Speculation):
     def stats(self) -> PolicyStats:
         """Decisions so far."""
         return self.policy.stats(self.acceptance.expected_accepted, self.acceptance.num_accepted)
-
-
-class MeasuredSpeculation(Speculation):
-    """Fixed trees until costs are measured; adaptive from then on.
-
-    Args:
-        loaded, runner: what is measured.
-    """
-
-    def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
-        self._loaded, self._runner = loaded, runner
-        self._config = config
-        self._fixed = FixedSpeculation(config.speculation.max_path - 1)
-        self.current: Speculation = self._fixed
-        """What decides now."""
-
-    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Measure what rounds cost, once. Trees keep their shape where the drafter does not answer."""
-        if self.current is self._fixed:
-            self.current = self._measured(end, patience_s) or self._fixed
-        self.current.calibrate(end, patience_s)
-
-    @contextmanager
-    def fixed(self) -> Iterator[None]:
-        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
-        current, self.current = self.current, self._fixed
-        try:
-            yield
-        finally:
-            self.current = current
-
-    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
-        """As what decides now, like everything below."""
-        return self.current.plan(running, proposals)
-
-    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        return self.current.write_rule(plan, outcome, num_context_tokens)
-
-    @property
-    def num_nodes(self) -> int | None:
-        return self.current.num_nodes
-
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
-        return self.current.prune(trees, decodes, drafted)
-
-    def launched(self, flight: RoundInFlight) -> None:
-        self.current.launched(flight)
-
-    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        self.current.settled(flight, result)
-
-    def abandoned(self) -> None:
-        self.current.abandoned()
-
-    def stats(self) -> PolicyStats | None:
-        return self.current.stats()
-
-    def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
-        runner, config, loaded = self._runner, self._config, self._loaded
-        graphs = runner.graphs if loaded.device.type == "cuda" else None
-        device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
-        verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
-        drafter = drafter_times(end, verifier.batch_sizes, patience_s)
-        if drafter is None:
-            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
-            return None
-        shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
-        policy = SpeculationPolicy(
-            RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
-        )
-        kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
-        intake = None if runner.kernels is None else runner.kernels.draft_intake()
-        return AdaptiveSpeculation(policy, runner.pruner, kept, intake)
 
 
 def _is_forced(seq: Sequence) -> bool:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 from wingbeat.kernels.cpu.ops import cpu_kernels, reads_in_place
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine.adaptive import MeasuredSpeculation
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_context import RecordedContexts
+from wingbeat.runtime.engine.measured import MeasuredSpeculation
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager

@@ -17,7 +17,7 @@ from torch import Tensor
 from wingbeat.kernels.cpu.drafted import DraftIntake
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
-from wingbeat.runtime.engine.drafter_context import RecordedContexts, with_replays
+from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
 from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter, write_context, write_root_masks
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
@@ -124,27 +124,25 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def admit(self, seq: Sequence) -> None:
-        """Note how much of a sequence's cached context the drafter holds, and hand over its tokens."""
-        draft = seq.draft = DraftProgress()
-        if self._end is None or not seq.request.params.speculation:
+        """Hand over a sequence's tokens, and see whether the drafter is told of what is computed for it."""
+        draft, params = DraftProgress(), seq.request.params
+        seq.draft = draft
+        if self._end is None or not params.speculation:
             return
-        size = self.config.block_size
-        for index, block in enumerate(seq.blocks):
-            filled = self.block_manager.draft_filled(block, self._incarnation)
-            draft.length = min(index * size + filled, seq.num_computed)
-            if filled < size:
-                break
-        draft.complete = self._stateless or draft.length == seq.num_computed
-        if not draft.complete:
-            draft.recorded = self._contexts.find(seq)
         history = self._end.token_ids
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
+        draft.may_be_followed = True
+        if self._speculation.follows_next() or params.force_drafts or self._stateless:
+            self._follow(seq)
+
+    def _follow(self, seq: Sequence) -> None:
+        begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
         """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
-        if all(seq.draft.complete for seq in plan.decodes):
+        if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
             return plan
         return with_replays(plan, self._states)
 
@@ -187,11 +185,10 @@ class DrafterClient(RoundObserver):
         if self._end is None or plain:
             return
         # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
-        with_context = any(chunk.seq.request.params.speculation for chunk in plan.chunks)
+        with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
-            proposals = self._proposals(plan, flight) + held
-            draft = self._speculation.plan(plan.decodes, proposals)
+            proposals, draft = self._plan_draft(plan, flight, held)
             if not draft.levels and self._defer(plan, flight):
                 self._ask(proposals, draft)
                 return
@@ -205,8 +202,7 @@ class DrafterClient(RoundObserver):
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
         if with_context:
-            proposals = self._proposals(plan, flight) + held
-            draft = self._speculation.plan(plan.decodes, proposals)
+            proposals, draft = self._plan_draft(plan, flight, held)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
         masks = write_root_masks(outcome, self._asked, flight if before is None else before)
@@ -217,6 +213,18 @@ class DrafterClient(RoundObserver):
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
+
+    def _plan_draft(
+        self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence]
+    ) -> tuple[list[Sequence], DraftPlan]:
+        """Sequences that could use a tree next, and what the policy says; it may want more of them followed."""
+        proposals = self._proposals(plan, flight) + held
+        unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
+        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed))
+        if unfollowed:
+            for seq in self._speculation.to_follow(unfollowed):
+                self._follow(seq)
+        return proposals, draft
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
@@ -244,7 +252,7 @@ class DrafterClient(RoundObserver):
             proposals = [seq for seq in proposals if seq.request.params.force_drafts]
             self.plain_reason = str(Reason.PLAIN)
         else:
-            self.plain_reason = str(Reason.IDLE if draft.levels or not proposals else draft.reason)
+            self.plain_reason = str(Reason.IDLE if draft.levels else draft.reason)
         for seq in self._asked:
             seq.draft.tree_requested = False
         self._asked = proposals if draft.levels else []
@@ -316,13 +324,7 @@ class DrafterClient(RoundObserver):
         history[slots.to(history.device), columns.to(history.device)] = token_ids.to(history.device)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
-        """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
-        size = self.config.block_size
-        for index in range(seq.draft.length // size, -(-draft_len // size)):
-            self.block_manager.set_draft_filled(
-                seq.blocks[index], self._incarnation, min(size, draft_len - index * size)
-            )
-        seq.draft.length = draft_len
+        advance(seq, draft_len, self.block_manager, self._incarnation)
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether a drafted token could still be emitted after this round and the next bonus token."""

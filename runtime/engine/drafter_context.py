@@ -75,6 +75,35 @@ class RecordedContexts:
         return torch.zeros(length, self.taps_size, dtype=self.dtype)
 
 
+def begin_following(
+    seq: Sequence, blocks: BlockManager, incarnation: int, contexts: RecordedContexts, stateless: bool
+) -> None:
+    """Tell the drafter of a sequence from now on. What it lacks of the computed context is recorded, or replayed.
+
+    Args:
+        stateless: the drafter needs none.
+    """
+    draft = seq.draft
+    draft.followed, draft.may_be_followed = True, False
+    for index, block in enumerate(seq.blocks):
+        filled = blocks.draft_filled(block, incarnation)
+        draft.length = min(index * blocks.block_size + filled, seq.num_computed)
+        if filled < blocks.block_size:
+            break
+    # The drafter was not told of a round in flight.
+    draft.complete = stateless or (draft.length == seq.num_computed and not seq.in_flight)
+    if not draft.complete:
+        draft.recorded = contexts.find(seq)
+
+
+def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: int) -> None:
+    """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
+    size = blocks.block_size
+    for index in range(seq.draft.length // size, -(-draft_len // size)):
+        blocks.set_draft_filled(seq.blocks[index], incarnation, min(size, draft_len - index * size))
+    seq.draft.length = draft_len
+
+
 def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> SchedulerOutput:
     """Add chunks of context the drafter lacks; oldest sequence first.
 
@@ -89,7 +118,7 @@ def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> Scheduler
     held: list[Sequence] = []
     for seq in plan.decodes:
         draft = seq.draft
-        if draft.complete or draft.is_recorded or not seq.request.params.speculation or not budget:
+        if draft.complete or draft.is_recorded or not draft.followed or not budget:
             continue
         start = seq.draft.length if states is None else states.replay_start(seq, seq.draft.length)
         if start is None:

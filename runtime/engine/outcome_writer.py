@@ -210,7 +210,7 @@ def write_context(
         sampled = flight.sampled[num_sampled] if chunk.samples else None
         begin += chunk.length
         num_sampled += chunk.samples
-        if chunk.seq.request.params.speculation:
+        if chunk.seq.draft.followed:
             room -= _write_chunk(chunk, flight, rows, sampled, writer, room, advance)
     for seq in plan.decodes:
         draft = seq.draft

@@ -31,13 +31,22 @@ class Speculation(RoundObserver, ABC):
         """
 
     @abstractmethod
-    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
         """Decide the next draft.
 
         Args:
             running: sequences that decode in the next round.
             proposals: those that may be drafted for.
+            num_unfollowed: others could be, if the drafter had their context.
         """
+
+    @abstractmethod
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """Which of the running sequences that the drafter is not told of it is told of from now on."""
+
+    @abstractmethod
+    def follows_next(self) -> bool:
+        """Whether it is told of the request that is admitted now; asked once of each."""
 
     @abstractmethod
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -86,9 +95,17 @@ class FixedSpeculation(Speculation):
         """As it is anyway; see `MeasuredSpeculation.fixed`."""
         yield
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
         """Always the same."""
         return self._plan
+
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        """All."""
+        return unfollowed
+
+    def follows_next(self) -> bool:
+        """Always."""
+        return True
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
         """Every level is grown."""

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class DraftProgress:
     """What drafting for a sequence needs; the drafter client alone writes it, everything else may read it."""
 
+    followed: bool = False
+    """Whether the drafter is told of it at all; where it is not, nothing below says anything."""
+    may_be_followed: bool = False
+    """Whether it is not, for now, though its request may be drafted for."""
     length: int = 0
     """Positions 0..length-1 have the attached drafter's KV."""
     complete: bool = False

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import DraftedTrees, along_rows, given_parent
+from wingbeat.runtime.speculation.acceptance import DraftedTrees
 from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, RoundCosts
 
 _SMOOTHING = 0.06
@@ -22,13 +22,16 @@ _HOLD = 16
 _FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 256
 """Rounds until a probe tries what is not chosen, and then to the next, doubled each time: tables measured in a bad
 minute are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
+_LONGEST_WAIT = 1024
+"""Rounds that a probe waits for somebody to draft for, where nobody is followed."""
 _PROBE_LOSS = 0.01
 """Share of the time that trying what is not chosen may cost."""
 _PLAIN_PROBE, _DRAFT_PROBE = PLAIN_BEFORE + 3, 2
 """Rounds in a row that show what they take."""
-_LEAST_GAIN = 1.04
-"""Over plain decoding, by which drafts are chosen: of many guesses the best is one too high, and what a drafter takes
-from whoever else works on its cores no clock of the engine's shows."""
+_LEAST_GAIN, _LEAST_GAIN_ON_HOST = 1.04, 1.12
+"""Over plain decoding, by which drafts are chosen: of many guesses the best is one too high. On a host the drafter also
+takes from whoever else works on its cores, which no clock of the engine's shows, and slows the plain rounds that it
+follows by up to a tenth: those that it does not follow are what drafts have to beat."""
 _PRIOR_ACCEPTANCE = 0.65
 
 
@@ -112,19 +115,23 @@ class SpeculationPolicy:
         self._until_probe, self._probe_every, self._probed_plain = _FIRST_PROBE, _FIRST_PROBE, False
         self._probe_left = 0
         """Rounds that the probe goes on for."""
-        self._load: tuple[int, int] | None = None
+        self._load: tuple[int, int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
         self._token_s = 0.0
         """What a token is worth: seconds of it at the best choice's rate."""
         self._speedup = 1.0
+        self.pays = True
+        """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
         self._prices: dict[tuple[int, int], np.ndarray] = {}
         """The latest ones by load, as long as a plan holds."""
         self._probe_loss = 0.0
         """What the latest decision loses to a probe, in rounds of what it chose."""
         self._decisions: dict[str, int] = {}
 
-    def plan(self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False) -> DraftPlan:
+    def plan(
+        self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False, num_unfollowed: int = 0
+    ) -> DraftPlan:
         """Decide the next draft.
 
         Args:
@@ -132,28 +139,35 @@ class SpeculationPolicy:
             num_drafting: those among them that may be drafted for.
             mean_context: tokens of context per sequence.
             forced: some of those ask for drafts, pay they or not. What is held and probed does not change by it.
+            num_unfollowed: sequences that could be drafted for if the drafter had their context. While there are such,
+                drafts are probes; `pays` says whether drafts for all would be better.
         """
-        plan = self._now = self._plan(num_reqs, num_drafting, mean_context)
+        plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed)
         if forced and not plan.levels:
             plan = DraftPlan(self.max_levels, Reason.FORCED, self.widths[-1] if self.widths else None)
         self._decisions[str(plan.reason)] = self._decisions.get(str(plan.reason), 0) + 1
         return plan
 
-    def _plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
+    def _plan(self, num_reqs: int, num_drafting: int, mean_context: float, num_unfollowed: int) -> DraftPlan:
         if not num_drafting:
-            self._load, self._probe_left = None, 0
-            return DraftPlan(0, Reason.IDLE)
+            self._probe_left = 0
+            if not num_unfollowed:
+                self._load = None
+                return DraftPlan(0, Reason.IDLE)
         if self._probe_left:
             self._probe_left -= 1
             return self._now
         self._until_probe -= 1
-        if not self._until_probe:
+        if self._until_probe <= 0 and num_drafting:  # a probe waits for somebody to draft for
             return self._probe(speculates=bool(self._now.levels))
         self._held += 1
-        if self._load == (num_reqs, num_drafting) and self._held < _HOLD:
+        load = (num_reqs, num_drafting, num_unfollowed)
+        if self._load == load and self._held < _HOLD:
             return self._now
-        self._load, self._held = (num_reqs, num_drafting), 0
-        return self._best(num_reqs, num_drafting, mean_context)
+        self._load, self._held = load, 0
+        best = self._best(num_reqs, num_drafting + num_unfollowed, mean_context)
+        self.pays = bool(best.levels)
+        return DraftPlan(0, Reason.PLAIN) if num_unfollowed else best
 
     def _probe(self, speculates: bool) -> DraftPlan:
         """Begin to try what is not chosen; what a captured round takes is not seen, so that is never tried plain."""
@@ -169,7 +183,7 @@ class SpeculationPolicy:
 
     def _best(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         rates = self.rates(num_reqs, num_drafting, mean_context)
-        levels, column = _choice(rates)
+        levels, column = self._choice(rates)
         best, plain = float(rates[levels, column]), float(rates[0, 0])
         self._token_s, self._speedup = 1.0 / best, best / plain
         self._prices.clear()
@@ -187,7 +201,7 @@ class SpeculationPolicy:
 
         seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
         """
-        levels, column = _choice(rates)
+        levels, column = self._choice(rates)
         best_s, plain_s, whole_s = (1.0 / float(rates[at]) for at in ((levels, column), (0, 0), (-1, -1)))
         if not levels:
             whole = num_reqs + num_drafting * float(self._gain[-1, -1])
@@ -215,6 +229,12 @@ class SpeculationPolicy:
         seconds[0] = self.costs.plain_s(num_reqs, mean_context)
         return tokens / seconds
 
+    def _choice(self, rates: np.ndarray) -> tuple[int, int]:
+        """Levels and column of the best rate; (0, 0), plain decoding, where no other is so much higher as it must."""
+        levels, column = divmod(int(rates.argmax()), rates.shape[1])
+        least_gain = _LEAST_GAIN_ON_HOST if self.widths is None else _LEAST_GAIN
+        return (levels, column) if rates[levels, column] > least_gain * rates[0, 0] else (0, 0)
+
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
         """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1])))
@@ -224,6 +244,13 @@ class SpeculationPolicy:
         node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
         worth_s = self._token_s * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
+
+    def overdue(self) -> bool:
+        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""
+        if self._until_probe > -_LONGEST_WAIT:
+            return False
+        self._until_probe = 0
+        return True
 
     def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
         """Which drafted nodes are worth verifying: the best of all sequences together, as many as pay.
@@ -302,35 +329,3 @@ class SpeculationPolicy:
             expected_accepted=round(expected_accepted, 1),
             num_accepted=num_accepted,
         )
-
-
-def _choice(rates: np.ndarray) -> tuple[int, int]:
-    """Levels and column of the best rate; (0, 0), plain decoding, where no other is `_LEAST_GAIN` times as high."""
-    levels, column = divmod(int(rates.argmax()), rates.shape[1])
-    return (levels, column) if rates[levels, column] > _LEAST_GAIN * rates[0, 0] else (0, 0)
-
-
-class GrowthRule:
-    """The drafter's part: whether to grow another level of the trees of one draft.
-
-    Args:
-        growth: where they stop.
-        table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
-    """
-
-    def __init__(self, growth: GrowthLimits, table: np.ndarray) -> None:
-        self.growth = growth
-        self.table = table
-        self._paths = np.ones((len(table), 1))
-        """P(it and its ancestors are accepted), of the nodes that are expanded next."""
-
-    def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
-        """Whether another level is worth its time; asked at every depth, from 1 on.
-
-        Args:
-            log_probs: of the candidates [num_reqs, frontier, top_k], given their parents.
-            chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
-        """
-        paths = self._paths[:, :, None] * given_parent(self.table, log_probs)
-        self._paths = along_rows(paths.reshape(len(paths), -1), chosen)
-        return float(np.maximum(self._paths - self.growth.price, 0.0).sum()) > self.growth.min_reach

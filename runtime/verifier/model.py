@@ -13,6 +13,7 @@ from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import LayersAtOnce, Taps
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.straight_pass import goes_straight, straight_logits
 
 if TYPE_CHECKING:
     pass
@@ -131,7 +132,10 @@ class VerifierModel(nn.Module):
             (layers,) = self._layers
             if isinstance(layers, LayersAtOnce):
                 entered.enter_context(layers.entered(rows))
-            output = self.model(use_cache=False, **inputs)
+            if goes_straight(self.model, layers, inputs):
+                logits = straight_logits(self.model, layers, inputs)
+            else:
+                logits = self.model(use_cache=False, **inputs).logits
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
-        return ModelOutput(output.logits[0], taps)
+        return ModelOutput(logits[0], taps)

@@ -2,7 +2,7 @@
 
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
-POLICY = "wingbeat.runtime.engine.adaptive.SpeculationPolicy"
+POLICY = "wingbeat.runtime.engine.measured.SpeculationPolicy"
 """Where an engine that measures its costs finds its policy's class."""
 
 
@@ -13,4 +13,16 @@ class LosingPolicy(SpeculationPolicy):
         """Tokens per second, as in the base class."""
         rates = super().rates(num_reqs, num_drafting, mean_context)
         rates[0] += 1e9
+        return rates
+
+
+class SwitchedPolicy(SpeculationPolicy):
+    """Drafting always pays, or never, as the class says at the moment."""
+
+    wins = False
+
+    def rates(self, num_reqs, num_drafting, mean_context):
+        """Tokens per second, as in the base class."""
+        rates = super().rates(num_reqs, num_drafting, mean_context)
+        rates[0] *= 1e-6 if self.wins else 1e6
         return rates

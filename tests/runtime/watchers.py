@@ -90,9 +90,9 @@ class ContextDrafter(Drafter):
 class Rig:
     """An engine whose drafter can be replaced; it answers at the end of each step, before slots change hands."""
 
-    def __init__(self, ref, drafter, end_of=lambda end: end, **limits):
+    def __init__(self, ref, drafter, end_of=lambda end: end, speculation=TREE, **limits):
         self.ref = ref
-        self.engine = Engine(ref.loaded, engine_config(TREE, **limits), drafter.needs)
+        self.engine = Engine(ref.loaded, engine_config(speculation, **limits), drafter.needs)
         self.channel = InProcessChannel(self.engine.channel_spec)
         self.incarnation = 1
         self.attach(drafter, self.channel.drafter_end, end_of)

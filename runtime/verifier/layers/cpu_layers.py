@@ -253,12 +253,17 @@ class LayersAtOnce(nn.ModuleList):
         finally:
             self.__dict__["_one_step"] = False
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether it is at the moment."""
+        return self.__dict__.get("_one_step", False)
+
     def __getitem__(self, index: Any) -> Any:
-        if self.__dict__.get("_one_step") and isinstance(index, slice) and index == slice(None, len(self)):
-            return (self._run_all,)
+        if self.is_one_step and isinstance(index, slice) and index == slice(None, len(self)):
+            return (self.run_all,)
         return super().__getitem__(index)
 
-    def _run_all(self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+    def run_all(self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
         """What the loop makes of hidden states; arguments as those of a layer."""
         rows: Rows = kwargs[ROWS_KEYWORD]
         left: list[Tensor] = []

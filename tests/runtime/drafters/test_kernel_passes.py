@@ -14,7 +14,8 @@ from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthLimits
 
 pytestmark = [
     pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler"),

@@ -23,7 +23,8 @@ from wingbeat.runtime.heads import kernel_head, layer
 from wingbeat.runtime.heads.one_pass import kernel_block
 from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.speculation.policy import GrowthLimits, GrowthRule
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthLimits
 from wingbeat.runtime.verifier.layers import linears
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")

@@ -236,18 +236,14 @@ class NeverPays(SpeculationPolicy):
     every = 40
     rounds = 0
 
-    def plan(self, num_reqs, num_drafting, mean_context, forced=False):
+    def plan(self, *load):
         self.rounds += 1
-        return (
-            super()
-            .plan(num_reqs, num_drafting, mean_context, forced)
-            ._replace(levels=0 if self.rounds % self.every else self.max_levels)
-        )
+        return super().plan(*load)._replace(levels=0 if self.rounds % self.every else self.max_levels)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
-    monkeypatch.setattr("wingbeat.runtime.engine.adaptive.SpeculationPolicy", NeverPays)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured.SpeculationPolicy", NeverPays)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
@@ -303,7 +299,7 @@ def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
 
 
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.adaptive.drafter_times", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured.drafter_times", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):

@@ -8,7 +8,8 @@ from wingbeat.runtime.config import NUM_BINS
 from wingbeat.runtime.drafters.merged_batch import growth_rule
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
-from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, GrowthRule, Reason
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, Reason
 
 SURE, HOPELESS = np.log(0.98), np.log(0.02)
 

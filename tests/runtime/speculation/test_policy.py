@@ -5,7 +5,7 @@ import pytest
 
 from wingbeat.runtime.speculation.acceptance import DraftedTrees
 from wingbeat.runtime.speculation.costs import CostTables, DraftTook, RoundCosts, RoundTook
-from wingbeat.runtime.speculation.policy import Reason, SpeculationPolicy
+from wingbeat.runtime.speculation.policy import _FIRST_PROBE, _LONGEST_WAIT, Reason, SpeculationPolicy
 
 pytestmark = pytest.mark.few(6)
 
@@ -261,6 +261,30 @@ def test_a_head_that_pays_is_drafted_for_and_plain_rounds_are_tried_some_in_a_ro
     assert clock.reasons.count(Reason.SPECULATE) > 1800
     runs = "".join("p" if reason is Reason.PROBE_PLAIN else "." for reason in clock.reasons).split(".")
     assert {len(run) for run in runs} == {0, 5}
+
+
+def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_meanwhile():
+    subject = shown(policy(), 0.8)
+    plans = [subject.plan(8, 1, 100.0, False, 7) for _ in range(400)]
+    assert {plan.reason for plan in plans} == {Reason.PLAIN, Reason.PROBE_DRAFT}
+    assert subject.pays
+    assert subject.plan(8, 8, 100.0).reason == Reason.SPECULATE
+    weak = shown(policy(), 0.05)
+    assert {weak.plan(8, 1, 100.0, False, 7).reason for _ in range(400)} == {Reason.PLAIN, Reason.PROBE_DRAFT}
+    assert not weak.pays
+
+
+def test_a_probe_waits_for_somebody_to_draft_for_and_says_once_that_it_waits_for_long():
+    subject = shown(policy(), 0.05)
+    assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(_LONGEST_WAIT)} == {Reason.PLAIN}
+    assert not subject.overdue()
+    for _ in range(_FIRST_PROBE):
+        subject.plan(2, 0, 100.0, False, 2)
+    assert subject.overdue()
+    assert not subject.overdue()
+    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
+    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
+    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PLAIN
 
 
 def test_statistics_say_what_was_decided_and_why():

@@ -168,3 +168,31 @@ def test_a_pass_calls_no_layer_by_itself(monkeypatch):
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
     monkeypatch.setattr(CpuLayer, "forward", lambda *given, **more: pytest.fail("a layer was called"))
     assert model(dummy_decode_batch(cache, 3, 4, 1)).taps.shape == (12, loaded.hidden_size)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", OURS)
+def test_a_pass_goes_straight_and_leaves_the_same_bits_as_the_models_own_code(name, monkeypatch):
+    loaded = prepared(name)
+    model, calls = VerifierModel(loaded, (1, 3)), []
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+    rows = dummy_decode_batch(cache, 3, 4, 1)
+    chosen = rows._replace(logits_rows=torch.tensor([11, 0, 5]))
+    hook = loaded.model.register_forward_hook(lambda *given: calls.append(given))
+    own = [model(each) for each in (rows, chosen)]
+    hook.remove()
+    assert len(calls) == 2
+    monkeypatch.setattr(type(loaded.model), "forward", lambda *given, **more: pytest.fail("the model was called"))
+    straight = [model(each) for each in (rows, chosen)]
+    assert [len(each.logits) for each in straight] == [12, 3]
+    for one, other in zip(own, straight, strict=True):
+        assert torch.equal(one.logits, other.logits)
+        assert torch.equal(one.taps, other.taps)
+
+
+@torch.inference_mode()
+def test_whoever_taps_what_enters_the_output_matrix_still_sees_it():
+    loaded = prepared("llama")
+    model = VerifierModel(loaded, (1, len(loaded.decoder_layers)))
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+    assert model(dummy_decode_batch(cache, 3, 4, 1)).taps.shape == (12, 2 * loaded.hidden_size)

@@ -1,0 +1,101 @@
+"""Adaptive speculation once the costs of the first drafter are measured; fixed trees until then."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
+from wingbeat.runtime.engine.kept_times import KeptTimes
+from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
+from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.round.runner import ModelRunner
+from wingbeat.runtime.round.shapes import node_buckets
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.costs import RoundCosts
+from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, SpeculationPolicy
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+
+class MeasuredSpeculation(Speculation):
+    """Fixed trees until costs are measured; adaptive from then on.
+
+    Args:
+        loaded, runner: what is measured.
+    """
+
+    def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
+        self._loaded, self._runner = loaded, runner
+        self._config = config
+        self._fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self.current: Speculation = self._fixed
+        """What decides now."""
+
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """Measure what rounds cost, once. Trees keep their shape where the drafter does not answer."""
+        if self.current is self._fixed:
+            self.current = self._measured(end, patience_s) or self._fixed
+        self.current.calibrate(end, patience_s)
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
+        current, self.current = self.current, self._fixed
+        try:
+            yield
+        finally:
+            self.current = current
+
+    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+        """As what decides now, like everything below."""
+        return self.current.plan(running, proposals, num_unfollowed)
+
+    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
+        return self.current.to_follow(unfollowed)
+
+    def follows_next(self) -> bool:
+        return self.current.follows_next()
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        return self.current.write_rule(plan, outcome, num_context_tokens)
+
+    @property
+    def num_nodes(self) -> int | None:
+        return self.current.num_nodes
+
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+        return self.current.prune(trees, decodes, drafted)
+
+    def launched(self, flight: RoundInFlight) -> None:
+        self.current.launched(flight)
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        self.current.settled(flight, result)
+
+    def abandoned(self) -> None:
+        self.current.abandoned()
+
+    def stats(self) -> PolicyStats | None:
+        return self.current.stats()
+
+    def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
+        runner, config, loaded = self._runner, self._config, self._loaded
+        graphs = runner.graphs if loaded.device.type == "cuda" else None
+        device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
+        verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
+        drafter = drafter_times(end, verifier.batch_sizes, patience_s)
+        if drafter is None:
+            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
+            return None
+        shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
+        policy = SpeculationPolicy(
+            RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
+        )
+        kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
+        intake = None if runner.kernels is None else runner.kernels.draft_intake()
+        return AdaptiveSpeculation(policy, runner.pruner, kept, intake)

@@ -1,0 +1,39 @@
+"""Whose context a drafter keeps: everybody's, or a few requests' while plain decoding wins.
+
+A drafter that takes in prompts and tokens which no draft follows costs time of its own, on CPUs that of the verifier's
+cores. Some requests are followed all the same, or no probe could show that drafts pay again.
+"""
+
+_SURE = 256
+"""Rounds by which plain decoding has to be ahead for requests to go unfollowed."""
+_BACK = 16
+"""Rounds in a row whose drafts would pay after which all are followed again: one plan's hold is no whim by then."""
+_ONE_OF = 8
+"""Requests, of which the first is followed while plain decoding wins."""
+
+
+class Following:
+    """Decides by what the policy decides, round by round, and by counting requests: nothing is left to chance."""
+
+    def __init__(self) -> None:
+        self.everybody = True
+        """Whether every request that may be drafted for is followed."""
+        self._ahead = 0
+        """Rounds by which plain decoding is ahead, at most `_SURE`; negative never."""
+        self._num_asked = 0
+
+    def decided(self, pays: bool) -> None:
+        """Note a round, and whether drafts for all would pay in it."""
+        step = -_SURE // _BACK if pays else 1
+        self._ahead = min(max(self._ahead + step, 0), _SURE)
+        if self._ahead == _SURE:
+            self.everybody = False
+        elif not self._ahead and not self.everybody:
+            self.everybody, self._num_asked = True, 0
+
+    def takes_next(self) -> bool:
+        """Whether the request that is admitted now is followed."""
+        if self.everybody:
+            return True
+        self._num_asked += 1
+        return self._num_asked % _ONE_OF == 1

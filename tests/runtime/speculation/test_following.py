@@ -1,0 +1,42 @@
+"""Whose context drafters keep: by what was decided, and by count."""
+
+import pytest
+
+from wingbeat.runtime.speculation.following import _BACK, _ONE_OF, _SURE, Following
+
+pytestmark = pytest.mark.few(6)
+
+
+def after(*rounds):
+    """One that saw so many rounds in which drafts would pay, or not."""
+    subject = Following()
+    for pays, count in rounds:
+        for _ in range(count):
+            subject.decided(pays)
+    return subject
+
+
+@pytest.mark.parametrize(
+    ("rounds", "everybody"),
+    [
+        ([], True),
+        ([(False, _SURE - 1)], True),
+        ([(False, _SURE)], False),
+        ([(True, 5000), (False, _SURE)], False),
+        ([(False, 5000), (True, _BACK - 1)], False),
+        ([(False, 5000), (True, _BACK)], True),
+        ([(False, 5000), (True, _BACK), (False, _SURE - 1)], True),
+        ([(False, 5000), (True, _BACK // 2), (False, _SURE), (True, _BACK - 1)], False),
+    ],
+)
+def test_plain_decoding_has_to_win_for_long_and_drafts_for_one_plans_hold(rounds, everybody):
+    assert after(*rounds).everybody == everybody
+
+
+def test_one_of_so_many_requests_is_followed_and_the_first_is():
+    subject = after((False, _SURE))
+    taken = [subject.takes_next() for _ in range(3 * _ONE_OF)]
+    assert taken == ([True] + [False] * (_ONE_OF - 1)) * 3
+    for _ in range(_BACK):
+        subject.decided(True)
+    assert all(subject.takes_next() for _ in range(2 * _ONE_OF))
