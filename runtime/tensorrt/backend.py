@@ -11,6 +11,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
+from wingbeat.runtime.tensorrt.engine_adapters import EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
 from wingbeat.runtime.tensorrt.engine_model import EngineModel
@@ -62,23 +63,29 @@ class TensorRTBackend(Backend):
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding.
+        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
     """
 
     on_host = False
 
     def __init__(
-        self, directory: EngineDirectory, session: EngineSession, graph_device: GraphDevice | None = None
+        self,
+        directory: EngineDirectory,
+        session: EngineSession,
+        graph_device: GraphDevice | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.directory = directory
         self.session = session
         self.graph_device = graph_device
+        self.adapters = adapters
 
     def parts(
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[EngineModel, LinearKV]:
         """See `Backend.parts`."""
         kv = LinearKV(loaded.layers, config.num_kv_blocks, config.block_size, loaded.dtype, loaded.device)
-        runner = BaseRunner(self.session, self.directory.base, kv, self.graph_device)
+        runner = BaseRunner(self.session, self.directory.base, kv, self.graph_device, self.adapters)
         model = EngineModel(runner, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
             runner.capture(config.speculation.num_nodes if model.taps_size else None)
@@ -110,8 +117,21 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     directory.check_model(model)
     limits = engine_limits(limits, directory.base)
     session = directory.open_session(BASE, device)
-    backend = TensorRTBackend(directory, session, CudaGraphDevice(device) if device.type == "cuda" else None)
-    return OpenedEngine(LoadedEngine.of(directory.base, device), limits, backend)
+    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
+    loaded, adapters = load_engine(directory.base, limits, device)
+    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, adapters))
+
+
+def load_engine(
+    config: BaseEngineConfig, limits: EngineConfig, device: torch.device
+) -> tuple[LoadedEngine, EngineAdapters | None]:
+    """What a directory says of its verifier, and what its graph's inputs for adapters are bound to."""
+    loaded, adapters = LoadedEngine.of(config, device), None
+    if config.lora_linears:
+        ranks = limits.max_loras, limits.max_lora_rank
+        adapters = EngineAdapters(config.adapters, *ranks, loaded.dtype, device)
+        loaded.adapters = adapters if limits.max_loras else None
+    return loaded, adapters
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
@@ -127,6 +147,8 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     for name, value, field, most in (
         ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
         ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
+        ("max_loras", config.max_loras, "max_loras", limits.max_loras),
+        ("max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank),
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from wingbeat.runtime.tensorrt.engine_adapters import AdaptedPass, GraphAdapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
@@ -21,6 +22,8 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 GRAPH_ATTENTION_NAME = "wingbeat_graph"
 _KEYWORD = "wingbeat_graph_pass"
+NUM_PLAIN_INPUTS = 4
+"""Before the masks."""
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -41,12 +44,19 @@ class BaseGraph(nn.Module):
 
     Args:
         tap_layers: as for `LayerTaps`; empty leaves the output `hidden_states` out.
+        adapters: room for them.
 
     Raises:
         UnsupportedModelError: the model has what this backend does not do; one line that names it.
     """
 
-    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...], ops: GraphOps) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tap_layers: tuple[int, ...],
+        ops: GraphOps,
+        adapters: GraphAdapters = GraphAdapters(),
+    ) -> None:
         super().__init__()
         check_exportable(loaded)
         self.model = loaded.model
@@ -55,6 +65,8 @@ class BaseGraph(nn.Module):
         self.num_layers = len(loaded.layers)
         self._taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self._rows: list[Tensor] = []
+        self._adapted = AdaptedPass(loaded.model, adapters) if adapters.linears else None
+        self._num_adapted = 1 + len(adapters.shapes) if adapters.linears else 0
         head = loaded.model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._choose_rows)
 
@@ -65,6 +77,7 @@ class BaseGraph(nn.Module):
         kvcache_start_index: Tensor,
         last_token_ids: Tensor,
         attention_masks: list[Tensor],
+        adapters: list[Tensor],
         caches: list[Tensor],
     ) -> list[Tensor]:
         """One pass.
@@ -75,6 +88,7 @@ class BaseGraph(nn.Module):
             kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
             last_token_ids: int64 [batch, selected], rows whose logits are wanted.
             attention_masks: one for each of `windows`.
+            adapters: as `AdaptedPass.enter` takes them; none where there is no room for any.
             caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
@@ -82,6 +96,8 @@ class BaseGraph(nn.Module):
         """
         self._taps.clear()
         self._rows[:] = [last_token_ids]
+        if self._adapted is not None:
+            self._adapted.enter(adapters)
         pairs = list(zip(caches[::2], caches[1::2], strict=True))
         masks = dict(zip(self.windows, attention_masks, strict=True))
         now = _GraphPass(self.ops, kvcache_start_index, masks, pairs, {})
@@ -92,13 +108,16 @@ class BaseGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """What `forward` takes, of one thing for each of the graph's inputs in their order."""
-        num_masks = len(self.windows)
-        return *inputs[:4], inputs[4 : 4 + num_masks], inputs[4 + num_masks :]
+        adapters = NUM_PLAIN_INPUTS + len(self.windows)
+        caches = adapters + self._num_adapted
+        return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:adapters], inputs[adapters:caches], inputs[caches:]
 
     def release(self) -> None:
         """Take the hooks off the model."""
         self._taps.remove()
         self._hook.remove()
+        if self._adapted is not None:
+            self._adapted.remove()
 
     def _choose_rows(self, module: nn.Module, args: tuple) -> tuple:
         hidden = args[0]

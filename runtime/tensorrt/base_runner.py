@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.tensorrt.engine_adapters import IDS, EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, mask_name
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
@@ -27,6 +28,8 @@ class BasePass(NamedTuple):
     """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
     masks: dict[int, Tensor]
     """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
+    adapters: Tensor | None = None
+    """int64 [num_seqs]: place of each sequence's adapter, 0 is none; None where nobody has one."""
 
 
 class BaseOutput(NamedTuple):
@@ -44,6 +47,7 @@ class BaseRunner:
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding; None runs them eagerly.
+        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class BaseRunner:
         config: BaseEngineConfig,
         kv: LinearKV,
         graph_device: GraphDevice | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -62,8 +67,10 @@ class BaseRunner:
             config.hidden_states_size,
             kv.block_size,
             config.torch_dtype,
+            config.adapters,
         )
-        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
+        fixed = {} if adapters is None else adapters.tensors
+        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
         """Capture plain decoding and verification of trees of so many nodes; False if a stage has to run eagerly.
@@ -107,5 +114,8 @@ class BaseRunner:
             "last_token_ids": batch.selected,
             **{name: mask[:, None] for name, mask in masks.items()},
         }
+        if self.config.lora_linears:
+            nobodys = batch.token_ids.new_zeros(len(batch.kv_rows))
+            inputs[IDS] = nobodys if batch.adapters is None else batch.adapters
         outputs = self.stages.run(self.stage_of(batch.token_ids.shape[1]), batch.kv_rows, batch.starts, inputs)
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))

@@ -16,14 +16,16 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
     EngineLayer,
+    EngineLinear,
     GraphConfig,
     Limits,
 )
-from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -74,8 +76,9 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
-    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx")
-    base = _base_config(plan, loaded, tap_layers)
+    adapters = room_for_adapters(loaded, plan.limits)
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters)
+    base = _base_config(plan, loaded, tap_layers, adapters)
     if head is not None:
         progress("exporting the drafter")
         export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx")
@@ -133,15 +136,13 @@ def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead:
         dtype=plan.dtype,
         device="cpu",
     )
-    if head.num_layers > 1 or head.value_dim != head.head_dim:
-        raise ValueError(
-            f"drafter={str(plan.drafter)!r}: engines are built of heads of one layer without MLA attention"
-        )
     head = head if choice is None else head.with_convention(choice.best.convention)
     return head.eval().requires_grad_(False)
 
 
-def _base_config(plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ...]) -> BaseEngineConfig:
+def _base_config(
+    plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ...], adapters: GraphAdapters
+) -> BaseEngineConfig:
     config = loaded.model.config.get_text_config()
     rope = dict(getattr(config, "rope_parameters", None) or {})
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -157,6 +158,7 @@ def _base_config(plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ..
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tap_layers=tap_layers,
         has_draft_model=plan.drafter is not None,
+        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in adapters.linears.items()),
     )
 
 
@@ -165,12 +167,13 @@ def _draft_config(plan: BuildPlan, head: DecoderHead, base: BaseEngineConfig) ->
     return DraftEngineConfig(
         **_common(plan, layout.DRAFT, plan.drafter),
         rope_config=dict(config.rope_parameters),
-        num_decoder_layers=1,
+        num_decoder_layers=head.num_layers,
         max_position_embeddings=head.max_position_embeddings,
         num_heads=config.num_attention_heads,
         num_kv_heads=head.num_key_value_heads,
         head_dim=head.head_dim,
-        rotary_dim=head.head_dim,
+        value_dim=head.value_dim,
+        rotary_dim=getattr(config, "rope_dim", None) or config.rotary_dim or head.head_dim,
         draft_vocab_size=config.draft_vocab_size,
         base_model_hidden_size=head.taps_size,
         draft_model_hidden_size=head.hidden_size,

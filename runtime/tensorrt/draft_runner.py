@@ -77,7 +77,7 @@ class DraftRunner:
         self.config = config
         self.kv = kv
         shapes = draft_shapes(
-            config.layer,
+            config.layers,
             config.draft_vocab_size,
             config.base_model_hidden_size,
             config.draft_model_hidden_size,

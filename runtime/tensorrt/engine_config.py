@@ -10,9 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -36,6 +38,10 @@ class Limits(BaseModel):
     """Tree nodes that the verifier checks per sequence and round, the root included."""
     max_draft_tree_size: int = Field(64, ge=1)
     """Tree nodes that the drafter grows from per sequence."""
+    max_loras: int = Field(0, ge=0)
+    """LoRA adapters that the verifier's graph has room for."""
+    max_lora_rank: int = Field(16, ge=1)
+    """Of each."""
 
     @property
     def capacity(self) -> int:
@@ -48,7 +54,7 @@ class GraphConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[2] = FORMAT_VERSION
     name: str
     """Of the checkpoint."""
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -92,6 +98,17 @@ class EngineLayer(BaseModel):
         return LayerAttention(**self.model_dump())
 
 
+class EngineLinear(BaseModel):
+    """A linear layer that adapters may act on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    """In the model."""
+    inputs: int = Field(ge=1)
+    outputs: int = Field(ge=1)
+
+
 class BaseEngineConfig(GraphConfig):
     """base_config.json: the verifier."""
 
@@ -103,6 +120,7 @@ class BaseEngineConfig(GraphConfig):
     tap_layers: tuple[int, ...]
     """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
     has_draft_model: bool
+    lora_linears: tuple[EngineLinear, ...] = ()
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -111,6 +129,12 @@ class BaseEngineConfig(GraphConfig):
         if not all(0 <= layer <= self.num_decoder_layers for layer in self.tap_layers):
             raise ValueError(f"tap_layers is {self.tap_layers}: there are {self.num_decoder_layers} layers")
         return self
+
+    @property
+    def adapters(self) -> GraphAdapters:
+        """What the graph has room for."""
+        linears = {one.path: LinearShape(one.inputs, one.outputs) for one in self.lora_linears}
+        return GraphAdapters(linears, self.limits.max_loras, self.limits.max_lora_rank)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -129,6 +153,8 @@ class DraftEngineConfig(GraphConfig):
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    value_dim: int = Field(ge=1)
+    """Of a head's values, where `head_dim` is of its queries and keys."""
     rotary_dim: int = Field(ge=1)
     draft_vocab_size: int = Field(ge=1)
     base_model_hidden_size: int = Field(ge=1)
@@ -139,9 +165,10 @@ class DraftEngineConfig(GraphConfig):
     """`weights_fingerprint` of the verifier it was exported for."""
 
     @property
-    def layer(self) -> LayerAttention:
+    def layers(self) -> list[LayerAttention]:
         """Of its KV."""
-        return LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim, None)
+        layer = LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim, None)
+        return [layer] * self.num_decoder_layers
 
 
 def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:

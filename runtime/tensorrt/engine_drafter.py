@@ -51,7 +51,7 @@ class EngineDrafter(Drafter):
                 f"draft_steps and draft_top_k grow {self.tree_size} nodes: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
-        token_bytes = config.layer.kv_size * self.dtype.itemsize
+        token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=token_bytes)
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
@@ -120,7 +120,7 @@ class EngineDrafter(Drafter):
         old = self.runner
         if old is not None and old.kv.num_blocks >= num_rows:
             return
-        kv = LinearKV([self.config.layer], num_rows, self.config.limits.capacity, self.dtype, self.device)
+        kv = LinearKV(self.config.layers, num_rows, self.config.limits.capacity, self.dtype, self.device)
         runner = DraftRunner(self.session, self.config, kv, self._graph_device)
         if old is not None:
             for new_pair, old_pair in zip(kv.layers, old.kv.layers, strict=True):

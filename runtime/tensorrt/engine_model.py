@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import unpack_mask
 from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
@@ -71,7 +72,9 @@ class EngineModel:
         if not any(kv_rows):
             kv_rows, starts, positions = self._nobodys(positions)
         ids = batch.token_ids[0, rows].view(shape)
-        return self.runner.run(BasePass(kv_rows, starts, ids, positions, selected, masks))
+        adapted = batch.columns.get(AdapterRows)
+        adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0]
+        return self.runner.run(BasePass(kv_rows, starts, ids, positions, selected, masks, adapters))
 
     def remove_taps(self) -> None:
         """See `VerifierModel.remove_taps`; there are no hooks."""

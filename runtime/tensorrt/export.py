@@ -17,11 +17,14 @@ from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import BATCH, ROWS, SELECTED, GraphShapes, base_shapes, draft_shapes
+from wingbeat.runtime.verifier.layers.adapted import linears_of_all_rows
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _MODULE_PREFIXES = ("model.", "head.")
@@ -34,7 +37,14 @@ class ExportError(ValueError):
     """A graph cannot be exported, or the exported file is not valid; the message says which."""
 
 
-def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits, ops: GraphOps, file: Path) -> None:
+def export_base(
+    loaded: LoadedModel,
+    tap_layers: tuple[int, ...],
+    limits: Limits,
+    ops: GraphOps,
+    file: Path,
+    adapters: GraphAdapters = GraphAdapters(),
+) -> None:
     """Write a verifier's graph, its weights in a file beside it, checked.
 
     Args:
@@ -47,7 +57,7 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
-        module = BaseGraph(loaded, tap_layers, ops)
+        module = BaseGraph(loaded, tap_layers, ops, adapters)
         try:
             shapes = base_shapes(
                 loaded.layers,
@@ -56,10 +66,30 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
                 taps_size=taps_size,
                 capacity=limits.capacity,
                 dtype=loaded.dtype,
+                adapters=adapters,
             )
             _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()
+
+
+def room_for_adapters(loaded: LoadedModel, limits: Limits) -> GraphAdapters:
+    """The linear layers of a verifier that adapters may act on, as many as torch adapts; none where limits have none.
+
+    Raises:
+        ValueError: it has no such layers.
+    """
+    if not limits.max_loras:
+        return GraphAdapters()
+    found = linears_of_all_rows(loaded.model, loaded.decoder_layers)
+    linears = {
+        path: LinearShape(module.in_features, module.out_features)
+        for path, module in loaded.model.named_modules()
+        if module in found
+    }
+    if not linears:
+        raise ValueError(f"max_loras is {limits.max_loras}: {loaded.name} has no linear layers that adapters act on")
+    return GraphAdapters(linears, limits.max_loras, limits.max_lora_rank)
 
 
 def export_draft(head: DraftHead, limits: Limits, ops: GraphOps, file: Path) -> None:
@@ -68,10 +98,11 @@ def export_draft(head: DraftHead, limits: Limits, ops: GraphOps, file: Path) -> 
     Raises:
         ExportError: torch or onnx refuse it.
     """
-    heads, dim, vocab_size = head.num_key_value_heads, head.head_dim, len(head.draft_token_ids)
-    layer = LayerAttention(heads, heads, dim, dim, None)
-    shapes = draft_shapes(layer, vocab_size, head.taps_size, head.hidden_size, limits.capacity, head.dtype)
-    _export(DraftGraph(head, ops).eval(), tuple, shapes, limits, ops.opset, file)
+    heads, vocab_size = head.num_key_value_heads, len(head.draft_token_ids)
+    layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
+    shapes = draft_shapes(layers, vocab_size, head.taps_size, head.hidden_size, limits.capacity, head.dtype)
+    module = DraftGraph(head, ops).eval()
+    _export(module, module.arguments, shapes, limits, ops.opset, file)
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.tensorrt.engine_adapters import IDS, GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
 
@@ -44,6 +45,7 @@ def base_shapes(
     taps_size: int,
     capacity: int,
     dtype: torch.dtype,
+    adapters: GraphAdapters = GraphAdapters(),
 ) -> GraphShapes:
     """The verifier's graph.
 
@@ -59,6 +61,9 @@ def base_shapes(
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
         **masks,
     }
+    if adapters.linears:
+        inputs[IDS] = TensorSpec(torch.int64, (BATCH,))
+        inputs |= {name: TensorSpec(dtype, sizes) for name, sizes in adapters.shapes.items()}
     outputs = {"logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size))}
     if taps_size:
         outputs["hidden_states"] = TensorSpec(dtype, (BATCH, ROWS, taps_size))
@@ -66,7 +71,12 @@ def base_shapes(
 
 
 def draft_shapes(
-    layer: LayerAttention, vocab_size: int, taps_size: int, hidden_size: int, capacity: int, dtype: torch.dtype
+    layers: Sequence[LayerAttention],
+    vocab_size: int,
+    taps_size: int,
+    hidden_size: int,
+    capacity: int,
+    dtype: torch.dtype,
 ) -> GraphShapes:
     """The draft head's graph.
 
@@ -88,7 +98,7 @@ def draft_shapes(
         "logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size)),
         "hidden_states": TensorSpec(dtype, (BATCH, SELECTED, hidden_size)),
     }
-    return _with_caches(inputs, outputs, [layer], capacity, dtype)
+    return _with_caches(inputs, outputs, layers, capacity, dtype)
 
 
 def mask_name(window: int) -> str:

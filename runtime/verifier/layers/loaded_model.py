@@ -154,7 +154,7 @@ class Adapters(Feature):
         """See `Feature.column`."""
         if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
             return None
-        return AdapterRows.of(self.slots.adapter_ids[placed.slots], self.adapters.max_loras, placed.on_host)
+        return self.adapters.rows_of(self.slots.adapter_ids[placed.slots], placed.on_host)
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:

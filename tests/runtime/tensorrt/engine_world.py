@@ -13,11 +13,18 @@ from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.tensorrt.backend import LoadedEngine, TensorRTBackend, engine_limits
+from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
-from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, DraftEngineConfig, EngineLayer, Limits
+from wingbeat.runtime.tensorrt.engine_config import (
+    BaseEngineConfig,
+    DraftEngineConfig,
+    EngineLayer,
+    EngineLinear,
+    Limits,
+)
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
+from wingbeat.runtime.tensorrt.export import room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
@@ -86,6 +93,7 @@ class TorchSession:
 
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
+    linears = room_for_adapters(loaded, limits).linears
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),
@@ -97,6 +105,7 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         eos_token_ids=(),
         tap_layers=tap_layers,
         has_draft_model=bool(tap_layers),
+        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in linears.items()),
     )
 
 
@@ -105,11 +114,12 @@ def draft_config(head: DecoderHead) -> DraftEngineConfig:
     config = head.config
     return DraftEngineConfig(
         **_COMMON,
-        num_decoder_layers=1,
+        num_decoder_layers=head.num_layers,
         max_position_embeddings=head.max_position_embeddings,
         num_heads=config.num_attention_heads,
         num_kv_heads=head.num_key_value_heads,
         head_dim=head.head_dim,
+        value_dim=head.value_dim,
         rotary_dim=head.head_dim,
         draft_vocab_size=config.draft_vocab_size,
         base_model_hidden_size=head.taps_size,
@@ -122,11 +132,11 @@ def draft_config(head: DecoderHead) -> DraftEngineConfig:
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
     sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
-    shapes = base_shapes(loaded.layers, config.windows, *sizes)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.adapters)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_graph(loaded, OPS):
-            graph = BaseGraph(loaded, config.tap_layers, OPS)
+            graph = BaseGraph(loaded, config.tap_layers, OPS, config.adapters)
             try:
                 return graph(*graph.arguments(list(tensors.values())))
             finally:
@@ -138,9 +148,9 @@ def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
 def draft_session(head: DecoderHead, config: DraftEngineConfig) -> TorchSession:
     """The head's graph, run by torch."""
     sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
-    shapes = draft_shapes(config.layer, *sizes, config.limits.capacity, torch.float32)
+    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32)
     graph = DraftGraph(head, OPS)
-    return TorchSession(lambda tensors: graph(*tensors.values()), *shapes)
+    return TorchSession(lambda tensors: graph(*graph.arguments(list(tensors.values()))), *shapes)
 
 
 def engine_on(
@@ -148,8 +158,8 @@ def engine_on(
 ) -> Engine:
     """An engine whose verifier a session runs, over its drafter in this thread."""
     directory = FakeDirectory(config, None)
-    backend = TensorRTBackend(directory, session, graph_device)
-    loaded = LoadedEngine.of(config, torch.device("cpu"))
+    loaded, adapters = load_engine(config, limits, torch.device("cpu"))
+    backend = TensorRTBackend(directory, session, graph_device, adapters)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
     if drafter is not None:
@@ -158,15 +168,25 @@ def engine_on(
 
 
 def torch_pair(
-    loaded: LoadedModel, speculation: SpeculationConfig, limits: EngineConfig, with_drafter: bool = True
+    loaded: LoadedModel,
+    speculation: SpeculationConfig,
+    limits: EngineConfig,
+    with_drafter: bool = True,
+    head: DecoderHead | None = None,
+    built: Limits = LIMITS,
 ) -> tuple[Engine, TorchSession, TorchSession | None]:
-    """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none."""
+    """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none.
+
+    Args:
+        head: in the place of `random_head`.
+        built: limits of the engines.
+    """
     if not with_drafter:
-        config = base_config(loaded, ())
+        config = base_config(loaded, (), built)
         session = base_session(loaded, config)
         return engine_on(session, config, limits, None), session, None
-    head = random_head(loaded)
-    config, drafts = base_config(loaded, head.tap_layers), draft_config(head)
+    head = random_head(loaded) if head is None else head
+    config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
     drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
     return engine_on(session, config, limits, drafter), session, draft

@@ -5,6 +5,8 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.runtime.tensorrt.exported import demo_head
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
@@ -88,6 +90,29 @@ def test_the_builder_takes_the_demo_heads_stages_for_three_gpus(builder, tmp_pat
         engine = tmp_path / f"{capability}.engine"
         builder.build(file, draft_profiles(LIMITS), engine, (capability,))
         assert engine.stat().st_size > 0
+
+
+HEAD = {
+    **{"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8},
+    **{"target_hidden_size": 512, "vocab_size": 4096, "draft_vocab_size": 1024, "tap_layers": (1, 2, 3)},
+}
+HEADS = {
+    "three-layers": lambda: EagleHead(EagleHeadConfig(**HEAD, head_dim=64, num_layers=3, rotary_dim=32, qk_norm=True)),
+    "latent": lambda: LatentEagleHead(
+        LatentEagleConfig(**HEAD, head_dim=192, query_rank=256, kv_rank=256, rope_dim=64, value_dim=128)
+    ),
+}
+
+
+@pytest.mark.tensorrt
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_builder_takes_heads_of_other_shapes_for_three_gpus(builder, kind, tmp_path):
+    head, file = HEADS[kind]().to(torch.float16).eval().requires_grad_(False), tmp_path / "eagle_draft.onnx"
+    export_draft(head, LIMITS, GraphOps(24, torch.float16), file)
+    for capability in CAPABILITIES:
+        builder.build(file, draft_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
+        assert (tmp_path / f"{capability}.engine").stat().st_size > 0
 
 
 @pytest.mark.tensorrt

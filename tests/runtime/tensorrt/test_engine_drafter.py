@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, World, channel_spec
-from tests.runtime.tensorrt.draft_parity import HEADS, attend_densely, draft_differences, head_of
+from tests.runtime.tensorrt.draft_parity import HEADS, draft_differences, head_of, run_densely
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
@@ -61,8 +61,7 @@ class DenseTrees:
         known = int(world.lens[slot]) - 1
         ids = torch.cat([world.tokens[slot, 1 : known + 1], *(token[None] for token, _ in path)])
         features = torch.cat([head.fuse(world.taps[slot, :known]), *(feature[None] for _, feature in path)])
-        positions = torch.arange(len(ids))[None]
-        return head(ids[None], features[None], head.rotary(positions), attend_densely)[0, -1]
+        return run_densely(head, ids[None], features[None])
 
 
 @pytest.mark.parametrize("batch", [1, 4])

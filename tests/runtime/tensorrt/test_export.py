@@ -126,7 +126,7 @@ def test_half_precision_uses_the_attention_operator(dtype, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "demo"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "partial", "deep", "latent", "demo"])
 def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
     head, file = demo_head(torch.float32) if kind == "demo" else head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float32), file)
