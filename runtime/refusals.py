@@ -134,7 +134,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
-    Refusal(_F.PREFIX_DIR, _F.TENSORRT, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.LEARN, _F.NO_DRAFTER, "there is no head to train", "leave learn out"),
     Refusal(_F.LEARN, _F.TEXT_DRAFTER, "earlier text has no head to train", "leave learn out"),
     Refusal(_F.LEARN, _F.TENSORRT, "an engine's weights are fixed", "leave learn out"),

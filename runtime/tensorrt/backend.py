@@ -9,14 +9,16 @@ from torch import nn
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
 from wingbeat.runtime.tensorrt.engine_adapters import EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
-from wingbeat.runtime.tensorrt.engine_model import EngineModel
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.engine_model import EngineModel, LinearRows
+from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages, RowCache
 from wingbeat.runtime.tensorrt.session import EngineSession
+from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -56,6 +58,16 @@ class LoadedEngine(LoadedModel):
     def description(self) -> str:
         return self.config.model_dump_json()
 
+    @property
+    def computed_by(self) -> str:
+        """See `LoadedModel.computed_by`: the files that compute it."""
+        return " ".join(["engine", *self.config.files.values()])
+
+    @property
+    def own_features(self) -> tuple[LinearRows, ...]:
+        """See `LoadedModel.own_features`."""
+        return (LinearRows(),)
+
 
 class TensorRTBackend(Backend):
     """Runs a verifier's engine.
@@ -82,14 +94,23 @@ class TensorRTBackend(Backend):
 
     def parts(
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
-    ) -> tuple[EngineModel, LinearKV]:
+    ) -> tuple[EngineModel, RowCache]:
         """See `Backend.parts`."""
-        kv = LinearKV(loaded.layers, config.num_kv_blocks, config.block_size, loaded.dtype, loaded.device)
-        runner = BaseRunner(self.session, self.directory.base, kv, self.graph_device, self.adapters)
-        model = EngineModel(runner, tap_layers, kv_layers, self.directory.folder)
+        base, blocks = self.directory.base, Pages(config.num_kv_blocks, config.block_size)
+        kv = LinearKV(
+            loaded.layers,
+            config.max_num_seqs + FIRST_ROW,
+            base.limits.capacity,
+            loaded.dtype,
+            loaded.device,
+            blocks if config.enable_prefix_caching else NO_PAGES,
+        )
+        cache = RowCache(kv, blocks, block_bytes(loaded.layers, config.block_size, loaded.dtype))
+        runner = BaseRunner(self.session, base, kv, self.graph_device, self.adapters)
+        model = EngineModel(runner, cache, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
             runner.capture(config.speculation.num_nodes if model.taps_size else None)
-        return model, kv
+        return model, cache
 
 
 class OpenedEngine(NamedTuple):
@@ -135,7 +156,9 @@ def load_engine(
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Limits of an engine on linear KV: one block a sequence, as long as the engine's rows, and none shared.
+    """Limits of an engine on linear KV, with pages beside it for prefixes that are cached.
+
+    Without them there is one block a sequence, as long as the engine's rows.
 
     Raises:
         ValueError: a limit is above the engine's, or a setting is not to be had; names both.
@@ -153,12 +176,16 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
     refuse(config.asked() | {Feature.TENSORRT: "engine_dir is given"})
+    size, num_blocks = config.block_size, config.num_kv_blocks
+    if not config.enable_prefix_caching:
+        size, num_blocks = limits.capacity, config.max_num_seqs + 1
+    elif num_blocks is None:
+        num_blocks = config.max_num_seqs * config.max_blocks_per_seq + 1
     return replace(
         config,
         max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),
-        block_size=limits.capacity,
-        num_kv_blocks=config.max_num_seqs + 1,
+        block_size=size,
+        num_kv_blocks=num_blocks,
         lower_max_model_len=False,
-        enable_prefix_caching=False,
         cuda_graphs=False,
     )

@@ -65,7 +65,7 @@ class BaseRunner:
             config.windows,
             config.vocab_size,
             config.hidden_states_size,
-            kv.block_size,
+            kv.capacity,
             config.torch_dtype,
             config.adapters,
         )

@@ -81,14 +81,14 @@ class DraftRunner:
             config.draft_vocab_size,
             config.base_model_hidden_size,
             config.draft_model_hidden_size,
-            kv.block_size,
+            kv.capacity,
             config.torch_dtype,
         )
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
-        self.committed = [0] * kv.num_blocks
+        self.committed = [0] * kv.num_rows
         """Pairs of each KV row that are committed."""
         self._device = session.device
-        self._keys = torch.arange(kv.block_size, device=self._device)
+        self._keys = torch.arange(kv.capacity, device=self._device)
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
@@ -101,6 +101,16 @@ class DraftRunner:
         if tree_size:
             done.append(self.stages.capture(EngineStage.PROPOSAL, tree_size, top_k))
         return all(done)
+
+    def begin(self, kv_row: int, start: int, block_table: Tensor) -> None:
+        """Pairs of a chunk are to come from `start` on: what lies before them comes from pages, where there are any.
+
+        Args:
+            block_table: int64 [1, num_table_blocks], of its sequence.
+        """
+        if self.kv.pages:
+            self.kv.fill(upload([kv_row], self._device), block_table, start)
+            self.committed[kv_row] = start
 
     def prefill(self, pairs: KnownPairs) -> DraftOutput:
         """Pairs of a prompt; commits.
@@ -149,7 +159,7 @@ class DraftRunner:
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
         # Where the capacity ends there are no columns left; the check of the stage names that.
-        mask.scatter_(2, columns.clamp_max(self.kv.block_size - 1), tree.visible)
+        mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         inputs = {
             "input_ids": tree.token_ids,
             "hidden_states_input": self._no_hidden(tree.token_ids, self.config.base_model_hidden_size),

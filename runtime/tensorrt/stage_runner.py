@@ -93,7 +93,7 @@ class StageRunner:
             return False
         pool = self._device.new_pool()
         found: list[_Captured] = []
-        for batch in batch_buckets(min(self.limits.max_batch_size, self.kv.num_blocks - FIRST_ROW)):
+        for batch in batch_buckets(min(self.limits.max_batch_size, self.kv.num_rows - FIRST_ROW)):
             sizes = {BATCH: batch, ROWS: num_rows, SELECTED: num_selected}
             tensors = self._padding(sizes) | self._empty_outputs(sizes)
             try:
@@ -165,13 +165,13 @@ class StageRunner:
     ) -> dict[str, Tensor]:
         """Outputs of every row that was captured; the next replay writes over them."""
         # What earlier rounds left in the other rows does no harm there, but for where it is stored.
-        captured.tensors[START].fill_(self.kv.block_size - inputs["input_ids"].shape[1])
+        captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)
         return captured.tensors
 
     def _check_room(self, rows: list[int], starts: list[int], num_rows: int) -> None:
-        capacity = self.kv.block_size
+        capacity = self.kv.capacity
         for row, start in zip(rows, starts, strict=True):
             if start + num_rows > capacity:
                 raise CapacityExceededError(
@@ -190,7 +190,7 @@ class StageRunner:
     def _padding(self, sizes: dict[str, int]) -> dict[str, Tensor]:
         """Inputs that are all padding."""
         tensors = self._new(self._inputs, sizes, torch.zeros)
-        tensors[START].fill_(self.kv.block_size - sizes[ROWS])
+        tensors[START].fill_(self.kv.capacity - sizes[ROWS])
         for name, tensor in tensors.items():
             if name.startswith(MASK):
                 tensor[..., 0] = True  # a row that sees nothing would give no number

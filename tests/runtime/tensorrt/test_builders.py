@@ -11,7 +11,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
-from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
@@ -65,14 +65,21 @@ def of_shape(name: str, dtype: torch.dtype) -> LoadedModel:
 @pytest.mark.tensorrt
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("demo", torch.float16), ("llama-3.1-8b", torch.float16), ("llama-3.1-8b", torch.bfloat16)],
-    ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16"],
+    ("name", "dtype", "max_loras"),
+    [
+        ("demo", torch.float16, 0),
+        ("llama-3.1-8b", torch.float16, 0),
+        ("llama-3.1-8b", torch.bfloat16, 0),
+        ("llama-3.1-8b", torch.bfloat16, 4),
+    ],
+    ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16", "llama-8b-bfloat16-adapters"],
 )
-def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, tmp_path):
+def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, max_loras, tmp_path):
     loaded, file = of_shape(name, dtype), tmp_path / "eagle_base.onnx"
     taps = tuple(range(len(loaded.layers)))
-    export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file)
+    room = room_for_adapters(loaded, LIMITS.model_copy(update={"max_loras": max_loras}))
+    assert len(room.linears) == (7 if max_loras else 0)
+    export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file, room)
     for capability in CAPABILITIES:
         engine = tmp_path / f"{capability}.engine"
         builder.build(file, base_profiles(LIMITS), engine, (capability,), tmp_path / "timing.cache")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.runtime.hybrids import hybrid, needs_states
+from tests.runtime.lora_world import NUM_TOKENS, lora_world
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -25,7 +26,7 @@ from tests.runtime.tensorrt.draft_parity import draft_differences, head_of
 from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, engine_on
 from tests.runtime.tensorrt.exported import demo_head, exported_demo, exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
-from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
 from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 from wingbeat.runtime.tensorrt.export import export_draft
@@ -143,11 +144,11 @@ def test_the_demo_verifier_has_torchs_numbers_in_every_stage(demo, batch):
     assert max(differences.values()) <= TOLERANCE, differences
 
 
-def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True):
+def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True, **fields):
     """An engine on a directory's ONNX files."""
     folder, cpu = pair.directory.folder, torch.device("cpu")
     drafter = open_drafter(folder, pair.head, pair.model, speculation, cpu) if with_drafter else None
-    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
+    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None, **fields)
     return engine_on(pair.directory.open_session("eagle_base", cpu), pair.directory.base, limits, drafter)
 
 
@@ -165,6 +166,27 @@ def test_text_by_onnx_runtime_is_that_of_generate(pair, written, shape, batch):
     prompts, expected = written
     engine = engine_by_onnx_runtime(pair, CHAIN if shape == "chain" else TREE, batch, shape != "plain")
     assert Run(engine, prompts, greedy_params(64)).finish() == expected
+
+
+@pytest.mark.slow
+def test_adapters_and_prefixes_by_onnx_runtime_give_the_text_of_merged_models(tmp_path):
+    world = lora_world()
+    room = LIMITS.model_copy(update={"max_loras": 3, "max_lora_rank": 8})
+    pair = exported_pair(tmp_path, limits=room)
+    engine = engine_by_onnx_runtime(pair, TREE, 4, max_loras=3, max_lora_rank=8, block_size=4)
+    which = [0, 1, 2, 3, 1]
+    for rounds in range(2):
+        for index, adapter in enumerate(which):
+            prompt = tuple(world.prompts[index])
+            request = Request(f"{rounds}-{index}", prompt, greedy_params(NUM_TOKENS), adapter=world.adapters[adapter])
+            engine.add_request(request)
+        tokens: dict[str, list[int]] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        expected = {f"{rounds}-{index}": world.expected[adapter][index] for index, adapter in enumerate(which)}
+        assert tokens == expected
+    assert engine.block_manager.hit_tokens > 0
 
 
 @pytest.mark.slow
