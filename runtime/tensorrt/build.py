@@ -10,9 +10,12 @@ import transformers
 
 from wingbeat.runtime.checks.readings import choose_convention
 from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
@@ -20,6 +23,7 @@ from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
+    EngineBlock,
     EngineLayer,
     EngineLinear,
     GraphConfig,
@@ -43,7 +47,7 @@ class BuildPlan(NamedTuple):
 
     model: Path
     drafter: Path | None
-    """An EAGLE head's folder; None builds no draft engine."""
+    """Folder of an EAGLE or a one-pass head; None builds no draft engine."""
     out: Path
     dtype: torch.dtype
     limits: Limits
@@ -64,8 +68,8 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
         ValueError: a checkpoint, or what it asks of the graphs, cannot be used.
         ExportError: torch or onnx refuse a graph.
     """
-    if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) != "eagle":
-        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE heads")
+    if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) not in ("eagle", "one_pass"):
+        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE and one-pass heads")
     if (plan.out / "config.json").is_file() and not (plan.out / layout.BASE_CONFIG).is_file():
         raise ValueError(f"out is {plan.out}, where a checkpoint lies: give the engines a folder of their own")
     plan.out.mkdir(parents=True, exist_ok=True)
@@ -123,21 +127,37 @@ def build_engines(
     return layout.EngineDirectory(folder)
 
 
-def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead:
+def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHead:
     target = TargetDescription.from_checkpoint(plan.model)
     choice = choose_convention(plan.drafter, target, loaded, Tokenizer.find(plan.model))
-    head = load_eagle_head(
-        plan.drafter,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        target_lm_head=target.lm_head,
-        dtype=plan.dtype,
-        device="cpu",
-    )
+    if kind_of(plan.drafter, plan.model) == "one_pass":
+        head = _one_pass_head(plan, target)
+    else:
+        head = load_eagle_head(
+            plan.drafter,
+            target_hidden_size=target.hidden_size,
+            target_num_layers=target.num_layers,
+            target_vocab_size=target.vocab_size,
+            target_embedding=target.embedding,
+            target_lm_head=target.lm_head,
+            dtype=plan.dtype,
+            device="cpu",
+        )
     head = head if choice is None else head.with_convention(choice.best.convention)
     return head.eval().requires_grad_(False)
+
+
+def _one_pass_head(plan: BuildPlan, target: TargetDescription) -> OnePassHead:
+    checkpoint = read_one_pass_checkpoint(plan.drafter)
+    if checkpoint.family is OnePassFamily.PEAGLE:
+        raise ValueError(f"drafter {plan.drafter} is a P-EAGLE head: engines are built of the other one-pass heads")
+    head = load_one_pass_head(checkpoint, target, plan.dtype, "cpu")
+    if head.config.block_size > plan.limits.max_draft_tree_size:
+        raise ValueError(
+            f"drafter {plan.drafter} drafts blocks of {head.config.block_size}: max_draft_tree_size is "
+            f"{plan.limits.max_draft_tree_size}"
+        )
+    return head
 
 
 def _base_config(
@@ -162,24 +182,34 @@ def _base_config(
     )
 
 
-def _draft_config(plan: BuildPlan, head: DecoderHead, base: BaseEngineConfig) -> DraftEngineConfig:
-    config = head.config
+def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEngineConfig) -> DraftEngineConfig:
     return DraftEngineConfig(
-        **_common(plan, layout.DRAFT, plan.drafter),
-        rope_config=dict(config.rope_parameters),
-        num_decoder_layers=head.num_layers,
-        max_position_embeddings=head.max_position_embeddings,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=head.num_key_value_heads,
-        head_dim=head.head_dim,
-        value_dim=head.value_dim,
-        rotary_dim=getattr(config, "rope_dim", None) or config.rotary_dim or head.head_dim,
-        draft_vocab_size=config.draft_vocab_size,
-        base_model_hidden_size=head.taps_size,
-        draft_model_hidden_size=head.hidden_size,
-        tap_layers=head.tap_layers,
-        base_fingerprint=base.weights_fingerprint,
+        **_common(plan, layout.DRAFT, plan.drafter), **head_fields(head), base_fingerprint=base.weights_fingerprint
     )
+
+
+def head_fields(head: DecoderHead | OnePassHead) -> dict[str, Any]:
+    """What draft_config.json says of a head."""
+    config, in_one_pass = head.config, isinstance(head, OnePassHead)
+    block = None
+    if in_one_pass:
+        slots = {"slots": str(config.slots), "size": config.block_size, "first_slot": config.first_slot}
+        block = EngineBlock(**slots, vocab_size=config.vocab_size, masks=config.masks)
+    return {
+        "rope_config": dict(config.rope_parameters),
+        "num_decoder_layers": config.num_layers if in_one_pass else head.num_layers,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "value_dim": config.head_dim if in_one_pass else head.value_dim,
+        "rotary_dim": getattr(config, "rope_dim", None) or config.rotary_dim or config.head_dim,
+        "draft_vocab_size": config.draft_vocab_size,
+        "base_model_hidden_size": head.taps_size,
+        "draft_model_hidden_size": config.hidden_size,
+        "tap_layers": head.tap_layers,
+        "block": block,
+    }
 
 
 def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:

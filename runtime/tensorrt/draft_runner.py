@@ -12,7 +12,7 @@ from torch import Tensor
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
-from wingbeat.runtime.tensorrt.graph_shapes import MASK, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import MASK, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
 from wingbeat.runtime.tensorrt.stage_runner import StageRunner
@@ -83,6 +83,7 @@ class DraftRunner:
             config.draft_model_hidden_size,
             kv.capacity,
             config.torch_dtype,
+            () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks],
         )
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
         self.committed = [0] * kv.num_rows
@@ -176,18 +177,21 @@ class DraftRunner:
         self._check_context(pairs.kv_rows, pairs.starts)
         starts, counts = upload([pairs.starts, pairs.counts], self._device)
         positions = starts[:, None] + self._keys[: pairs.token_ids.shape[1]]
-        inputs = {
-            "input_ids": pairs.token_ids,
-            "hidden_states_input": pairs.base_hidden,
-            "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
-            "attention_pos_id": positions,
-            "last_token_ids": (counts - 1)[:, None],
-            MASK: (self._keys <= positions[..., None])[:, None],
-        }
+        inputs = self._known_inputs(pairs, positions)
+        inputs |= {"attention_pos_id": positions, "last_token_ids": (counts - 1)[:, None]}
         outputs = self.stages.run(stage, pairs.kv_rows, pairs.starts, inputs)
         for row, start, count in zip(pairs.kv_rows, pairs.starts, pairs.counts, strict=True):
             self.committed[row] = start + count
         return DraftOutput(outputs["logits"][:, 0], outputs["hidden_states"][:, 0])
+
+    def _known_inputs(self, pairs: KnownPairs, positions: Tensor) -> dict[str, Tensor]:
+        """What the graph reads of known pairs at positions int64 [num_seqs, num_padded]."""
+        return {
+            "input_ids": pairs.token_ids,
+            "hidden_states_input": pairs.base_hidden,
+            "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
+            MASK: (self._keys <= positions[..., None])[:, None],
+        }
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
         """Zeros [num_seqs, num_padded, size], which nobody writes."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
@@ -147,8 +148,35 @@ class BaseEngineConfig(GraphConfig):
         return len(self.tap_layers) * self.hidden_size
 
 
+class EngineBlock(BaseModel):
+    """What a head drafts in one pass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slots: str
+    """What a slot predicts, by the name of `Slots`."""
+    size: int = Field(ge=2)
+    """Slots, the last decided token's included."""
+    first_slot: int = Field(ge=0)
+    """That predicts something."""
+    vocab_size: int = Field(ge=1)
+    """Of the target."""
+    masks: tuple[LayerMask, ...]
+    """By layer."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that it predicts."""
+        return self.size - self.first_slot
+
+    @property
+    def distinct_masks(self) -> tuple[LayerMask, ...]:
+        """Each once, in the order of the layers."""
+        return tuple(dict.fromkeys(self.masks))
+
+
 class DraftEngineConfig(GraphConfig):
-    """draft_config.json: the EAGLE head."""
+    """draft_config.json: the head."""
 
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
@@ -163,6 +191,8 @@ class DraftEngineConfig(GraphConfig):
     tap_layers: tuple[int, ...]
     base_fingerprint: str
     """`weights_fingerprint` of the verifier it was exported for."""
+    block: EngineBlock | None = None
+    """Of a head that drafts a block in one pass; None of an EAGLE head."""
 
     @property
     def layers(self) -> list[LayerAttention]:

@@ -1,7 +1,5 @@
 """Drafting with the draft engine: the trees of `EagleDrafter`, each level one proposal of the whole tree so far."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -9,15 +7,12 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
-from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
-from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineDirectoryError
-from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT, DRAFT_CONFIG, EngineDirectory
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
 from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages
 from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
@@ -35,6 +30,8 @@ class EngineDrafter(Drafter):
         ValueError: the trees are larger than the engine's.
     """
 
+    runner_kind = DraftRunner
+
     def __init__(
         self,
         session: EngineSession,
@@ -46,11 +43,11 @@ class EngineDrafter(Drafter):
         self.session, self.config, self.speculation = session, config, speculation
         self.device, self.dtype = session.device, config.torch_dtype
         self.trained_positions = config.max_position_embeddings
-        self.growth = Growth(speculation, draft_token_ids.to(self.device))
-        self.tree_size = (self.growth.max_depth - 1) * self.growth.top_k
+        self.growth = self._growth_of(draft_token_ids.to(self.device))
+        self.tree_size = self._rows_behind()
         if self.tree_size > config.limits.max_draft_tree_size:
             raise ValueError(
-                f"draft_steps and draft_top_k grow {self.tree_size} nodes: the engine was built with "
+                f"a draft has {self.tree_size} nodes behind its context: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
         token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
@@ -59,6 +56,13 @@ class EngineDrafter(Drafter):
         self.runner: DraftRunner | None = None
         self._hidden = self._logits = torch.zeros(0)
         """By slot: the head's output at the last committed pair."""
+
+    def _growth_of(self, draft_token_ids: Tensor) -> Growth:
+        return Growth(self.speculation, draft_token_ids)
+
+    def _rows_behind(self) -> int:
+        """That a sequence's draft takes behind what is committed."""
+        return (self.growth.max_depth - 1) * self.growth.top_k
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -141,7 +145,7 @@ class EngineDrafter(Drafter):
         if old is not None and old.kv.num_rows >= num_rows and old.kv.page_shape.num_blocks >= pages.num_blocks:
             return
         kv = LinearKV(self.config.layers, num_rows, self.config.limits.capacity, self.dtype, self.device, pages)
-        runner = DraftRunner(self.session, self.config, kv, self._graph_device)
+        runner = self.runner_kind(self.session, self.config, kv, self._graph_device)
         if old is not None:
             kv.take_over(old.kv)
             runner.committed[: old.kv.num_rows] = old.committed
@@ -178,30 +182,3 @@ class _GrowingTree:
         output = self._runner.proposal(tree, selected)
         self._hidden = output.hidden
         return output.logits
-
-
-def open_drafter(
-    folder: Path, head: str | Path, model: Path, speculation: SpeculationConfig, device: torch.device
-) -> EngineDrafter | None:
-    """An engine directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
-
-    Raises:
-        EngineDirectoryError: the directory has none, or one of another head.
-        EngineLoadError: nothing here runs it.
-    """
-    if kind_of(head, model) != "eagle":
-        return None
-    directory = EngineDirectory(folder)
-    config = directory.draft
-    if config is None:
-        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
-    found = checkpoint_fingerprint(Path(head))
-    if found != config.weights_fingerprint:
-        raise EngineDirectoryError(
-            f"{folder / DRAFT_CONFIG}: weights_fingerprint is {config.weights_fingerprint}, that of {head} is {found}: "
-            "build it anew with this drafter"
-        )
-    directory.check_files(DRAFT)
-    session = directory.open_session(DRAFT, device)
-    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
-    return EngineDrafter(session, config, directory.draft_token_ids(), speculation, graphs)

@@ -16,14 +16,24 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
+from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import BATCH, ROWS, SELECTED, GraphShapes, base_shapes, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import (
+    BATCH,
+    ROWS,
+    SELECTED,
+    GraphShapes,
+    base_shapes,
+    block_mask_name,
+    draft_shapes,
+)
 from wingbeat.runtime.verifier.layers.adapted import linears_of_all_rows
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -92,17 +102,22 @@ def room_for_adapters(loaded: LoadedModel, limits: Limits) -> GraphAdapters:
     return GraphAdapters(linears, limits.max_loras, limits.max_lora_rank)
 
 
-def export_draft(head: DraftHead, limits: Limits, ops: GraphOps, file: Path) -> None:
+def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path) -> None:
     """Write a draft head's graph, its weights in a file beside it, checked.
 
     Raises:
         ExportError: torch or onnx refuse it.
     """
-    heads, vocab_size = head.num_key_value_heads, len(head.draft_token_ids)
-    layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
-    shapes = draft_shapes(layers, vocab_size, head.taps_size, head.hidden_size, limits.capacity, head.dtype)
-    module = DraftGraph(head, ops).eval()
-    _export(module, module.arguments, shapes, limits, ops.opset, file)
+    config, vocab_size, masks = head.config, len(head.draft_token_ids), []
+    heads, sizes = config.num_key_value_heads, (config.head_dim, getattr(head, "value_dim", config.head_dim))
+    if isinstance(head, OnePassHead):
+        module, num_layers = BlockGraph(head, ops), config.num_layers
+        masks = [block_mask_name(*mask) for mask in layer_masks(head)]
+    else:
+        module, num_layers = DraftGraph(head, ops), head.num_layers
+    layers = [LayerAttention(heads, heads, *sizes, None)] * num_layers
+    shapes = draft_shapes(layers, vocab_size, head.taps_size, config.hidden_size, limits.capacity, head.dtype, masks)
+    _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:

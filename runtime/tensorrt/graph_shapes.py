@@ -77,6 +77,7 @@ def draft_shapes(
     hidden_size: int,
     capacity: int,
     dtype: torch.dtype,
+    block_masks: Sequence[str] = (),
 ) -> GraphShapes:
     """The draft head's graph.
 
@@ -84,15 +85,17 @@ def draft_shapes(
         vocab_size: of the draft.
         taps_size: width of the verifier's hidden states.
         hidden_size: width of the head's own.
+        block_masks: names of the masks of a head that drafts a block in one pass; none of other heads.
     """
+    own = {} if block_masks else {"hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size))}
     inputs = {
         "input_ids": _rows(),
         "hidden_states_input": TensorSpec(dtype, (BATCH, ROWS, taps_size)),
-        "hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size)),
+        **own,
         "attention_pos_id": _rows(),
         START: TensorSpec(torch.int64, (BATCH,)),
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
-        MASK: _mask(capacity),
+        **{name: _mask(capacity) for name in block_masks or (MASK,)},
     }
     outputs = {
         "logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size)),
@@ -104,6 +107,11 @@ def draft_shapes(
 def mask_name(window: int) -> str:
     """Name of the mask of layers with a sliding window; 0 stands for none."""
     return f"{MASK}_{window}" if window else MASK
+
+
+def block_mask_name(causal: bool, window: int | None) -> str:
+    """Name of the mask of a one-pass head's layers of one kind."""
+    return mask_name(window or 0) + ("_causal" if causal else "")
 
 
 def cache_names(num_layers: int, prefix: str = "") -> list[str]:

@@ -12,9 +12,13 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
+from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
+from wingbeat.runtime.tensorrt.block_graph import BlockGraph
+from wingbeat.runtime.tensorrt.build import head_fields
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
@@ -26,7 +30,7 @@ from wingbeat.runtime.tensorrt.engine_config import (
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.export import room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -109,24 +113,9 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     )
 
 
-def draft_config(head: DecoderHead) -> DraftEngineConfig:
+def draft_config(head: DecoderHead | OnePassHead) -> DraftEngineConfig:
     """Of an engine directory's head."""
-    config = head.config
-    return DraftEngineConfig(
-        **_COMMON,
-        num_decoder_layers=head.num_layers,
-        max_position_embeddings=head.max_position_embeddings,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=head.num_key_value_heads,
-        head_dim=head.head_dim,
-        value_dim=head.value_dim,
-        rotary_dim=head.head_dim,
-        draft_vocab_size=config.draft_vocab_size,
-        base_model_hidden_size=head.taps_size,
-        draft_model_hidden_size=head.hidden_size,
-        tap_layers=head.tap_layers,
-        base_fingerprint="0" * 20,
-    )
+    return DraftEngineConfig(**_COMMON | head_fields(head), base_fingerprint="0" * 20)
 
 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
@@ -145,11 +134,12 @@ def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     return TorchSession(run, *shapes)
 
 
-def draft_session(head: DecoderHead, config: DraftEngineConfig) -> TorchSession:
+def draft_session(head: DecoderHead | OnePassHead, config: DraftEngineConfig) -> TorchSession:
     """The head's graph, run by torch."""
     sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
-    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32)
-    graph = DraftGraph(head, OPS)
+    names = () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks]
+    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32, names)
+    graph = DraftGraph(head, OPS) if config.block is None else BlockGraph(head, OPS)
     return TorchSession(lambda tensors: graph(*graph.arguments(list(tensors.values()))), *shapes)
 
 
@@ -172,7 +162,7 @@ def torch_pair(
     speculation: SpeculationConfig,
     limits: EngineConfig,
     with_drafter: bool = True,
-    head: DecoderHead | None = None,
+    head: DecoderHead | OnePassHead | None = None,
     built: Limits = LIMITS,
 ) -> tuple[Engine, TorchSession, TorchSession | None]:
     """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none.
@@ -188,5 +178,8 @@ def torch_pair(
     head = random_head(loaded) if head is None else head
     config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
-    drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
+    if isinstance(head, OnePassHead):
+        drafter = BlockDrafter(draft, drafts, head, speculation)
+    else:
+        drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
     return engine_on(session, config, limits, drafter), session, draft

@@ -52,9 +52,9 @@ def exported_pair(
     return ExportedPair(model, head, export_directory(plan))
 
 
-def exported_demo(folder: Path) -> ExportedPair:
-    """The demo pair and its engine directory."""
-    model, head = DEMO_PAIR / "verifier", DEMO_PAIR / "drafter"
+def exported_demo(folder: Path, drafter: str = "drafter") -> ExportedPair:
+    """The demo pair, or its verifier with another drafter, and its engine directory."""
+    model, head = DEMO_PAIR / "verifier", DEMO_PAIR / drafter
     return ExportedPair(model, head, export_directory(BuildPlan(model, head, folder, torch.float32, LIMITS)))
 
 

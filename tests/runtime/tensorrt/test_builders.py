@@ -6,7 +6,10 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
+from wingbeat.runtime.heads.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
@@ -103,7 +106,13 @@ HEAD = {
     **{"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8},
     **{"target_hidden_size": 512, "vocab_size": 4096, "draft_vocab_size": 1024, "tap_layers": (1, 2, 3)},
 }
+BLOCK = {name: size for name, size in HEAD.items() if name != "tap_layers"} | {
+    **{"family": OnePassFamily.DFLASH2, "slots": Slots.FILL_IN, "block_size": 8, "mask_token_id": 5, "head_dim": 64},
+    **{"tap_layers": (1, 2, 3), "masks": (LayerMask(causal=True, window=128), LayerMask(causal=False))},
+    "lattice": LatticeConfig(num_taps=2, group_size=64, rank=8, top_k=8),
+}
 HEADS = {
+    "one-pass": lambda: OnePassHead(OnePassConfig(**BLOCK)),
     "three-layers": lambda: EagleHead(EagleHeadConfig(**HEAD, head_dim=64, num_layers=3, rotary_dim=32, qk_norm=True)),
     "latent": lambda: LatentEagleHead(
         LatentEagleConfig(**HEAD, head_dim=192, query_rank=256, kv_rank=256, rope_dim=64, value_dim=128)

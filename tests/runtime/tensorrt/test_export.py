@@ -16,6 +16,7 @@ from tests.runtime.models import (
     generate,
     greedy,
     greedy_params,
+    new_engine,
     prepare_model,
     random_head,
     random_model,
@@ -26,12 +27,16 @@ from tests.runtime.tensorrt.draft_parity import draft_differences, head_of
 from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, engine_on
 from tests.runtime.tensorrt.exported import demo_head, exported_demo, exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterOptions
+from wingbeat.runtime.drafters.one_pass import build_one_pass
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
-from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 from wingbeat.runtime.tensorrt.export import export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
+from wingbeat.runtime.tensorrt.open_drafter import open_drafter
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 onnx = pytest.importorskip("onnx")
@@ -197,6 +202,26 @@ def test_the_demo_pairs_text_is_that_of_generate_and_drafts_are_accepted(demo, b
     texts = Run(engine, expected.prompts, greedy_params(64)).finish()
     assert texts == [more[:64] for more in expected.continuations]
     assert engine.speculation.num_accepted_tokens > engine.speculation.num_drafts
+
+
+@pytest.mark.slow
+def test_the_demos_one_pass_head_drafts_by_onnx_runtime_what_it_drafts_by_torch(tmp_path):
+    expected, counts = reference("demo"), []
+    pair = exported_demo(tmp_path, "dflash2")
+    speculation = SpeculationConfig(draft_steps=5, draft_top_k=2, verify_tree_size=12)
+    target = TargetDescription.from_checkpoint(pair.model)
+    for by_engine in (True, False):
+        if by_engine:
+            engine = engine_by_onnx_runtime(pair, speculation, 4)
+        else:
+            drafter = build_one_pass(str(pair.head), target, speculation, DrafterOptions())
+            engine = new_engine(expected.loaded, engine_config(speculation, max_num_seqs=4), drafter)
+        texts = Run(engine, expected.prompts, greedy_params(64)).finish()
+        assert texts == [more[:64] for more in expected.continuations]
+        counts.append((engine.speculation.num_drafts, engine.speculation.num_accepted_tokens))
+        engine.model.remove_taps()
+    assert counts[0] == counts[1]
+    assert counts[0][1] > counts[0][0]
 
 
 @pytest.mark.slow
