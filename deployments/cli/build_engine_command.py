@@ -62,6 +62,11 @@ class BuildEngineConfig(ModelFolder):
     max_loras: int = Field(
         _LIMITS.max_loras, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any."
     )
+    max_image_tokens: int = Field(
+        _LIMITS.max_image_tokens,
+        ge=1,
+        description="Tokens of the largest image, of models whose images differ in size.",
+    )
     max_lora_rank: int = Field(_LIMITS.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 
     @model_validator(mode="after")
@@ -80,6 +85,7 @@ class BuildEngineConfig(ModelFolder):
             max_draft_tree_size=self.max_draft_tree,
             max_loras=self.max_loras,
             max_lora_rank=self.max_lora_rank,
+            max_image_tokens=self.max_image_tokens,
         )
 
     def plan(self) -> BuildPlan:

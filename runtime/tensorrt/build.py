@@ -17,6 +17,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.tensor_files import read_json
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
@@ -26,12 +27,15 @@ from wingbeat.runtime.tensorrt.engine_config import (
     EngineBlock,
     EngineLayer,
     EngineLinear,
+    EngineVisual,
     GraphConfig,
     Limits,
 )
-from wingbeat.runtime.tensorrt.export import export_base, export_draft, room_for_adapters
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles
+from wingbeat.runtime.tensorrt.graph_shapes import Profile, base_profiles, draft_profiles, visual_profiles
+from wingbeat.runtime.tensorrt.session import EngineStage
+from wingbeat.runtime.tensorrt.visual_graph import visual_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -57,7 +61,8 @@ class BuildPlan(NamedTuple):
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Steps that a build reports: loading, and each graph's export and build."""
-    num_graphs = 1 if plan.drafter is None else 2
+    takes_images = "vision_config" in read_json(plan.model / "config.json")
+    num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 
 
@@ -81,8 +86,12 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     adapters = room_for_adapters(loaded, plan.limits)
-    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters)
-    base = _base_config(plan, loaded, tap_layers, adapters)
+    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters, visual)
+    if visual is not None:
+        progress("exporting the vision encoder")
+        export_visual(loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
+    base = _base_config(plan, loaded, tap_layers, adapters, visual)
     if head is not None:
         progress("exporting the drafter")
         export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx")
@@ -108,11 +117,16 @@ def build_engines(
     parts: list[tuple[str, GraphConfig, Any]] = [(layout.BASE, directory.base, base_profiles)]
     if directory.draft is not None:
         parts.append((layout.DRAFT, directory.draft, draft_profiles))
-    for name, config, profiles in parts:
+
+    def build(name: str, profiles: dict[EngineStage, Profile]) -> None:
         progress(f"building {name}.engine by {builder}")
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
-        cache = folder / layout.TIMING_CACHE
-        builder.build(onnx_file, profiles(config.limits), engine_file, compute_capabilities, cache)
+        builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
+
+    if directory.base.is_vlm:
+        build(layout.VISUAL, visual_profiles(directory.base.limits))
+    for name, config, profiles in parts:
+        build(name, profiles(config.limits))
         layout.write_config(
             folder,
             config.model_copy(
@@ -120,7 +134,7 @@ def build_engines(
                     "builder": builder.name,
                     "compute_capabilities": compute_capabilities,
                     "tools": config.tools | {builder.name: builder.version},
-                    "files": _digests(folder, name, config.files),
+                    "files": _digests(folder, name),
                 }
             ),
         )
@@ -161,7 +175,11 @@ def _one_pass_head(plan: BuildPlan, target: TargetDescription) -> OnePassHead:
 
 
 def _base_config(
-    plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ...], adapters: GraphAdapters
+    plan: BuildPlan,
+    loaded: LoadedModel,
+    tap_layers: tuple[int, ...],
+    adapters: GraphAdapters,
+    visual: EngineVisual | None,
 ) -> BaseEngineConfig:
     config = loaded.model.config.get_text_config()
     rope = dict(getattr(config, "rope_parameters", None) or {})
@@ -178,6 +196,8 @@ def _base_config(
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tap_layers=tap_layers,
         has_draft_model=plan.drafter is not None,
+        is_vlm=visual is not None,
+        visual=visual,
         lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in adapters.linears.items()),
     )
 
@@ -215,19 +235,19 @@ def head_fields(head: DecoderHead | OnePassHead) -> dict[str, Any]:
 def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
     import onnx
 
-    extra = (layout.DRAFT_TO_TARGET,) if name == layout.DRAFT else ()
     return {
         "name": checkpoint.resolve().name,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "opset": plan.opset,
         "limits": plan.limits,
         "weights_fingerprint": checkpoint_fingerprint(checkpoint),
-        "files": _digests(plan.out, name, extra),
+        "files": _digests(plan.out, name),
         "tools": {"torch": torch.__version__, "transformers": transformers.__version__, "onnx": onnx.__version__},
     }
 
 
-def _digests(folder: Path, name: str, others: Any) -> dict[str, str]:
-    """Of a graph's files and of others that go with it."""
-    names = sorted({*layout.graph_files(folder, name), *others})
+def _digests(folder: Path, name: str) -> dict[str, str]:
+    """Of a graph's files and of those that go with it: the vision encoder's, or the map of draft ids."""
+    others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
+    names = sorted([*layout.graph_files(folder, name), *others])
     return {one: layout.file_digest(folder / one) for one in names}

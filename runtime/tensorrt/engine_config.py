@@ -43,6 +43,8 @@ class Limits(BaseModel):
     """LoRA adapters that the verifier's graph has room for."""
     max_lora_rank: int = Field(16, ge=1)
     """Of each."""
+    max_image_tokens: int = Field(1024, ge=1)
+    """Of an image, where images have grids of their own."""
 
     @property
     def capacity(self) -> int:
@@ -75,7 +77,6 @@ class GraphConfig(BaseModel):
     """What built the .engine file; None where there is the ONNX file alone."""
     compute_capabilities: tuple[str, ...] = ()
     """Of the GPUs that the .engine file is for."""
-    is_vlm: Literal[False] = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -110,6 +111,41 @@ class EngineLinear(BaseModel):
     outputs: int = Field(ge=1)
 
 
+class EngineInterpolation(BaseModel):
+    """How an encoder makes embeddings of positions of a grid of a table of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_grid_per_side: int = Field(ge=1)
+    mode: str
+    align_corners: bool
+
+
+class EngineVisual(BaseModel):
+    """The vision encoder, and what its images do to the verifier's graph."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pixels: tuple[int, ...]
+    """Of an image, or of a patch of one that has a grid of its own."""
+    num_axes: int = Field(0, ge=0, le=3)
+    """By which rows are rotated, 3 where images have rows and columns; 0 where there is but one."""
+    num_deep: int = Field(0, ge=0)
+    """Layers whose results get features added (DeepStack)."""
+    num_tokens: int = Field(0, ge=0)
+    """Of an image without a grid of its own."""
+    merge: int = Field(0, ge=0)
+    """Rows and columns of patches that a token is made of, where images have grids; else 0."""
+    window_size: int | None = None
+    patch_size: int = 0
+    interpolation: EngineInterpolation | None = None
+
+    @property
+    def num_taps(self) -> int:
+        """Embeddings that one of a grid is made of."""
+        return 16 if self.interpolation is not None and self.interpolation.mode == "bicubic" else 4
+
+
 class BaseEngineConfig(GraphConfig):
     """base_config.json: the verifier."""
 
@@ -122,6 +158,9 @@ class BaseEngineConfig(GraphConfig):
     """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
     has_draft_model: bool
     lora_linears: tuple[EngineLinear, ...] = ()
+    is_vlm: bool = False
+    visual: EngineVisual | None = None
+    """Where `is_vlm`."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -129,6 +168,8 @@ class BaseEngineConfig(GraphConfig):
             raise ValueError(f"layers has {len(self.layers)} entries: num_decoder_layers is {self.num_decoder_layers}")
         if not all(0 <= layer <= self.num_decoder_layers for layer in self.tap_layers):
             raise ValueError(f"tap_layers is {self.tap_layers}: there are {self.num_decoder_layers} layers")
+        if self.is_vlm != (self.visual is not None):
+            raise ValueError(f"is_vlm is {self.is_vlm}, and visual is {'' if self.visual else 'not '}there")
         return self
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import unpack_mask
+from wingbeat.runtime.media.rows import MediaRows
 from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
@@ -91,11 +92,12 @@ class EngineModel:
     def _run(self, batch: Rows, segment: Segment, selected: Tensor) -> BaseOutput:
         shape = (segment.num_reqs, segment.num_query)
         rows = slice(segment.start, segment.start + shape[0] * shape[1])
-        positions = batch.positions[0, rows].view(shape)
+        positions = segment.positions[:, -shape[1] :]
+        rotated = self._rotated(batch, rows, shape)
         masks = {window: self._mask(segment, window) for window in self.runner.config.windows}
         owners = batch.columns.get(KvRows)
         if owners is None:
-            numbers, positions = self._nobodys(positions)
+            numbers, rotated = self._nobodys(rotated)
         else:
             # The first row of a chunk or a tree is stored at its own position.
             numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
@@ -108,17 +110,40 @@ class EngineModel:
         ids = batch.token_ids[0, rows].view(shape)
         adapted = batch.columns.get(AdapterRows)
         adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0]
-        output = self.runner.run(BasePass(kv_rows, starts, ids, positions, selected, masks, adapters))
+        shown = self._shown(batch, rows, shape)
+        output = self.runner.run(BasePass(kv_rows, starts, ids, rotated, selected, masks, adapters, shown))
         if owners is not None:
             self.cache.linear.keep(*numbers, batch.slot_mapping[rows].view(shape))
         return output
+
+    def _rotated(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> Tensor:
+        """Of a segment's rows, by what they are rotated: int64 [num_reqs, num_query], or by three axes."""
+        visual, found = self.runner.config.visual, batch.positions[..., rows]
+        if visual is None or not visual.num_axes:
+            return found[0].view(shape)
+        # Of rows without images all axes are one.
+        axes = found.view(-1, *shape).transpose(0, 1)
+        return axes.expand(-1, visual.num_axes, -1).contiguous()
+
+    def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+        """What images are in a segment's rows; see `BasePass.shown`."""
+        media = batch.columns.get(MediaRows)
+        if media is None:
+            return ()
+        num_rows, size = batch.token_ids.shape[1], self.runner.config.hidden_size
+        is_shown = torch.zeros(num_rows, dtype=torch.bool, device=media.rows.device).index_fill_(0, media.rows, True)
+        spread = (
+            part.new_zeros(num_rows, size).index_copy_(0, media.rows, part)[rows].view(*shape, size)
+            for part in (media.embeddings, *media.deep)
+        )
+        return is_shown[rows].view(shape), *spread
 
     def remove_taps(self) -> None:
         """See `VerifierModel.remove_taps`; there are no hooks."""
 
     def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rows with their starts, and positions, of a pass of nobody's, which is measured: behind what is kept."""
-        num_reqs, num_query = positions.shape
+        num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
         rows = torch.arange(FIRST_ROW, FIRST_ROW + num_reqs, device=positions.device)
         starts = torch.full_like(rows, self.runner.kv.capacity - num_query)

@@ -23,17 +23,19 @@ from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
-from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import (
     BATCH,
     ROWS,
     SELECTED,
+    TOKENS,
     GraphShapes,
     base_shapes,
     block_mask_name,
     draft_shapes,
 )
+from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_shapes
 from wingbeat.runtime.verifier.layers.adapted import linears_of_all_rows
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -54,6 +56,7 @@ def export_base(
     ops: GraphOps,
     file: Path,
     adapters: GraphAdapters = GraphAdapters(),
+    visual: EngineVisual | None = None,
 ) -> None:
     """Write a verifier's graph, its weights in a file beside it, checked.
 
@@ -67,7 +70,7 @@ def export_base(
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
-        module = BaseGraph(loaded, tap_layers, ops, adapters)
+        module = BaseGraph(loaded, tap_layers, ops, adapters, visual)
         try:
             shapes = base_shapes(
                 loaded.layers,
@@ -77,6 +80,8 @@ def export_base(
                 capacity=limits.capacity,
                 dtype=loaded.dtype,
                 adapters=adapters,
+                visual=visual,
+                hidden_size=loaded.hidden_size,
             )
             _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
@@ -102,6 +107,18 @@ def room_for_adapters(loaded: LoadedModel, limits: Limits) -> GraphAdapters:
     return GraphAdapters(linears, limits.max_loras, limits.max_lora_rank)
 
 
+def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
+    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
+
+    Raises:
+        ExportError: torch or onnx refuse it.
+    """
+    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
+    with as_visual_graph(loaded, visual):
+        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
+        _export(module, tuple, shapes, limits, ops.opset, file)
+
+
 def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path) -> None:
     """Write a draft head's graph, its weights in a file beside it, checked.
 
@@ -122,7 +139,7 @@ def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, f
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
     """Inputs that a graph is traced with; sizes of 1 would be taken for constants."""
-    sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3}
+    sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3, TOKENS: 6}
     return [
         torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
     ]
@@ -135,6 +152,7 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
         ROWS: Dim(ROWS, min=1, max=most),
         SELECTED: Dim(SELECTED, min=1, max=most),
+        TOKENS: Dim(TOKENS, min=1, max=max(limits.max_image_tokens, 8)),
     }
     return [
         {index: dims[dim] for index, dim in enumerate(spec.shape) if dim in dims} for spec in shapes.inputs.values()

@@ -10,12 +10,14 @@ import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt.engine_adapters import IDS, GraphAdapters
-from wingbeat.runtime.tensorrt.engine_config import Limits
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineStage, TensorSpec
 
-BATCH, ROWS, SELECTED = "batch", "rows", "selected"
+BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 """Names of the free dimensions."""
 START, MASK = "kvcache_start_index", "attention_mask"
+SHOWN = "multimodal_rows"
+"""Rows that hold images."""
 _TYPICAL_BATCH = 8
 
 
@@ -46,21 +48,28 @@ def base_shapes(
     capacity: int,
     dtype: torch.dtype,
     adapters: GraphAdapters = GraphAdapters(),
+    visual: EngineVisual | None = None,
+    hidden_size: int = 0,
 ) -> GraphShapes:
     """The verifier's graph.
 
     Args:
         windows: distinct sliding windows of the layers, each with a mask of its own; 0 stands for none.
         taps_size: width of the output `hidden_states`; 0 leaves it out.
+        visual: of a model that takes images, whose embeddings are as wide as `hidden_size`.
     """
+    positions = (BATCH, visual.num_axes, ROWS) if visual is not None and visual.num_axes else (BATCH, ROWS)
     masks = {mask_name(window): _mask(capacity) for window in windows}
     inputs = {
         "input_ids": _rows(),
-        "attention_pos_id": _rows(),
+        "attention_pos_id": TensorSpec(torch.int64, positions),
         START: TensorSpec(torch.int64, (BATCH,)),
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
         **masks,
     }
+    if visual is not None:
+        inputs[SHOWN] = TensorSpec(torch.bool, (BATCH, ROWS))
+        inputs |= dict.fromkeys(shown_names(visual), TensorSpec(dtype, (BATCH, ROWS, hidden_size)))
     if adapters.linears:
         inputs[IDS] = TensorSpec(torch.int64, (BATCH,))
         inputs |= {name: TensorSpec(dtype, sizes) for name, sizes in adapters.shapes.items()}
@@ -104,6 +113,11 @@ def draft_shapes(
     return _with_caches(inputs, outputs, layers, capacity, dtype)
 
 
+def shown_names(visual: EngineVisual) -> list[str]:
+    """Names of the embeddings of images, and of what is added to the results of the first layers."""
+    return ["multimodal_embeddings", *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
+
+
 def mask_name(window: int) -> str:
     """Name of the mask of layers with a sliding window; 0 stands for none."""
     return f"{MASK}_{window}" if window else MASK
@@ -140,6 +154,12 @@ def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
         EngineStage.ACCEPT: (_up_to(path), _just(1)),
     }
     return _profiles(DRAFT_STAGES, rows, limits)
+
+
+def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the vision encoder's stage."""
+    [stage] = VISUAL_STAGES
+    return {stage: {TOKENS: _up_to(limits.max_image_tokens)}}
 
 
 def input_shapes(

@@ -14,7 +14,8 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine
+from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine, media_part
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph
@@ -32,6 +33,7 @@ from wingbeat.runtime.tensorrt.export import room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
+from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_of, visual_shapes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 LIMITS = Limits(
@@ -98,6 +100,7 @@ class TorchSession:
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
     linears = room_for_adapters(loaded, limits).linears
+    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),
@@ -109,6 +112,8 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         eos_token_ids=(),
         tap_layers=tap_layers,
         has_draft_model=bool(tap_layers),
+        is_vlm=visual is not None,
+        visual=visual,
         lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in linears.items()),
     )
 
@@ -121,15 +126,27 @@ def draft_config(head: DecoderHead | OnePassHead) -> DraftEngineConfig:
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
     sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
-    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.adapters)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.adapters, config.visual, loaded.hidden_size)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_graph(loaded, OPS):
-            graph = BaseGraph(loaded, config.tap_layers, OPS, config.adapters)
+            graph = BaseGraph(loaded, config.tap_layers, OPS, config.adapters, config.visual)
             try:
                 return graph(*graph.arguments(list(tensors.values())))
             finally:
                 graph.release()
+
+    return TorchSession(run, *shapes)
+
+
+def visual_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
+    """The graph of the vision encoder, run by torch."""
+    shapes = visual_shapes(config.visual, loaded.hidden_size, torch.float32)
+    graph = VisualGraph(loaded, config.visual, list(shapes.inputs))
+
+    def run(tensors: dict[str, Tensor]) -> list[Tensor]:
+        with as_visual_graph(loaded, config.visual):
+            return graph(*tensors.values())
 
     return TorchSession(run, *shapes)
 
@@ -144,11 +161,21 @@ def draft_session(head: DecoderHead | OnePassHead, config: DraftEngineConfig) ->
 
 
 def engine_on(
-    session: EngineSession, config: BaseEngineConfig, limits: EngineConfig, drafter: Drafter | None, graph_device=None
+    session: EngineSession,
+    config: BaseEngineConfig,
+    limits: EngineConfig,
+    drafter: Drafter | None,
+    graph_device=None,
+    media: MediaPart | None = None,
 ) -> Engine:
-    """An engine whose verifier a session runs, over its drafter in this thread."""
+    """An engine whose verifier a session runs, over its drafter in this thread.
+
+    Args:
+        media: of a model that takes images.
+    """
     directory = FakeDirectory(config, None)
     loaded, adapters = load_engine(config, limits, torch.device("cpu"))
+    loaded.serve_images(media)
     backend = TensorRTBackend(directory, session, graph_device, adapters)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
@@ -174,7 +201,7 @@ def torch_pair(
     if not with_drafter:
         config = base_config(loaded, (), built)
         session = base_session(loaded, config)
-        return engine_on(session, config, limits, None), session, None
+        return engine_on(session, config, limits, None, media=media_of(loaded, config)), session, None
     head = random_head(loaded) if head is None else head
     config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
@@ -182,4 +209,11 @@ def torch_pair(
         drafter = BlockDrafter(draft, drafts, head, speculation)
     else:
         drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
-    return engine_on(session, config, limits, drafter), session, draft
+    return engine_on(session, config, limits, drafter, media=media_of(loaded, config)), session, draft
+
+
+def media_of(loaded: LoadedModel, config: BaseEngineConfig) -> MediaPart | None:
+    """Images by the graph of the vision encoder, run by torch; None for a model of text."""
+    if config.visual is None:
+        return None
+    return media_part(visual_session(loaded, config), config, loaded.model.config)
