@@ -65,7 +65,7 @@ class BuildEngineConfig(ModelFolder):
     max_image_tokens: int = Field(
         _LIMITS.max_image_tokens,
         ge=1,
-        description="Tokens of the largest image, of models whose images differ in size.",
+        description="Tokens of the largest image, where a model takes several sizes.",
     )
     max_lora_rank: int = Field(_LIMITS.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 

@@ -74,7 +74,7 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """BASE, DRAFT or VISUAL: its engine on a GPU, by the library that built it; its ONNX file on a CPU, by ONNX Runtime.
+        """BASE, DRAFT or VISUAL: its engine on a GPU, by the library that built it; on a CPU its ONNX file.
 
         Raises:
             EngineDirectoryError: the file is not there.

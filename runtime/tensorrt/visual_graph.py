@@ -132,7 +132,7 @@ _WHOLE = _Whole()
 def segmented_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention of [1, heads, patches, dim] within segments: `cu_seq_lens_q` has each patch's number, or is `_WHOLE`."""
+    """Attention of [1, heads, patches, dim] within segments: `cu_seq_lens_q` has each patch's, or is `_WHOLE`."""
     segments, scaling = kwargs["cu_seq_lens_q"], kwargs["scaling"]
     scores = (query * scaling) @ key.transpose(-1, -2)
     if segments is not _WHOLE:
