@@ -109,7 +109,7 @@ class EngineModel:
                 self.cache.linear.fill(numbers[0], segment.block_tables, starts[0])
         ids = batch.token_ids[0, rows].view(shape)
         adapted = batch.columns.get(AdapterRows)
-        adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0]
+        adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()
         shown = self._shown(batch, rows, shape)
         output = self.runner.run(BasePass(kv_rows, starts, ids, rotated, selected, masks, adapters, shown))
         if owners is not None:

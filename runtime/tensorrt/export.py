@@ -207,7 +207,8 @@ def _name_weights(graph: Any) -> None:
         weight = node.inputs[1] if node.op_type == "MatMul" and scopes else None
         if weight is not None and weight.is_initializer() and weight.name.startswith(_FOLDED):
             modules = [scope for scope in ast.literal_eval(scopes) if scope.startswith(_MODULE_PREFIXES)]
-            names[weight.name] = f"{modules[-1]}.weight"
+            if modules:  # else it is a part of a matrix, which has no name of its own
+                names[weight.name] = f"{modules[-1]}.weight"
     for value in list(graph.initializers.values()):
         name = names.get(value.name, value.name)
         prefix = next((one for one in _MODULE_PREFIXES if name.startswith(one)), "")
