@@ -108,7 +108,7 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
     """
     if settings.engine_dir is not None and settings.drafter.has_weights:
-        from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
+        from wingbeat.runtime.tensorrt.open_drafter import open_drafter
 
         source, speculation = settings.drafter.source, settings.engine.speculation
         drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))

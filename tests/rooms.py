@@ -136,9 +136,10 @@ runtime.static_tree:
 runtime.tensor_files:
 runtime.tensor_parallel: runtime.config runtime.kv runtime.refusals runtime.round runtime.verifier
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
-runtime.tensorrt: kernels.attention kernels.kv kernels.tree runtime.checks runtime.config runtime.drafters
-    runtime.graphs runtime.heads runtime.kv runtime.protocol runtime.refusals runtime.round runtime.tensor_files
-    runtime.tokenizer runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtime.checks runtime.config
+    runtime.drafters runtime.graphs runtime.heads runtime.kv runtime.lora runtime.protocol runtime.refusals
+    runtime.round runtime.tensor_files runtime.tokenizer runtime.verifier runtime.verifier.layers
+    runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
 runtime.tokenizer: runtime.own_template runtime.token_length

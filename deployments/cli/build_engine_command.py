@@ -59,6 +59,15 @@ class BuildEngineConfig(ModelFolder):
     max_draft_tree: int = Field(
         _LIMITS.max_draft_tree_size, ge=1, description="Most tree nodes that a draft grows from: (steps - 1) * top_k."
     )
+    max_loras: int = Field(
+        _LIMITS.max_loras, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any."
+    )
+    max_image_tokens: int = Field(
+        _LIMITS.max_image_tokens,
+        ge=1,
+        description="Tokens of the largest image, where a model takes several sizes.",
+    )
+    max_lora_rank: int = Field(_LIMITS.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 
     @model_validator(mode="after")
     def _check_engines(self) -> "BuildEngineConfig":
@@ -74,6 +83,9 @@ class BuildEngineConfig(ModelFolder):
             max_kv_cache_capacity=self.max_kv,
             max_verify_tree_size=self.max_verify_tree,
             max_draft_tree_size=self.max_draft_tree,
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            max_image_tokens=self.max_image_tokens,
         )
 
     def plan(self) -> BuildPlan:

@@ -26,7 +26,7 @@ from wingbeat.runtime.drafters.paged_layers import PagedLayer
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import Attend, HeadConvention
+from wingbeat.runtime.heads.contract import Attend, Continuations, HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.one_pass.config import LayerMask
@@ -34,7 +34,7 @@ from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.kernel_block import KernelBlock
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.heads.one_pass.walks import ChooseCandidates
+from wingbeat.runtime.heads.one_pass.walks import ChooseCandidates, Walk
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -78,11 +78,7 @@ class OnePassDrafter(KernelDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
-        self._columns: Tensor | None = None
-        """int64 [vocab_size]: the draft id of each target id, of a head that has a few candidates for a slot."""
-        if config.lattice is not None:
-            ids = head.draft_token_ids
-            self._columns = ids.new_zeros(config.vocab_size).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
+        self._choose_for = CandidateChooser(growth, head)
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
@@ -131,20 +127,36 @@ class OnePassDrafter(KernelDrafter):
             for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
         ]
         states = head.run_block(roots.token_ids, head.rotary(roots.rotated(positions, by_request=True)), attends)
-        walk = head.walk(states, self._choose_for(roots))
+        return grow_along(self.growth, roots, head.walk(states, self._choose_for(roots)), rules)
 
-        def expand(level: Level):
-            return walk.step(level.depth, level.token_ids, level.parents)
 
-        none = torch.zeros_like(roots.token_ids)[:, None]
-        return self.growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
+def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
+    """A tree per root of what a walk over its block says."""
 
-    def _choose_for(self, roots: Roots) -> ChooseCandidates | None:
-        """Each slot's candidates under the requests' rules, by the noise that the target will choose with; None where
-        nobody has rules or samples.
+    def expand(level: Level) -> Continuations:
+        return walk.step(level.depth, level.token_ids, level.parents)
 
-        The token that noise makes the target choose is seldom among the few likeliest ones.
-        """
+    none = torch.zeros_like(roots.token_ids)[:, None]
+    return growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
+
+
+class CandidateChooser:
+    """Each slot's candidates under the requests' rules, by the noise that the target will choose with.
+
+    The token that noise makes the target choose is seldom among the few likeliest ones.
+    """
+
+    def __init__(self, growth: Growth, head: OnePassHead) -> None:
+        self.growth, self._ids = growth, head.draft_token_ids
+        self._columns: Tensor | None = None
+        """int64 [vocab_size]: the draft id of each target id, of a head that has a few candidates for a slot."""
+        if head.config.lattice is not None:
+            ids = self._ids
+            columns = torch.arange(len(ids), device=ids.device)
+            self._columns = ids.new_zeros(head.config.vocab_size).scatter_(0, ids, columns)
+
+    def __call__(self, roots: Roots) -> ChooseCandidates | None:
+        """What chooses for these roots; None where nobody has rules or samples."""
         sampled = couplings_of(roots)[0] is not None
         if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
@@ -155,7 +167,7 @@ class OnePassDrafter(KernelDrafter):
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
             logits = logits[:, :num_levels]
             rows = self.growth.ruled(roots, logits).flatten(0, 1)[:, None]
-            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self.head.draft_token_ids, top_k, coupling))
+            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self._ids, top_k, coupling))
             scores = (
                 logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
             )

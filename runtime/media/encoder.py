@@ -1,5 +1,6 @@
-"""The vision or audio part of a loaded model: media to embeddings, once each as long as they are remembered."""
+"""The vision or audio part of a model: media to embeddings, once each as long as they are remembered."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from wingbeat.runtime.scheduling.media import MediaInput
 MOST_AT_ONCE = 8
 """Images or sounds of one pass."""
 _ATTENTION = "sdpa"
+CACHE_BYTES = 2**28
+"""Of features that are remembered."""
 
 
 class MediaFeatures(NamedTuple):
@@ -43,23 +46,28 @@ class EncoderFigures:
     """That are remembered now."""
 
 
-class MediaEncoder:
-    """A model's own encoder behind a bounded memory of the media that it was last asked for.
+class MediaEncoder(ABC):
+    """An encoder behind a bounded memory of the media that it was last asked for.
 
     Args:
-        model: in its final form; its language part may attend by another function.
         max_bytes: of the features that are remembered beyond a call.
     """
 
-    def __init__(self, model: PreTrainedModel, family: MediaFamily, max_bytes: int) -> None:
+    def __init__(self, family: MediaFamily, device: torch.device, max_bytes: int = CACHE_BYTES) -> None:
         self.family = family
         self.max_bytes = max_bytes
         self.figures = EncoderFigures()
-        self.device_clock = DeviceClock(next(model.parameters()).device)
+        self.device_clock = DeviceClock(device)
         """Of the stage `encoder`, which lies within the verifier's `prefill` or `verify`."""
-        self._model = model
-        self._towers = _towers(model)
         self._known: OrderedDict[bytes, MediaFeatures] = OrderedDict()
+
+    def check(self, medium: MediaInput) -> None:
+        """Raises ValueError, one line that begins with the kind, for a medium that it cannot take."""
+        return
+
+    @abstractmethod
+    def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
+        """Of media whose arrays can lie side by side."""
 
     def features(self, media: Iterable[MediaInput], counted: bool = True) -> dict[bytes, MediaFeatures]:
         """By digest.
@@ -103,9 +111,22 @@ class MediaEncoder:
             _, oldest = self._known.popitem(last=False)
             self.figures.num_bytes -= oldest.num_bytes
 
+
+class ModelEncoder(MediaEncoder):
+    """A model's own encoder.
+
+    Args:
+        model: in its final form; its language part may attend by another function.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: MediaFamily) -> None:
+        super().__init__(family, next(model.parameters()).device)
+        self._model = model
+        self.towers = _towers(model)
+
     @torch.inference_mode()
     def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
-        for tower in self._towers:
+        for tower in self.towers:
             if tower.config._attn_implementation != _ATTENTION:  # it is set with the language model's
                 tower.set_attn_implementation(_ATTENTION)
         embedding = self._model.get_input_embeddings().weight

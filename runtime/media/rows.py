@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from wingbeat.runtime.media.encoder import MediaEncoder
-from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.positions import rotations
 from wingbeat.runtime.media.telling import tell
 from wingbeat.runtime.protocol.chunk_media import PlacedMedia
@@ -21,8 +20,6 @@ from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request
-
-_CACHE_BYTES = 2**28
 
 
 class MediaRows(NamedTuple):
@@ -37,12 +34,16 @@ class MediaRows(NamedTuple):
 
 
 class MediaPart:
-    """What a model that takes media of one kind adds to a batch."""
+    """What a model that takes media of one kind adds to a batch.
 
-    def __init__(self, model: PreTrainedModel, family: MediaFamily) -> None:
-        self.family = family
-        self.encoder = MediaEncoder(model, family, _CACHE_BYTES)
-        self._config = model.config
+    Args:
+        config: of the whole model.
+    """
+
+    def __init__(self, config: PreTrainedConfig, encoder: MediaEncoder) -> None:
+        self.family = encoder.family
+        self.encoder = encoder
+        self._config = config
 
     @property
     def sees_whole_images(self) -> bool:
@@ -70,6 +71,7 @@ class MediaPart:
                 raise ValueError(f"{one.kind} of {', '.join(one.arrays)}: {kind} of {', '.join(inputs)} is needed")
             if one.length != self.family.num_tokens(self._config, one.arrays):
                 raise ValueError(f"{kind}: {one.length} tokens are not those of its arrays")
+            self.encoder.check(one)
             if one.start < end or one.end >= len(request.prompt_token_ids):
                 raise ValueError(f"{kind} overlaps another one, or is not followed by text")
             if self.sees_whole_images and one.length > most_at_once:

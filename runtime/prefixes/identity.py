@@ -25,7 +25,7 @@ def identity_of(folder: Path, loaded: LoadedModel, block_size: int, kv_cache_dty
     """
     rounded = "" if kv_cache_dtype == "auto" else f" with {kv_cache_dtype} KV"
     return {
-        "weights": weights_digest(folder),
+        "weights": " ".join([weights_digest(folder), *loaded.computed_by.split()]),
         "dtype": str(loaded.dtype).removeprefix("torch.")
         + rounded
         + (" deterministic" if loaded.deterministic else ""),

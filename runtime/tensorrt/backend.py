@@ -6,16 +6,24 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers import AutoConfig, PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.kv.pool import block_bytes
+from wingbeat.runtime.media.families import family_of
+from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.scheduling.media import IMAGE, SERVED
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
+from wingbeat.runtime.tensorrt.engine_adapters import EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
-from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
-from wingbeat.runtime.tensorrt.engine_model import EngineModel
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.engine_directory import BASE, VISUAL, EngineDirectory
+from wingbeat.runtime.tensorrt.engine_model import EngineModel, LinearRows
+from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages, RowCache
 from wingbeat.runtime.tensorrt.session import EngineSession
+from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
+from wingbeat.runtime.tensorrt.visual_encoder import VisualEncoder
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -55,6 +63,20 @@ class LoadedEngine(LoadedModel):
     def description(self) -> str:
         return self.config.model_dump_json()
 
+    def serve_images(self, media: MediaPart | None) -> None:
+        """Take images; None takes none."""
+        self.media, self.takes = media, {} if media is None else {IMAGE: SERVED}
+
+    @property
+    def computed_by(self) -> str:
+        """See `LoadedModel.computed_by`: the files that compute it."""
+        return " ".join(["engine", *self.config.files.values()])
+
+    @property
+    def own_features(self) -> tuple[LinearRows, ...]:
+        """See `LoadedModel.own_features`."""
+        return (LinearRows(),)
+
 
 class TensorRTBackend(Backend):
     """Runs a verifier's engine.
@@ -62,27 +84,42 @@ class TensorRTBackend(Backend):
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding.
+        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
     """
 
     on_host = False
 
     def __init__(
-        self, directory: EngineDirectory, session: EngineSession, graph_device: GraphDevice | None = None
+        self,
+        directory: EngineDirectory,
+        session: EngineSession,
+        graph_device: GraphDevice | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.directory = directory
         self.session = session
         self.graph_device = graph_device
+        self.adapters = adapters
 
     def parts(
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
-    ) -> tuple[EngineModel, LinearKV]:
+    ) -> tuple[EngineModel, RowCache]:
         """See `Backend.parts`."""
-        kv = LinearKV(loaded.layers, config.num_kv_blocks, config.block_size, loaded.dtype, loaded.device)
-        runner = BaseRunner(self.session, self.directory.base, kv, self.graph_device)
-        model = EngineModel(runner, tap_layers, kv_layers, self.directory.folder)
+        base, blocks = self.directory.base, Pages(config.num_kv_blocks, config.block_size)
+        kv = LinearKV(
+            loaded.layers,
+            config.max_num_seqs + FIRST_ROW,
+            base.limits.capacity,
+            loaded.dtype,
+            loaded.device,
+            blocks if config.enable_prefix_caching else NO_PAGES,
+        )
+        cache = RowCache(kv, blocks, block_bytes(loaded.layers, config.block_size, loaded.dtype))
+        runner = BaseRunner(self.session, base, kv, self.graph_device, self.adapters)
+        model = EngineModel(runner, cache, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
             runner.capture(config.speculation.num_nodes if model.taps_size else None)
-        return model, kv
+        return model, cache
 
 
 class OpenedEngine(NamedTuple):
@@ -91,6 +128,26 @@ class OpenedEngine(NamedTuple):
     loaded: LoadedEngine
     limits: EngineConfig
     backend: TensorRTBackend
+
+
+def _media_of(directory: EngineDirectory, device: torch.device) -> MediaPart | None:
+    """What an engine directory's model adds to a batch that has images; None where it takes none."""
+    base = directory.base
+    if base.visual is None:
+        return None
+    config = AutoConfig.from_pretrained(directory.folder)
+    return media_part(directory.open_session(VISUAL, device), base, config)
+
+
+def media_part(session: EngineSession, base: BaseEngineConfig, config: PreTrainedConfig) -> MediaPart:
+    """Images by the vision encoder's engine.
+
+    Args:
+        session: of `visual`.
+        config: of the whole model.
+    """
+    sizes = (base.hidden_size, base.torch_dtype, base.limits.max_image_tokens)
+    return MediaPart(config, VisualEncoder(session, base.visual, family_of(config, IMAGE), *sizes))
 
 
 def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.device) -> OpenedEngine:
@@ -110,12 +167,28 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     directory.check_model(model)
     limits = engine_limits(limits, directory.base)
     session = directory.open_session(BASE, device)
-    backend = TensorRTBackend(directory, session, CudaGraphDevice(device) if device.type == "cuda" else None)
-    return OpenedEngine(LoadedEngine.of(directory.base, device), limits, backend)
+    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
+    loaded, adapters = load_engine(directory.base, limits, device)
+    loaded.serve_images(_media_of(directory, device))
+    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, adapters))
+
+
+def load_engine(
+    config: BaseEngineConfig, limits: EngineConfig, device: torch.device
+) -> tuple[LoadedEngine, EngineAdapters | None]:
+    """What a directory says of its verifier, and what its graph's inputs for adapters are bound to."""
+    loaded, adapters = LoadedEngine.of(config, device), None
+    if config.lora_linears:
+        ranks = limits.max_loras, limits.max_lora_rank
+        adapters = EngineAdapters(config.adapters, *ranks, loaded.dtype, device)
+        loaded.adapters = adapters if limits.max_loras else None
+    return loaded, adapters
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Limits of an engine on linear KV: one block a sequence, as long as the engine's rows, and none shared.
+    """Limits of an engine on linear KV, with pages beside it for prefixes that are cached.
+
+    Without them there is one block a sequence, as long as the engine's rows.
 
     Raises:
         ValueError: a limit is above the engine's, or a setting is not to be had; names both.
@@ -127,16 +200,22 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     for name, value, field, most in (
         ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
         ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
+        ("max_loras", config.max_loras, "max_loras", limits.max_loras),
+        ("max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank),
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
     refuse(config.asked() | {Feature.TENSORRT: "engine_dir is given"})
+    size, num_blocks = config.block_size, config.num_kv_blocks
+    if not config.enable_prefix_caching:
+        size, num_blocks = limits.capacity, config.max_num_seqs + 1
+    elif num_blocks is None:
+        num_blocks = config.max_num_seqs * config.max_blocks_per_seq + 1
     return replace(
         config,
         max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),
-        block_size=limits.capacity,
-        num_kv_blocks=config.max_num_seqs + 1,
+        block_size=size,
+        num_kv_blocks=num_blocks,
         lower_max_model_len=False,
-        enable_prefix_caching=False,
         cuda_graphs=False,
     )

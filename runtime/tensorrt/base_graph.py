@@ -3,15 +3,19 @@
 Every stage is the same graph at another shape. Row j of a sequence is stored at its start + j; masks say what it sees.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from wingbeat.runtime.tensorrt.engine_adapters import AdaptedPass, GraphAdapters
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.graph_shapes import shown_names
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -21,6 +25,8 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 GRAPH_ATTENTION_NAME = "wingbeat_graph"
 _KEYWORD = "wingbeat_graph_pass"
+NUM_PLAIN_INPUTS = 4
+"""Before the masks."""
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -41,12 +47,21 @@ class BaseGraph(nn.Module):
 
     Args:
         tap_layers: as for `LayerTaps`; empty leaves the output `hidden_states` out.
+        adapters: room for them.
+        visual: of a model that takes images.
 
     Raises:
         UnsupportedModelError: the model has what this backend does not do; one line that names it.
     """
 
-    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...], ops: GraphOps) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tap_layers: tuple[int, ...],
+        ops: GraphOps,
+        adapters: GraphAdapters = GraphAdapters(),
+        visual: EngineVisual | None = None,
+    ) -> None:
         super().__init__()
         check_exportable(loaded)
         self.model = loaded.model
@@ -55,6 +70,13 @@ class BaseGraph(nn.Module):
         self.num_layers = len(loaded.layers)
         self._taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self._rows: list[Tensor] = []
+        self._adapted = AdaptedPass(loaded.model, adapters) if adapters.linears else None
+        self._num_adapted = 1 + len(adapters.shapes) if adapters.linears else 0
+        self.visual = visual
+        self._num_shown = 0 if visual is None else 1 + len(shown_names(visual))
+        self._deep: list[Tensor] = []
+        deep = loaded.decoder_layers[: 0 if visual is None else visual.num_deep]
+        self._deep_hooks = [layer.register_forward_hook(self._adding(index)) for index, layer in enumerate(deep)]
         head = loaded.model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._choose_rows)
 
@@ -65,16 +87,20 @@ class BaseGraph(nn.Module):
         kvcache_start_index: Tensor,
         last_token_ids: Tensor,
         attention_masks: list[Tensor],
+        shown: list[Tensor],
+        adapters: list[Tensor],
         caches: list[Tensor],
     ) -> list[Tensor]:
         """One pass.
 
         Args:
             input_ids: int64 [batch, rows].
-            attention_pos_id: int64 [batch, rows], logical positions.
+            attention_pos_id: int64 [batch, rows], logical positions, or [batch, 3, rows] by which rows are rotated.
             kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
             last_token_ids: int64 [batch, selected], rows whose logits are wanted.
             attention_masks: one for each of `windows`.
+            shown: rows that hold images, bool [batch, rows], and what `shown_names` names; none without images.
+            adapters: as `AdaptedPass.enter` takes them; none where there is no room for any.
             caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
@@ -82,23 +108,39 @@ class BaseGraph(nn.Module):
         """
         self._taps.clear()
         self._rows[:] = [last_token_ids]
+        if self._adapted is not None:
+            self._adapted.enter(adapters)
         pairs = list(zip(caches[::2], caches[1::2], strict=True))
         masks = dict(zip(self.windows, attention_masks, strict=True))
         now = _GraphPass(self.ops, kvcache_start_index, masks, pairs, {})
-        output = self.model(input_ids=input_ids, position_ids=attention_pos_id, use_cache=False, **{_KEYWORD: now})
+        given: dict[str, Tensor] = {"input_ids": input_ids}
+        if self.visual is not None:
+            rows, embeddings, *self._deep[:] = shown
+            own = self.model.get_input_embeddings()(input_ids)
+            given = {"inputs_embeds": torch.where(rows[..., None], embeddings, own)}
+            attention_pos_id = attention_pos_id.transpose(0, 1) if self.visual.num_axes else attention_pos_id
+        output = self.model(**given, position_ids=attention_pos_id, use_cache=False, **{_KEYWORD: now})
         taps = self._taps.take()
         written = [part for layer in range(self.num_layers) for part in now.written[layer]]
         return [output.logits, *([torch.cat(taps, dim=-1)] if taps else []), *written]
 
     def arguments(self, inputs: list) -> tuple:
         """What `forward` takes, of one thing for each of the graph's inputs in their order."""
-        num_masks = len(self.windows)
-        return *inputs[:4], inputs[4 : 4 + num_masks], inputs[4 + num_masks :]
+        counts = (len(self.windows), self._num_shown, self._num_adapted)
+        ends = list(accumulate(counts, initial=NUM_PLAIN_INPUTS))
+        lists = (inputs[begin:end] for begin, end in pairwise(ends))
+        return *inputs[:NUM_PLAIN_INPUTS], *lists, inputs[ends[-1] :]
 
     def release(self) -> None:
         """Take the hooks off the model."""
         self._taps.remove()
-        self._hook.remove()
+        for hook in (self._hook, *self._deep_hooks):
+            hook.remove()
+        if self._adapted is not None:
+            self._adapted.remove()
+
+    def _adding(self, index: int) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+        return lambda module, args, hidden: hidden + self._deep[index]
 
     def _choose_rows(self, module: nn.Module, args: tuple) -> tuple:
         hidden = args[0]

@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.tensorrt.engine_adapters import IDS, EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
-from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, mask_name
+from wingbeat.runtime.tensorrt.graph_shapes import SHOWN, base_shapes, mask_name, shown_names
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
 from wingbeat.runtime.tensorrt.stage_runner import StageRunner
@@ -22,11 +24,16 @@ class BasePass(NamedTuple):
     token_ids: Tensor
     """int64 [num_seqs, num_rows]"""
     positions: Tensor
-    """int64 [num_seqs, num_rows], logical."""
+    """int64 [num_seqs, num_rows], logical, or [num_seqs, 3, num_rows] by which rows are rotated."""
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
     masks: dict[int, Tensor]
     """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
+    adapters: Tensor | None = None
+    """int64 [num_seqs]: place of each sequence's adapter, 0 is none; None where nobody has one."""
+    shown: tuple[Tensor, ...] = ()
+    """Rows that hold images, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] of each of `shown_names`;
+    none where no row does."""
 
 
 class BaseOutput(NamedTuple):
@@ -44,6 +51,7 @@ class BaseRunner:
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding; None runs them eagerly.
+        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
     """
 
     def __init__(
@@ -52,6 +60,7 @@ class BaseRunner:
         config: BaseEngineConfig,
         kv: LinearKV,
         graph_device: GraphDevice | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -60,10 +69,16 @@ class BaseRunner:
             config.windows,
             config.vocab_size,
             config.hidden_states_size,
-            kv.block_size,
+            kv.capacity,
             config.torch_dtype,
+            config.adapters,
+            config.visual,
+            config.hidden_size,
         )
-        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
+        self._shown_names = [] if config.visual is None else [SHOWN, *shown_names(config.visual)]
+        self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=session.device)
+        fixed = {} if adapters is None else adapters.tensors
+        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
         """Capture plain decoding and verification of trees of so many nodes; False if a stage has to run eagerly.
@@ -107,5 +122,18 @@ class BaseRunner:
             "last_token_ids": batch.selected,
             **{name: mask[:, None] for name, mask in masks.items()},
         }
+        if self.config.lora_linears:
+            nobodys = batch.token_ids.new_zeros(len(batch.kv_rows))
+            inputs[IDS] = nobodys if batch.adapters is None else batch.adapters
+        if self.config.visual is not None:
+            inputs |= dict(zip(self._shown_names, batch.shown or self._nothing_shown(batch.token_ids), strict=True))
         outputs = self.stages.run(self.stage_of(batch.token_ids.shape[1]), batch.kv_rows, batch.starts, inputs)
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
+
+    def _nothing_shown(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        """Of a pass of text: zeros that nobody writes."""
+        size, most = self.config.hidden_size, token_ids.numel() * self.config.hidden_size
+        if most > self._zeros.numel():
+            self._zeros = self._zeros.new_zeros(most)
+        nothing = self._zeros[:most].view(*token_ids.shape, size)
+        return torch.zeros_like(token_ids, dtype=torch.bool), *[nothing] * (len(self._shown_names) - 1)

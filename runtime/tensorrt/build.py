@@ -10,22 +10,32 @@ import transformers
 
 from wingbeat.runtime.checks.readings import choose_convention
 from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.tensor_files import read_json
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
+    EngineBlock,
     EngineLayer,
+    EngineLinear,
+    EngineVisual,
     GraphConfig,
     Limits,
 )
-from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles
+from wingbeat.runtime.tensorrt.graph_shapes import Profile, base_profiles, draft_profiles, visual_profiles
+from wingbeat.runtime.tensorrt.session import EngineStage
+from wingbeat.runtime.tensorrt.visual_graph import visual_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -41,7 +51,7 @@ class BuildPlan(NamedTuple):
 
     model: Path
     drafter: Path | None
-    """An EAGLE head's folder; None builds no draft engine."""
+    """Folder of an EAGLE or a one-pass head; None builds no draft engine."""
     out: Path
     dtype: torch.dtype
     limits: Limits
@@ -51,7 +61,8 @@ class BuildPlan(NamedTuple):
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Steps that a build reports: loading, and each graph's export and build."""
-    num_graphs = 1 if plan.drafter is None else 2
+    takes_images = "vision_config" in read_json(plan.model / "config.json")
+    num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 
 
@@ -62,8 +73,8 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
         ValueError: a checkpoint, or what it asks of the graphs, cannot be used.
         ExportError: torch or onnx refuse a graph.
     """
-    if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) != "eagle":
-        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE heads")
+    if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) not in ("eagle", "one_pass"):
+        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE and one-pass heads")
     if (plan.out / "config.json").is_file() and not (plan.out / layout.BASE_CONFIG).is_file():
         raise ValueError(f"out is {plan.out}, where a checkpoint lies: give the engines a folder of their own")
     plan.out.mkdir(parents=True, exist_ok=True)
@@ -74,8 +85,13 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
-    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx")
-    base = _base_config(plan, loaded, tap_layers)
+    adapters = room_for_adapters(loaded, plan.limits)
+    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters, visual)
+    if visual is not None:
+        progress("exporting the vision encoder")
+        export_visual(loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
+    base = _base_config(plan, loaded, tap_layers, adapters, visual)
     if head is not None:
         progress("exporting the drafter")
         export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx")
@@ -101,11 +117,16 @@ def build_engines(
     parts: list[tuple[str, GraphConfig, Any]] = [(layout.BASE, directory.base, base_profiles)]
     if directory.draft is not None:
         parts.append((layout.DRAFT, directory.draft, draft_profiles))
-    for name, config, profiles in parts:
+
+    def build(name: str, profiles: dict[EngineStage, Profile]) -> None:
         progress(f"building {name}.engine by {builder}")
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
-        cache = folder / layout.TIMING_CACHE
-        builder.build(onnx_file, profiles(config.limits), engine_file, compute_capabilities, cache)
+        builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
+
+    if directory.base.is_vlm:
+        build(layout.VISUAL, visual_profiles(directory.base.limits))
+    for name, config, profiles in parts:
+        build(name, profiles(config.limits))
         layout.write_config(
             folder,
             config.model_copy(
@@ -113,35 +134,53 @@ def build_engines(
                     "builder": builder.name,
                     "compute_capabilities": compute_capabilities,
                     "tools": config.tools | {builder.name: builder.version},
-                    "files": _digests(folder, name, config.files),
+                    "files": _digests(folder, name),
                 }
             ),
         )
     return layout.EngineDirectory(folder)
 
 
-def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead:
+def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHead:
     target = TargetDescription.from_checkpoint(plan.model)
     choice = choose_convention(plan.drafter, target, loaded, Tokenizer.find(plan.model))
-    head = load_eagle_head(
-        plan.drafter,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        target_lm_head=target.lm_head,
-        dtype=plan.dtype,
-        device="cpu",
-    )
-    if head.num_layers > 1 or head.value_dim != head.head_dim:
-        raise ValueError(
-            f"drafter={str(plan.drafter)!r}: engines are built of heads of one layer without MLA attention"
+    if kind_of(plan.drafter, plan.model) == "one_pass":
+        head = _one_pass_head(plan, target)
+    else:
+        head = load_eagle_head(
+            plan.drafter,
+            target_hidden_size=target.hidden_size,
+            target_num_layers=target.num_layers,
+            target_vocab_size=target.vocab_size,
+            target_embedding=target.embedding,
+            target_lm_head=target.lm_head,
+            dtype=plan.dtype,
+            device="cpu",
         )
     head = head if choice is None else head.with_convention(choice.best.convention)
     return head.eval().requires_grad_(False)
 
 
-def _base_config(plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ...]) -> BaseEngineConfig:
+def _one_pass_head(plan: BuildPlan, target: TargetDescription) -> OnePassHead:
+    checkpoint = read_one_pass_checkpoint(plan.drafter)
+    if checkpoint.family is OnePassFamily.PEAGLE:
+        raise ValueError(f"drafter {plan.drafter} is a P-EAGLE head: engines are built of the other one-pass heads")
+    head = load_one_pass_head(checkpoint, target, plan.dtype, "cpu")
+    if head.config.block_size > plan.limits.max_draft_tree_size:
+        raise ValueError(
+            f"drafter {plan.drafter} drafts blocks of {head.config.block_size}: max_draft_tree_size is "
+            f"{plan.limits.max_draft_tree_size}"
+        )
+    return head
+
+
+def _base_config(
+    plan: BuildPlan,
+    loaded: LoadedModel,
+    tap_layers: tuple[int, ...],
+    adapters: GraphAdapters,
+    visual: EngineVisual | None,
+) -> BaseEngineConfig:
     config = loaded.model.config.get_text_config()
     rope = dict(getattr(config, "rope_parameters", None) or {})
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -157,44 +196,58 @@ def _base_config(plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ..
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tap_layers=tap_layers,
         has_draft_model=plan.drafter is not None,
+        is_vlm=visual is not None,
+        visual=visual,
+        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in adapters.linears.items()),
     )
 
 
-def _draft_config(plan: BuildPlan, head: DecoderHead, base: BaseEngineConfig) -> DraftEngineConfig:
-    config = head.config
+def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEngineConfig) -> DraftEngineConfig:
     return DraftEngineConfig(
-        **_common(plan, layout.DRAFT, plan.drafter),
-        rope_config=dict(config.rope_parameters),
-        num_decoder_layers=1,
-        max_position_embeddings=head.max_position_embeddings,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=head.num_key_value_heads,
-        head_dim=head.head_dim,
-        rotary_dim=head.head_dim,
-        draft_vocab_size=config.draft_vocab_size,
-        base_model_hidden_size=head.taps_size,
-        draft_model_hidden_size=head.hidden_size,
-        tap_layers=head.tap_layers,
-        base_fingerprint=base.weights_fingerprint,
+        **_common(plan, layout.DRAFT, plan.drafter), **head_fields(head), base_fingerprint=base.weights_fingerprint
     )
+
+
+def head_fields(head: DecoderHead | OnePassHead) -> dict[str, Any]:
+    """What draft_config.json says of a head."""
+    config, in_one_pass = head.config, isinstance(head, OnePassHead)
+    block = None
+    if in_one_pass:
+        slots = {"slots": str(config.slots), "size": config.block_size, "first_slot": config.first_slot}
+        block = EngineBlock(**slots, vocab_size=config.vocab_size, masks=config.masks)
+    return {
+        "rope_config": dict(config.rope_parameters),
+        "num_decoder_layers": config.num_layers if in_one_pass else head.num_layers,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "value_dim": config.head_dim if in_one_pass else head.value_dim,
+        "rotary_dim": getattr(config, "rope_dim", None) or config.rotary_dim or config.head_dim,
+        "draft_vocab_size": config.draft_vocab_size,
+        "base_model_hidden_size": head.taps_size,
+        "draft_model_hidden_size": config.hidden_size,
+        "tap_layers": head.tap_layers,
+        "block": block,
+    }
 
 
 def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
     import onnx
 
-    extra = (layout.DRAFT_TO_TARGET,) if name == layout.DRAFT else ()
     return {
         "name": checkpoint.resolve().name,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "opset": plan.opset,
         "limits": plan.limits,
         "weights_fingerprint": checkpoint_fingerprint(checkpoint),
-        "files": _digests(plan.out, name, extra),
+        "files": _digests(plan.out, name),
         "tools": {"torch": torch.__version__, "transformers": transformers.__version__, "onnx": onnx.__version__},
     }
 
 
-def _digests(folder: Path, name: str, others: Any) -> dict[str, str]:
-    """Of a graph's files and of others that go with it."""
-    names = sorted({*layout.graph_files(folder, name), *others})
+def _digests(folder: Path, name: str) -> dict[str, str]:
+    """Of a graph's files and of those that go with it: the vision encoder's, or the map of draft ids."""
+    others = [layout.DRAFT_TO_TARGET] if name == layout.DRAFT else layout.graph_files(folder, layout.VISUAL)
+    names = sorted([*layout.graph_files(folder, name), *others])
     return {one: layout.file_digest(folder / one) for one in names}

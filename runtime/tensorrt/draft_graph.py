@@ -1,4 +1,4 @@
-"""An EAGLE head as a graph: one layer over linear KV, the same for prefill, proposal and accept.
+"""An EAGLE head as a graph: its layers over linear KV, the same for prefill, proposal and accept.
 
 Known pairs bring the verifier's hidden states and zeros for the head's own; drafted pairs the other way round.
 """
@@ -6,8 +6,11 @@ Known pairs bring the verifier's hidden states and zeros for the head's own; dra
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.contract import Attend, DraftHead
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+
+NUM_PLAIN_INPUTS = 7
+"""Before the caches."""
 
 
 class DraftGraph(nn.Module):
@@ -27,8 +30,7 @@ class DraftGraph(nn.Module):
         kvcache_start_index: Tensor,
         last_token_ids: Tensor,
         attention_mask: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        caches: list[Tensor],
     ) -> list[Tensor]:
         """One pass.
 
@@ -40,23 +42,33 @@ class DraftGraph(nn.Module):
             kvcache_start_index: int64 [batch].
             last_token_ids: int64 [batch, selected], rows whose outputs are wanted.
             attention_mask: bool [batch, 1, rows, capacity].
-            k_cache, v_cache: [batch, kv_heads, capacity, head_dim].
+            caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
-            logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], both caches.
+            logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.
         """
         head, ops = self.head, self.ops
         written: list[Tensor] = []
 
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            for cache, new in ((k_cache, key), (v_cache, value)):
-                written.append(ops.scatter(cache, new.transpose(1, 2), kvcache_start_index))
-            out = ops.attention(query.transpose(1, 2), *written, attention_mask, head.scaling)
-            return out.transpose(1, 2)
+        def layer(*pair: Tensor) -> Attend:
+            def attend(query: Tensor, *update: Tensor) -> Tensor:
+                now = [
+                    ops.scatter(cache, new.transpose(1, 2), kvcache_start_index)
+                    for cache, new in zip(pair, update, strict=True)
+                ]
+                written.extend(now)
+                return ops.attention(query.transpose(1, 2), *now, attention_mask, head.scaling).transpose(1, 2)
+
+            return attend
 
         # A bias of fc would be added to what the head drafted: the two are chosen between, not summed.
         drafted = hidden_states_from_draft.abs().amax(dim=-1, keepdim=True) > 0
         features = torch.where(drafted, head.feedback(hidden_states_from_draft), head.fuse(hidden_states_input))
-        hidden = head(input_ids, features, head.rotary(attention_pos_id), attend)
+        attends = [layer(*pair) for pair in zip(caches[::2], caches[1::2], strict=True)]
+        hidden = head.run_layers(input_ids, features, head.rotary(attention_pos_id), attends)
         hidden = hidden.gather(1, last_token_ids[..., None].expand(-1, -1, hidden.shape[-1]))
         return [head.logits(hidden), hidden, *written]
+
+    def arguments(self, inputs: list) -> tuple:
+        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]

@@ -12,7 +12,7 @@ from torch import Tensor
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
-from wingbeat.runtime.tensorrt.graph_shapes import MASK, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import MASK, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
 from wingbeat.runtime.tensorrt.stage_runner import StageRunner
@@ -77,18 +77,19 @@ class DraftRunner:
         self.config = config
         self.kv = kv
         shapes = draft_shapes(
-            config.layer,
+            config.layers,
             config.draft_vocab_size,
             config.base_model_hidden_size,
             config.draft_model_hidden_size,
-            kv.block_size,
+            kv.capacity,
             config.torch_dtype,
+            () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks],
         )
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
-        self.committed = [0] * kv.num_blocks
+        self.committed = [0] * kv.num_rows
         """Pairs of each KV row that are committed."""
         self._device = session.device
-        self._keys = torch.arange(kv.block_size, device=self._device)
+        self._keys = torch.arange(kv.capacity, device=self._device)
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
@@ -101,6 +102,16 @@ class DraftRunner:
         if tree_size:
             done.append(self.stages.capture(EngineStage.PROPOSAL, tree_size, top_k))
         return all(done)
+
+    def begin(self, kv_row: int, start: int, block_table: Tensor) -> None:
+        """Pairs of a chunk are to come from `start` on: what lies before them comes from pages, where there are any.
+
+        Args:
+            block_table: int64 [1, num_table_blocks], of its sequence.
+        """
+        if self.kv.pages:
+            self.kv.fill(upload([kv_row], self._device), block_table, start)
+            self.committed[kv_row] = start
 
     def prefill(self, pairs: KnownPairs) -> DraftOutput:
         """Pairs of a prompt; commits.
@@ -149,7 +160,7 @@ class DraftRunner:
         mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
         # Where the capacity ends there are no columns left; the check of the stage names that.
-        mask.scatter_(2, columns.clamp_max(self.kv.block_size - 1), tree.visible)
+        mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
         inputs = {
             "input_ids": tree.token_ids,
             "hidden_states_input": self._no_hidden(tree.token_ids, self.config.base_model_hidden_size),
@@ -166,18 +177,21 @@ class DraftRunner:
         self._check_context(pairs.kv_rows, pairs.starts)
         starts, counts = upload([pairs.starts, pairs.counts], self._device)
         positions = starts[:, None] + self._keys[: pairs.token_ids.shape[1]]
-        inputs = {
-            "input_ids": pairs.token_ids,
-            "hidden_states_input": pairs.base_hidden,
-            "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
-            "attention_pos_id": positions,
-            "last_token_ids": (counts - 1)[:, None],
-            MASK: (self._keys <= positions[..., None])[:, None],
-        }
+        inputs = self._known_inputs(pairs, positions)
+        inputs |= {"attention_pos_id": positions, "last_token_ids": (counts - 1)[:, None]}
         outputs = self.stages.run(stage, pairs.kv_rows, pairs.starts, inputs)
         for row, start, count in zip(pairs.kv_rows, pairs.starts, pairs.counts, strict=True):
             self.committed[row] = start + count
         return DraftOutput(outputs["logits"][:, 0], outputs["hidden_states"][:, 0])
+
+    def _known_inputs(self, pairs: KnownPairs, positions: Tensor) -> dict[str, Tensor]:
+        """What the graph reads of known pairs at positions int64 [num_seqs, num_padded]."""
+        return {
+            "input_ids": pairs.token_ids,
+            "hidden_states_input": pairs.base_hidden,
+            "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
+            MASK: (self._keys <= positions[..., None])[:, None],
+        }
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
         """Zeros [num_seqs, num_padded, size], which nobody writes."""

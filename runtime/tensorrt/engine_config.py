@@ -9,10 +9,13 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -36,6 +39,12 @@ class Limits(BaseModel):
     """Tree nodes that the verifier checks per sequence and round, the root included."""
     max_draft_tree_size: int = Field(64, ge=1)
     """Tree nodes that the drafter grows from per sequence."""
+    max_loras: int = Field(0, ge=0)
+    """LoRA adapters that the verifier's graph has room for."""
+    max_lora_rank: int = Field(16, ge=1)
+    """Of each."""
+    max_image_tokens: int = Field(1024, ge=1)
+    """Of an image, where images have grids of their own."""
 
     @property
     def capacity(self) -> int:
@@ -48,7 +57,7 @@ class GraphConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[2] = FORMAT_VERSION
     name: str
     """Of the checkpoint."""
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -68,7 +77,6 @@ class GraphConfig(BaseModel):
     """What built the .engine file; None where there is the ONNX file alone."""
     compute_capabilities: tuple[str, ...] = ()
     """Of the GPUs that the .engine file is for."""
-    is_vlm: Literal[False] = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -92,6 +100,52 @@ class EngineLayer(BaseModel):
         return LayerAttention(**self.model_dump())
 
 
+class EngineLinear(BaseModel):
+    """A linear layer that adapters may act on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    """In the model."""
+    inputs: int = Field(ge=1)
+    outputs: int = Field(ge=1)
+
+
+class EngineInterpolation(BaseModel):
+    """How an encoder makes embeddings of positions of a grid of a table of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_grid_per_side: int = Field(ge=1)
+    mode: str
+    align_corners: bool
+
+
+class EngineVisual(BaseModel):
+    """The vision encoder, and what its images do to the verifier's graph."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pixels: tuple[int, ...]
+    """Of an image, or of a patch of one that has a grid of its own."""
+    num_axes: int = Field(0, ge=0, le=3)
+    """By which rows are rotated, 3 where images have rows and columns; 0 where there is but one."""
+    num_deep: int = Field(0, ge=0)
+    """Layers whose results get features added (DeepStack)."""
+    num_tokens: int = Field(0, ge=0)
+    """Of an image without a grid of its own."""
+    merge: int = Field(0, ge=0)
+    """Rows and columns of patches that a token is made of, where images have grids; else 0."""
+    window_size: int | None = None
+    patch_size: int = 0
+    interpolation: EngineInterpolation | None = None
+
+    @property
+    def num_taps(self) -> int:
+        """Embeddings that one of a grid is made of."""
+        return 16 if self.interpolation is not None and self.interpolation.mode == "bicubic" else 4
+
+
 class BaseEngineConfig(GraphConfig):
     """base_config.json: the verifier."""
 
@@ -103,6 +157,10 @@ class BaseEngineConfig(GraphConfig):
     tap_layers: tuple[int, ...]
     """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
     has_draft_model: bool
+    lora_linears: tuple[EngineLinear, ...] = ()
+    is_vlm: bool = False
+    visual: EngineVisual | None = None
+    """Where `is_vlm`."""
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
@@ -110,7 +168,15 @@ class BaseEngineConfig(GraphConfig):
             raise ValueError(f"layers has {len(self.layers)} entries: num_decoder_layers is {self.num_decoder_layers}")
         if not all(0 <= layer <= self.num_decoder_layers for layer in self.tap_layers):
             raise ValueError(f"tap_layers is {self.tap_layers}: there are {self.num_decoder_layers} layers")
+        if self.is_vlm != (self.visual is not None):
+            raise ValueError(f"is_vlm is {self.is_vlm}, and visual is {'' if self.visual else 'not '}there")
         return self
+
+    @property
+    def adapters(self) -> GraphAdapters:
+        """What the graph has room for."""
+        linears = {one.path: LinearShape(one.inputs, one.outputs) for one in self.lora_linears}
+        return GraphAdapters(linears, self.limits.max_loras, self.limits.max_lora_rank)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -123,12 +189,41 @@ class BaseEngineConfig(GraphConfig):
         return len(self.tap_layers) * self.hidden_size
 
 
+class EngineBlock(BaseModel):
+    """What a head drafts in one pass."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slots: str
+    """What a slot predicts, by the name of `Slots`."""
+    size: int = Field(ge=2)
+    """Slots, the last decided token's included."""
+    first_slot: int = Field(ge=0)
+    """That predicts something."""
+    vocab_size: int = Field(ge=1)
+    """Of the target."""
+    masks: tuple[LayerMask, ...]
+    """By layer."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that it predicts."""
+        return self.size - self.first_slot
+
+    @property
+    def distinct_masks(self) -> tuple[LayerMask, ...]:
+        """Each once, in the order of the layers."""
+        return tuple(dict.fromkeys(self.masks))
+
+
 class DraftEngineConfig(GraphConfig):
-    """draft_config.json: the EAGLE head."""
+    """draft_config.json: the head."""
 
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    value_dim: int = Field(ge=1)
+    """Of a head's values, where `head_dim` is of its queries and keys."""
     rotary_dim: int = Field(ge=1)
     draft_vocab_size: int = Field(ge=1)
     base_model_hidden_size: int = Field(ge=1)
@@ -137,11 +232,14 @@ class DraftEngineConfig(GraphConfig):
     tap_layers: tuple[int, ...]
     base_fingerprint: str
     """`weights_fingerprint` of the verifier it was exported for."""
+    block: EngineBlock | None = None
+    """Of a head that drafts a block in one pass; None of an EAGLE head."""
 
     @property
-    def layer(self) -> LayerAttention:
+    def layers(self) -> list[LayerAttention]:
         """Of its KV."""
-        return LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim, None)
+        layer = LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim, None)
+        return [layer] * self.num_decoder_layers
 
 
 def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:

@@ -19,9 +19,9 @@ from wingbeat.runtime.tensorrt.engine_config import (
 )
 from wingbeat.runtime.tensorrt.graph_ops import SCATTER_OPSET
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineLoadError, EngineSession
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineLoadError, EngineSession
 
-BASE, DRAFT = "eagle_base", "eagle_draft"
+BASE, DRAFT, VISUAL = "eagle_base", "eagle_draft", "visual"
 BASE_CONFIG, DRAFT_CONFIG = "base_config.json", "draft_config.json"
 DRAFT_TO_TARGET = "d2t.safetensors"
 TIMING_CACHE = "timing.cache"
@@ -37,6 +37,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 _CHUNK_BYTES = 1 << 22
 
@@ -72,7 +74,7 @@ class EngineDirectory:
         return file
 
     def open_session(self, name: str, device: torch.device) -> EngineSession:
-        """BASE or DRAFT: its engine on a GPU, by the library that built it; its ONNX file on a CPU, by ONNX Runtime.
+        """BASE, DRAFT or VISUAL: its engine on a GPU, by the library that built it; on a CPU its ONNX file.
 
         Raises:
             EngineDirectoryError: the file is not there.
@@ -82,7 +84,8 @@ class EngineDirectory:
             return OnnxSession(self.graph(name, ".onnx"), torch.get_num_threads())
         from wingbeat.runtime.tensorrt.tensorrt_session import TensorRTSession
 
-        config, stages = (self.base, BASE_STAGES) if name == BASE else (self.draft, DRAFT_STAGES)
+        config = self.draft if name == DRAFT else self.base
+        stages = {BASE: BASE_STAGES, DRAFT: DRAFT_STAGES, VISUAL: VISUAL_STAGES}[name]
         file = self.graph(name, ".engine")
         if config.opset < SCATTER_OPSET:
             raise EngineLoadError(
@@ -197,7 +200,8 @@ def file_digest(file: Path) -> str:
 def clear(folder: Path) -> None:
     """Take away what an earlier build left: an engine must not outlive the graph it was built of."""
     others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
-    for name in (*graph_files(folder, BASE), *graph_files(folder, DRAFT), *others):
+    graphs = (name for graph in (BASE, DRAFT, VISUAL) for name in graph_files(folder, graph))
+    for name in (*graphs, *others):
         (folder / name).unlink(missing_ok=True)
 
 

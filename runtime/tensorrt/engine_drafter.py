@@ -1,7 +1,5 @@
 """Drafting with the draft engine: the trees of `EagleDrafter`, each level one proposal of the whole tree so far."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -9,20 +7,19 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
-from wingbeat.runtime.drafters.registry import kind_of
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
-from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineDirectoryError
-from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT, DRAFT_CONFIG, EngineDirectory
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
+from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages
 from wingbeat.runtime.tensorrt.session import EngineSession
+from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 
 
 class EngineDrafter(Drafter):
-    """The draft engine and its linear KV: a sequence's row is its verifier's block.
+    """The draft engine and its linear KV: a sequence's row is its slot's, with pages under its verifier's blocks.
 
     Args:
         session: of `eagle_draft`.
@@ -32,6 +29,8 @@ class EngineDrafter(Drafter):
     Raises:
         ValueError: the trees are larger than the engine's.
     """
+
+    runner_kind = DraftRunner
 
     def __init__(
         self,
@@ -44,19 +43,26 @@ class EngineDrafter(Drafter):
         self.session, self.config, self.speculation = session, config, speculation
         self.device, self.dtype = session.device, config.torch_dtype
         self.trained_positions = config.max_position_embeddings
-        self.growth = Growth(speculation, draft_token_ids.to(self.device))
-        self.tree_size = (self.growth.max_depth - 1) * self.growth.top_k
+        self.growth = self._growth_of(draft_token_ids.to(self.device))
+        self.tree_size = self._rows_behind()
         if self.tree_size > config.limits.max_draft_tree_size:
             raise ValueError(
-                f"draft_steps and draft_top_k grow {self.tree_size} nodes: the engine was built with "
+                f"a draft has {self.tree_size} nodes behind its context: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
-        token_bytes = config.layer.kv_size * self.dtype.itemsize
+        token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=token_bytes)
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._hidden = self._logits = torch.zeros(0)
         """By slot: the head's output at the last committed pair."""
+
+    def _growth_of(self, draft_token_ids: Tensor) -> Growth:
+        return Growth(self.speculation, draft_token_ids)
+
+    def _rows_behind(self) -> int:
+        """That a sequence's draft takes behind what is committed."""
+        return (self.growth.max_depth - 1) * self.growth.top_k
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -66,33 +72,34 @@ class EngineDrafter(Drafter):
                 f"the verifier sends taps of size {spec.taps_size}: this engine needs {config.base_model_hidden_size}"
             )
         check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
-        if spec.max_blocks_per_seq != 1:
-            raise ValueError(f"a sequence has {spec.max_blocks_per_seq} KV blocks: linear KV is one block a sequence")
         longest = config.limits.max_kv_cache_capacity
         if spec.max_model_len > longest:
             raise ValueError(f"max_model_len is {spec.max_model_len}: the engine has max_kv_cache_capacity {longest}")
         with torch.inference_mode(mode=False):
             self._hidden = grown(self._hidden, (num_slots, config.draft_model_hidden_size), self.dtype, self.device)
             self._logits = grown(self._logits, (num_slots, config.draft_vocab_size), self.dtype, self.device)
-            self._make_room(num_blocks, spec.max_path)
+            # One block a sequence is never full, so nobody shares it.
+            pages = Pages(num_blocks, spec.block_size) if spec.max_blocks_per_seq > 1 else NO_PAGES
+            self._make_room(num_slots + FIRST_ROW, pages, spec.max_path)
 
     def commit(self, batch: DraftBatch) -> None:
         """Prefill of chunks, accept of decodes; see `Drafter.commit`."""
         self._prefill(batch)
         if not batch.decode_slots.numel():
             return
-        slots = upload(batch.decode_slots.tolist(), self.device)
+        kv_rows, slots = self._rows(batch.decode_slots.tolist())
         # One wait for the device, whose numbers they are.
-        columns = (batch.block_tables[slots, 0], batch.decode_positions, batch.decode_num_tokens)
-        kv_rows, starts, counts = torch.stack(columns).tolist()
+        starts, counts = torch.stack((batch.decode_positions, batch.decode_num_tokens)).tolist()
         ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
         self._keep(slots, self.runner.accept(KnownPairs(kv_rows, starts, counts, ids, taps)))
+        steps = torch.arange(ids.shape[1], device=self.device)
+        self._keep_pages(batch, slots, batch.decode_positions, steps, steps < batch.decode_num_tokens[:, None])
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot; see `Drafter.propose`."""
-        slots = upload(batch.proposal_slots.tolist(), self.device)
+        kv_rows, slots = self._rows(batch.proposal_slots.tolist())
         roots = self.growth.roots(batch, slots)
-        kv_rows, starts = torch.stack((batch.block_tables[slots, 0], roots.positions[0] - 1)).tolist()
+        starts = (roots.positions[0] - 1).tolist()
         tree = _GrowingTree(self, kv_rows, starts, self._hidden[slots][:, None])
         return self.growth.grow(roots, self._logits[slots][:, None], tree.expand, batch.growth_rules)
 
@@ -100,33 +107,48 @@ class EngineDrafter(Drafter):
         """Chunks one after another, each in as many passes as the engine's input length asks for."""
         if not batch.chunk_slots:
             return
-        slots, most, offset = upload(batch.chunk_slots, self.device), self.config.limits.max_input_len, 0
-        kv_rows = batch.block_tables[slots, 0].tolist()
+        most, offset = self.config.limits.max_input_len, 0
+        kv_rows, slots = self._rows(batch.chunk_slots)
         for index, (start, length) in enumerate(zip(batch.chunk_positions, batch.chunk_lens, strict=True)):
+            slot = slots[index : index + 1]
+            self.runner.begin(kv_rows[index], start, batch.block_tables[slot])
             for begin in range(0, length, most):
                 count = min(most, length - begin)
                 pairs = slice(offset + begin, offset + begin + count)
                 ids, taps = batch.chunk_next_token_ids[pairs][None], batch.chunk_taps[pairs][None]
                 known = KnownPairs([kv_rows[index]], [start + begin], [count], ids, taps.to(self.dtype).contiguous())
                 output = self.runner.prefill(known)
-            self._keep(slots[index : index + 1], output)
+            self._keep(slot, output)
+            self._keep_pages(batch, slot, slot.new_tensor([start]), torch.arange(length, device=self.device))
             offset += length
 
     def _keep(self, slots: Tensor, output: DraftOutput) -> None:
         self._hidden.index_copy_(0, slots, output.hidden)
         self._logits.index_copy_(0, slots, output.logits)
 
-    def _make_room(self, num_rows: int, max_path: int) -> None:
+    def _rows(self, slots: list[int]) -> tuple[list[int], Tensor]:
+        """KV rows of slots, and the slots on the device."""
+        return [slot + FIRST_ROW for slot in slots], upload(slots, self.device)
+
+    def _keep_pages(
+        self, batch: DraftBatch, slots: Tensor, starts: Tensor, steps: Tensor, counted: Tensor | None = None
+    ) -> None:
+        """Copy what was committed to the pages of its blocks: positions `steps` from each start that count."""
+        kv = self.runner.kv
+        if kv.pages:
+            positions = starts[:, None] + steps
+            mapping = slot_mapping(batch.block_tables[slots], positions, kv.page_shape.block_size, counted)
+            kv.keep(slots + FIRST_ROW, starts, mapping)
+
+    def _make_room(self, num_rows: int, pages: Pages, max_path: int) -> None:
         old = self.runner
-        if old is not None and old.kv.num_blocks >= num_rows:
+        if old is not None and old.kv.num_rows >= num_rows and old.kv.page_shape.num_blocks >= pages.num_blocks:
             return
-        kv = LinearKV([self.config.layer], num_rows, self.config.limits.capacity, self.dtype, self.device)
-        runner = DraftRunner(self.session, self.config, kv, self._graph_device)
+        kv = LinearKV(self.config.layers, num_rows, self.config.limits.capacity, self.dtype, self.device, pages)
+        runner = self.runner_kind(self.session, self.config, kv, self._graph_device)
         if old is not None:
-            for new_pair, old_pair in zip(kv.layers, old.kv.layers, strict=True):
-                for new, part in zip(new_pair, old_pair, strict=True):
-                    new[: len(part)] = part
-            runner.committed[: old.kv.num_blocks] = old.committed
+            kv.take_over(old.kv)
+            runner.committed[: old.kv.num_rows] = old.committed
         if self._graph_device is not None:
             runner.capture(self.tree_size, self.growth.top_k, max_path)
         self.runner = runner
@@ -160,30 +182,3 @@ class _GrowingTree:
         output = self._runner.proposal(tree, selected)
         self._hidden = output.hidden
         return output.logits
-
-
-def open_drafter(
-    folder: Path, head: str | Path, model: Path, speculation: SpeculationConfig, device: torch.device
-) -> EngineDrafter | None:
-    """An engine directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
-
-    Raises:
-        EngineDirectoryError: the directory has none, or one of another head.
-        EngineLoadError: nothing here runs it.
-    """
-    if kind_of(head, model) != "eagle":
-        return None
-    directory = EngineDirectory(folder)
-    config = directory.draft
-    if config is None:
-        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
-    found = checkpoint_fingerprint(Path(head))
-    if found != config.weights_fingerprint:
-        raise EngineDirectoryError(
-            f"{folder / DRAFT_CONFIG}: weights_fingerprint is {config.weights_fingerprint}, that of {head} is {found}: "
-            "build it anew with this drafter"
-        )
-    directory.check_files(DRAFT)
-    session = directory.open_session(DRAFT, device)
-    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
-    return EngineDrafter(session, config, directory.draft_token_ids(), speculation, graphs)

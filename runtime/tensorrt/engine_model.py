@@ -7,17 +7,40 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import unpack_mask
-from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
+from wingbeat.runtime.media.rows import MediaRows
+from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
+from wingbeat.runtime.tensorrt.linear_kv import RowCache
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
+
+
+class KvRows(NamedTuple):
+    """Whose rows of the linear KV a batch's rows are."""
+
+    slots: Tensor
+    """int64 [num_rows]"""
+    num_decodes: int
+    """Rows of decodes, which come first; those behind them are of prompts."""
+
+
+class LinearRows(Feature):
+    """Of an engine: sequences have rows of KV by their slots."""
+
+    kind = KvRows
+
+    def column(self, placed: Placed) -> KvRows:
+        """See `Feature.column`."""
+        return KvRows(placed.slots, 0 if placed.decodes is None else placed.decodes.num_rows)
 
 
 class EngineModel:
     """The forward pass of a verifier's engine; takes what `VerifierModel` takes, over linear KV.
 
     Args:
+        cache: whose rows the runner reads and writes.
         tap_layers, kv_layers: that the drafter needs.
 
     Raises:
@@ -25,7 +48,12 @@ class EngineModel:
     """
 
     def __init__(
-        self, runner: BaseRunner, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...], folder: Path
+        self,
+        runner: BaseRunner,
+        cache: RowCache,
+        tap_layers: tuple[int, ...],
+        kv_layers: tuple[int, ...],
+        folder: Path,
     ) -> None:
         config = runner.config
         if kv_layers:
@@ -37,12 +65,12 @@ class EngineModel:
                 f"{folder}: tap_layers is {config.tap_layers}: the drafter needs {tap_layers}; build it anew with "
                 "this drafter"
             )
-        self.runner = runner
+        self.runner, self.cache = runner, cache
         self.tap_layers, self.kv_layers = tap_layers, ()
         self.taps_size = config.hidden_states_size if tap_layers else 0
 
     def __call__(self, batch: Rows) -> ModelOutput:
-        """Run the batch, segment by segment; KV is written into the rows that block tables name."""
+        """Run the batch, segment by segment; KV is written into the rows of the sequences' slots."""
         wanted = None if batch.logits_rows is None else batch.logits_rows.tolist()
         segments = batch.segments
         outputs = []
@@ -64,24 +92,62 @@ class EngineModel:
     def _run(self, batch: Rows, segment: Segment, selected: Tensor) -> BaseOutput:
         shape = (segment.num_reqs, segment.num_query)
         rows = slice(segment.start, segment.start + shape[0] * shape[1])
-        positions = batch.positions[0, rows].view(shape)
+        positions = segment.positions[:, -shape[1] :]
+        rotated = self._rotated(batch, rows, shape)
         masks = {window: self._mask(segment, window) for window in self.runner.config.windows}
-        # The first row of a chunk or a tree is stored at its own position. One wait for the device reads both.
-        kv_rows, starts = torch.stack((segment.block_tables[:, 0], positions[:, 0])).tolist()
-        if not any(kv_rows):
-            kv_rows, starts, positions = self._nobodys(positions)
+        owners = batch.columns.get(KvRows)
+        if owners is None:
+            numbers, rotated = self._nobodys(rotated)
+        else:
+            # The first row of a chunk or a tree is stored at its own position.
+            numbers = torch.stack((owners.slots[rows].view(shape)[:, 0] + FIRST_ROW, positions[:, 0]))
+        kv_rows, starts = numbers.tolist()  # one wait for the device
+        if owners is not None:
+            self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
+            if segment.start >= owners.num_decodes:
+                # What lies before a chunk may have been another sequence's, or this one's under another slot.
+                self.cache.linear.fill(numbers[0], segment.block_tables, starts[0])
         ids = batch.token_ids[0, rows].view(shape)
-        return self.runner.run(BasePass(kv_rows, starts, ids, positions, selected, masks))
+        adapted = batch.columns.get(AdapterRows)
+        adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()
+        shown = self._shown(batch, rows, shape)
+        output = self.runner.run(BasePass(kv_rows, starts, ids, rotated, selected, masks, adapters, shown))
+        if owners is not None:
+            self.cache.linear.keep(*numbers, batch.slot_mapping[rows].view(shape))
+        return output
+
+    def _rotated(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> Tensor:
+        """Of a segment's rows, by what they are rotated: int64 [num_reqs, num_query], or by three axes."""
+        visual, found = self.runner.config.visual, batch.positions[..., rows]
+        if visual is None or not visual.num_axes:
+            return found[0].view(shape)
+        # Of rows without images all axes are one.
+        axes = found.view(-1, *shape).transpose(0, 1)
+        return axes.expand(-1, visual.num_axes, -1).contiguous()
+
+    def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+        """What images are in a segment's rows; see `BasePass.shown`."""
+        media = batch.columns.get(MediaRows)
+        if media is None:
+            return ()
+        num_rows, size = batch.token_ids.shape[1], self.runner.config.hidden_size
+        is_shown = torch.zeros(num_rows, dtype=torch.bool, device=media.rows.device).index_fill_(0, media.rows, True)
+        spread = (
+            part.new_zeros(num_rows, size).index_copy_(0, media.rows, part)[rows].view(*shape, size)
+            for part in (media.embeddings, *media.deep)
+        )
+        return is_shown[rows].view(shape), *spread
 
     def remove_taps(self) -> None:
         """See `VerifierModel.remove_taps`; there are no hooks."""
 
-    def _nobodys(self, positions: Tensor) -> tuple[list[int], list[int], Tensor]:
-        """Rows, starts and positions of a pass of nobody's, which is measured: behind what any sequence keeps."""
-        num_reqs, num_query = positions.shape
+    def _nobodys(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows with their starts, and positions, of a pass of nobody's, which is measured: behind what is kept."""
+        num_reqs, num_query = positions.shape[0], positions.shape[-1]
         most = self.runner.config.max_position_embeddings
-        rows, start = range(FIRST_ROW, FIRST_ROW + num_reqs), self.runner.kv.block_size - num_query
-        return list(rows), [start] * num_reqs, positions.clamp_max(most - 1)
+        rows = torch.arange(FIRST_ROW, FIRST_ROW + num_reqs, device=positions.device)
+        starts = torch.full_like(rows, self.runner.kv.capacity - num_query)
+        return torch.stack((rows, starts)), positions.clamp_max(most - 1)
 
     def _mask(self, segment: Segment, window: int) -> Tensor:
         """bool [num_reqs, num_query, capacity]: what each row sees."""
@@ -91,7 +157,7 @@ class EngineModel:
             visible = visible.expand(segment.num_reqs, -1, -1)
         else:
             visible = unpack_mask(segment.mask_words, num_query)
-        capacity, dtype = self.runner.kv.block_size, torch.float32
+        capacity, dtype = self.runner.kv.capacity, torch.float32
         return context_mask(positions, segment.num_context, visible, capacity, window or None, dtype) == 0
 
 

@@ -16,12 +16,27 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
+from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
-from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import BATCH, ROWS, SELECTED, GraphShapes, base_shapes, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import (
+    BATCH,
+    ROWS,
+    SELECTED,
+    TOKENS,
+    GraphShapes,
+    base_shapes,
+    block_mask_name,
+    draft_shapes,
+)
+from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_shapes
+from wingbeat.runtime.verifier.layers.adapted import linears_of_all_rows
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _MODULE_PREFIXES = ("model.", "head.")
@@ -34,7 +49,15 @@ class ExportError(ValueError):
     """A graph cannot be exported, or the exported file is not valid; the message says which."""
 
 
-def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits, ops: GraphOps, file: Path) -> None:
+def export_base(
+    loaded: LoadedModel,
+    tap_layers: tuple[int, ...],
+    limits: Limits,
+    ops: GraphOps,
+    file: Path,
+    adapters: GraphAdapters = GraphAdapters(),
+    visual: EngineVisual | None = None,
+) -> None:
     """Write a verifier's graph, its weights in a file beside it, checked.
 
     Args:
@@ -47,7 +70,7 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
-        module = BaseGraph(loaded, tap_layers, ops)
+        module = BaseGraph(loaded, tap_layers, ops, adapters, visual)
         try:
             shapes = base_shapes(
                 loaded.layers,
@@ -56,27 +79,67 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
                 taps_size=taps_size,
                 capacity=limits.capacity,
                 dtype=loaded.dtype,
+                adapters=adapters,
+                visual=visual,
+                hidden_size=loaded.hidden_size,
             )
             _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()
 
 
-def export_draft(head: DraftHead, limits: Limits, ops: GraphOps, file: Path) -> None:
+def room_for_adapters(loaded: LoadedModel, limits: Limits) -> GraphAdapters:
+    """The linear layers of a verifier that adapters may act on, as many as torch adapts; none where limits have none.
+
+    Raises:
+        ValueError: it has no such layers.
+    """
+    if not limits.max_loras:
+        return GraphAdapters()
+    found = linears_of_all_rows(loaded.model, loaded.decoder_layers)
+    linears = {
+        path: LinearShape(module.in_features, module.out_features)
+        for path, module in loaded.model.named_modules()
+        if module in found
+    }
+    if not linears:
+        raise ValueError(f"max_loras is {limits.max_loras}: {loaded.name} has no linear layers that adapters act on")
+    return GraphAdapters(linears, limits.max_loras, limits.max_lora_rank)
+
+
+def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
+    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
+
+    Raises:
+        ExportError: torch or onnx refuse it.
+    """
+    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
+    with as_visual_graph(loaded, visual):
+        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
+        _export(module, tuple, shapes, limits, ops.opset, file)
+
+
+def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path) -> None:
     """Write a draft head's graph, its weights in a file beside it, checked.
 
     Raises:
         ExportError: torch or onnx refuse it.
     """
-    heads, dim, vocab_size = head.num_key_value_heads, head.head_dim, len(head.draft_token_ids)
-    layer = LayerAttention(heads, heads, dim, dim, None)
-    shapes = draft_shapes(layer, vocab_size, head.taps_size, head.hidden_size, limits.capacity, head.dtype)
-    _export(DraftGraph(head, ops).eval(), tuple, shapes, limits, ops.opset, file)
+    config, vocab_size, masks = head.config, len(head.draft_token_ids), []
+    heads, sizes = config.num_key_value_heads, (config.head_dim, getattr(head, "value_dim", config.head_dim))
+    if isinstance(head, OnePassHead):
+        module, num_layers = BlockGraph(head, ops), config.num_layers
+        masks = [block_mask_name(*mask) for mask in layer_masks(head)]
+    else:
+        module, num_layers = DraftGraph(head, ops), head.num_layers
+    layers = [LayerAttention(heads, heads, *sizes, None)] * num_layers
+    shapes = draft_shapes(layers, vocab_size, head.taps_size, config.hidden_size, limits.capacity, head.dtype, masks)
+    _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
     """Inputs that a graph is traced with; sizes of 1 would be taken for constants."""
-    sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3}
+    sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3, TOKENS: 6}
     return [
         torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
     ]
@@ -89,6 +152,7 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
         ROWS: Dim(ROWS, min=1, max=most),
         SELECTED: Dim(SELECTED, min=1, max=most),
+        TOKENS: Dim(TOKENS, min=1, max=max(limits.max_image_tokens, 8)),
     }
     return [
         {index: dims[dim] for index, dim in enumerate(spec.shape) if dim in dims} for spec in shapes.inputs.values()
@@ -143,7 +207,8 @@ def _name_weights(graph: Any) -> None:
         weight = node.inputs[1] if node.op_type == "MatMul" and scopes else None
         if weight is not None and weight.is_initializer() and weight.name.startswith(_FOLDED):
             modules = [scope for scope in ast.literal_eval(scopes) if scope.startswith(_MODULE_PREFIXES)]
-            names[weight.name] = f"{modules[-1]}.weight"
+            if modules:  # else it is a part of a matrix, which has no name of its own
+                names[weight.name] = f"{modules[-1]}.weight"
     for value in list(graph.initializers.values()):
         name = names.get(value.name, value.name)
         prefix = next((one for one in _MODULE_PREFIXES if name.startswith(one)), "")

@@ -61,7 +61,7 @@ class GraphOps:
             [batch, num_heads, rows, value_dim].
         """
         num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], value.shape[3]
-        if self.native_attention:
+        if self.native_attention and key.shape[3] == dim:  # TensorRT takes keys and values of one width alone
             attributes = {"scale": float(scaling)} | ({} if softcap is None else {"softcap": float(softcap)})
             return symbolic(
                 "Attention",

@@ -9,12 +9,15 @@ from typing import NamedTuple
 import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.tensorrt.engine_config import Limits
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
+from wingbeat.runtime.tensorrt.engine_adapters import IDS, GraphAdapters
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineStage, TensorSpec
 
-BATCH, ROWS, SELECTED = "batch", "rows", "selected"
+BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 """Names of the free dimensions."""
 START, MASK = "kvcache_start_index", "attention_mask"
+SHOWN = "multimodal_rows"
+"""Rows that hold images."""
 _TYPICAL_BATCH = 8
 
 
@@ -44,21 +47,32 @@ def base_shapes(
     taps_size: int,
     capacity: int,
     dtype: torch.dtype,
+    adapters: GraphAdapters = GraphAdapters(),
+    visual: EngineVisual | None = None,
+    hidden_size: int = 0,
 ) -> GraphShapes:
     """The verifier's graph.
 
     Args:
         windows: distinct sliding windows of the layers, each with a mask of its own; 0 stands for none.
         taps_size: width of the output `hidden_states`; 0 leaves it out.
+        visual: of a model that takes images, whose embeddings are as wide as `hidden_size`.
     """
+    positions = (BATCH, visual.num_axes, ROWS) if visual is not None and visual.num_axes else (BATCH, ROWS)
     masks = {mask_name(window): _mask(capacity) for window in windows}
     inputs = {
         "input_ids": _rows(),
-        "attention_pos_id": _rows(),
+        "attention_pos_id": TensorSpec(torch.int64, positions),
         START: TensorSpec(torch.int64, (BATCH,)),
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
         **masks,
     }
+    if visual is not None:
+        inputs[SHOWN] = TensorSpec(torch.bool, (BATCH, ROWS))
+        inputs |= dict.fromkeys(shown_names(visual), TensorSpec(dtype, (BATCH, ROWS, hidden_size)))
+    if adapters.linears:
+        inputs[IDS] = TensorSpec(torch.int64, (BATCH,))
+        inputs |= {name: TensorSpec(dtype, sizes) for name, sizes in adapters.shapes.items()}
     outputs = {"logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size))}
     if taps_size:
         outputs["hidden_states"] = TensorSpec(dtype, (BATCH, ROWS, taps_size))
@@ -66,7 +80,13 @@ def base_shapes(
 
 
 def draft_shapes(
-    layer: LayerAttention, vocab_size: int, taps_size: int, hidden_size: int, capacity: int, dtype: torch.dtype
+    layers: Sequence[LayerAttention],
+    vocab_size: int,
+    taps_size: int,
+    hidden_size: int,
+    capacity: int,
+    dtype: torch.dtype,
+    block_masks: Sequence[str] = (),
 ) -> GraphShapes:
     """The draft head's graph.
 
@@ -74,26 +94,38 @@ def draft_shapes(
         vocab_size: of the draft.
         taps_size: width of the verifier's hidden states.
         hidden_size: width of the head's own.
+        block_masks: names of the masks of a head that drafts a block in one pass; none of other heads.
     """
+    own = {} if block_masks else {"hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size))}
     inputs = {
         "input_ids": _rows(),
         "hidden_states_input": TensorSpec(dtype, (BATCH, ROWS, taps_size)),
-        "hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size)),
+        **own,
         "attention_pos_id": _rows(),
         START: TensorSpec(torch.int64, (BATCH,)),
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
-        MASK: _mask(capacity),
+        **{name: _mask(capacity) for name in block_masks or (MASK,)},
     }
     outputs = {
         "logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size)),
         "hidden_states": TensorSpec(dtype, (BATCH, SELECTED, hidden_size)),
     }
-    return _with_caches(inputs, outputs, [layer], capacity, dtype)
+    return _with_caches(inputs, outputs, layers, capacity, dtype)
+
+
+def shown_names(visual: EngineVisual) -> list[str]:
+    """Names of the embeddings of images, and of what is added to the results of the first layers."""
+    return ["multimodal_embeddings", *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
 
 
 def mask_name(window: int) -> str:
     """Name of the mask of layers with a sliding window; 0 stands for none."""
     return f"{MASK}_{window}" if window else MASK
+
+
+def block_mask_name(causal: bool, window: int | None) -> str:
+    """Name of the mask of a one-pass head's layers of one kind."""
+    return mask_name(window or 0) + ("_causal" if causal else "")
 
 
 def cache_names(num_layers: int, prefix: str = "") -> list[str]:
@@ -122,6 +154,12 @@ def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
         EngineStage.ACCEPT: (_up_to(path), _just(1)),
     }
     return _profiles(DRAFT_STAGES, rows, limits)
+
+
+def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the vision encoder's stage."""
+    [stage] = VISUAL_STAGES
+    return {stage: {TOKENS: _up_to(limits.max_image_tokens)}}
 
 
 def input_shapes(

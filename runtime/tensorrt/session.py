@@ -24,9 +24,12 @@ class EngineStage(StrEnum):
     """The tree drafted so far."""
     ACCEPT = "accept"
     """Accepted tokens with the verifier's hidden states."""
+    ENCODE = "encode"
+    """An image."""
 
 
 BASE_STAGES = (EngineStage.PREFILL, EngineStage.VERIFY, EngineStage.PLAIN)
+VISUAL_STAGES = (EngineStage.ENCODE,)
 DRAFT_STAGES = (EngineStage.PREFILL, EngineStage.PROPOSAL, EngineStage.ACCEPT)
 
 

@@ -55,6 +55,7 @@ class StageRunner:
         shapes: of the graph.
         kv: rows of all sequences; its addresses must not change.
         graph_device: captures stages; None runs everything eagerly.
+        fixed: inputs that are the same in every pass, at addresses that stay.
 
     Raises:
         EngineLoadError: the session's graph is of other shapes.
@@ -67,12 +68,14 @@ class StageRunner:
         kv: LinearKV,
         limits: Limits,
         graph_device: GraphDevice | None = None,
+        fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
         check_graph(session, *shapes)
         self.session, self.kv, self.limits = session, kv, limits
         self.failed: dict[EngineStage, str] = {}
         """Stages that could not be captured and run eagerly, with the reason."""
-        caches = {*cache_names(len(kv.layers)), *cache_names(len(kv.layers), "present_")}
+        self._fixed = fixed or {}
+        caches = {*cache_names(len(kv.layers)), *cache_names(len(kv.layers), "present_"), *self._fixed}
         self._inputs, self._outputs = (
             {name: spec for name, spec in part.items() if name not in caches} for part in shapes
         )
@@ -90,11 +93,11 @@ class StageRunner:
             return False
         pool = self._device.new_pool()
         found: list[_Captured] = []
-        for batch in batch_buckets(min(self.limits.max_batch_size, self.kv.num_blocks - FIRST_ROW)):
+        for batch in batch_buckets(min(self.limits.max_batch_size, self.kv.num_rows - FIRST_ROW)):
             sizes = {BATCH: batch, ROWS: num_rows, SELECTED: num_selected}
             tensors = self._padding(sizes) | self._empty_outputs(sizes)
             try:
-                self.session.bind(stage, tensors | self._caches(FIRST_ROW, FIRST_ROW + batch))
+                self.session.bind(stage, tensors | self._bound(FIRST_ROW, FIRST_ROW + batch))
                 self._device.warm_up(lambda: self.session.enqueue(stage))
                 graph, _ = self._device.capture(lambda: self.session.enqueue(stage), pool)
                 self.session.keep_bound(stage)
@@ -153,7 +156,7 @@ class StageRunner:
     ) -> dict[str, Tensor]:
         """Outputs of every row of a range."""
         results = self._empty_outputs(sizes | {BATCH: part.end - part.begin})
-        self.session.bind(stage, inputs | results | self._caches(part.begin, part.end))
+        self.session.bind(stage, inputs | results | self._bound(part.begin, part.end))
         self.session.enqueue(stage)
         return results
 
@@ -162,23 +165,23 @@ class StageRunner:
     ) -> dict[str, Tensor]:
         """Outputs of every row that was captured; the next replay writes over them."""
         # What earlier rounds left in the other rows does no harm there, but for where it is stored.
-        captured.tensors[START].fill_(self.kv.block_size - inputs["input_ids"].shape[1])
+        captured.tensors[START].fill_(self.kv.capacity - inputs["input_ids"].shape[1])
         _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)
         return captured.tensors
 
     def _check_room(self, rows: list[int], starts: list[int], num_rows: int) -> None:
-        capacity = self.kv.block_size
+        capacity = self.kv.capacity
         for row, start in zip(rows, starts, strict=True):
             if start + num_rows > capacity:
                 raise CapacityExceededError(
                     f"KV row {row}: {num_rows} tokens from {start} exceed its capacity {capacity}"
                 )
 
-    def _caches(self, begin: int, end: int) -> dict[str, Tensor]:
-        """The caches of a range under their names as inputs, and again as what the pass makes of them."""
+    def _bound(self, begin: int, end: int) -> dict[str, Tensor]:
+        """What is the same in every pass, and the caches of a range, as inputs and again as what it makes of them."""
         views, num_layers = self.kv.rows(begin, end), len(self.kv.layers)
-        return {
+        return dict(self._fixed) | {
             name: view
             for prefix in ("", "present_")
             for name, view in zip(cache_names(num_layers, prefix), views, strict=True)
@@ -187,7 +190,7 @@ class StageRunner:
     def _padding(self, sizes: dict[str, int]) -> dict[str, Tensor]:
         """Inputs that are all padding."""
         tensors = self._new(self._inputs, sizes, torch.zeros)
-        tensors[START].fill_(self.kv.block_size - sizes[ROWS])
+        tensors[START].fill_(self.kv.capacity - sizes[ROWS])
         for name, tensor in tensors.items():
             if name.startswith(MASK):
                 tensor[..., 0] = True  # a row that sees nothing would give no number

@@ -218,12 +218,16 @@ class Backbone(nn.Module):
             rotary: of the slots' positions [num_reqs, block_size], the anchors' first.
             attends: by layer.
         """
-        stream = self._embedded(anchors)
+        hidden = self.run_stream(self._embedded(anchors), rotary, attends)
+        return hidden[:, self.config.first_slot :].contiguous()
+
+    def run_stream(self, stream: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
+        """Hidden states [num_reqs, num_slots, H] of every slot, from the slots' embeddings; see `run_block`."""
         if self.dtype == torch.float16:  # residuals of trained heads are beyond its range
             stream = stream.to(torch.float32)
         for index, (layer, attend) in enumerate(zip(self.layers, attends, strict=True)):
             stream = layer(stream, self._projection(index), rotary, attend)
-        return self.norm(stream[:, self.config.first_slot :])
+        return self.norm(stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `run_block` -> logits [..., draft_vocab_size] over draft ids."""
@@ -234,12 +238,17 @@ class Backbone(nn.Module):
 
     def _embedded(self, anchors: Tensor) -> Tensor:
         """Inputs [num_reqs, block_size, H]: the anchor's embedding, then that of the mask."""
-        if self.mask_embedding is None:
-            mask = self.embed_tokens.weight[self.config.mask_token_id]
-        else:
-            mask = self.mask_embedding
-        masks = mask.expand(len(anchors), self.config.block_size - 1, -1)
-        embedded = torch.cat([self.embed_tokens(anchors)[:, None], masks], dim=1)
+        masks = self.mask_vector.expand(len(anchors), self.config.block_size - 1, -1)
+        return self.scaled(torch.cat([self.embed_tokens(anchors)[:, None], masks], dim=1))
+
+    @property
+    def mask_vector(self) -> Tensor:
+        """[H]: what stands for the embedding of a masked slot."""
+        own = self.mask_embedding
+        return self.embed_tokens.weight[self.config.mask_token_id] if own is None else own
+
+    def scaled(self, embedded: Tensor) -> Tensor:
+        """Embeddings as the layers read them."""
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
     def _projection(self, index: int) -> KeyProjection:

@@ -128,6 +128,36 @@ def load_one_pass_head(
     return head.eval().requires_grad_(False)
 
 
+def load_walker(
+    checkpoint: OnePassCheckpoint,
+    config: OnePassConfig,
+    token_ids: Tensor,
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> OnePassHead:
+    """A head of which only what walks from slot to slot has weights, and the token map; the rest stays empty.
+
+    Args:
+        config: as the head is read.
+        token_ids: int64 [draft_vocab_size]: the target id of each draft id.
+
+    Raises:
+        CheckpointError: a missing tensor.
+    """
+    with torch.device("meta"), fields_refused():
+        head = OnePassHead(config)
+    tensors, state = checkpoint.canonical(read_tensors(checkpoint.folder)), {}
+    for canonical, expected in head.state_dict().items():
+        if canonical.startswith(("markov.", "selector.")):
+            [name] = names_in_file(canonical, config)
+            if name not in tensors:
+                raise CheckpointError(f"missing tensor {name}")
+            check_shape(name, tensors[name], tuple(expected.shape))
+            state[canonical] = tensors[name].to(device, dtype)
+    head.load_state_dict(state | {"draft_token_ids": token_ids.to(device)}, assign=True, strict=False)
+    return head.eval().requires_grad_(False)
+
+
 def fit_one_pass_head(
     config: OnePassConfig, tensors: dict[str, Tensor], vocab_size: int, embedding: Lent, lm_head: Lent
 ) -> tuple[OnePassHead, dict[str, Tensor], Tensor, list[str]]:

@@ -5,7 +5,6 @@ too; a linear layer that runs by itself reads its own part of them.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,8 @@ from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
-from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.places import AdapterPlaces
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
@@ -40,7 +39,7 @@ class _Place(NamedTuple):
     part: int
 
 
-class ModelAdapters:
+class ModelAdapters(AdapterPlaces):
     """The adapters of a model: room for `max_loras` of them, on the model's device.
 
     Args:
@@ -62,13 +61,12 @@ class ModelAdapters:
         max_rank: int,
         mixers: tuple[Mixer, ...] = (),
     ) -> None:
-        self.max_loras, self.max_rank = max_loras, max_rank
+        super().__init__(max_loras, max_rank)
         self.rows: AdapterRows | None = None
         """Of the forward pass that runs; None where no row has an adapter."""
-        self.resident = ResidentAdapters(max_loras, self._load, self._clear)
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
-        whole = _linears_of_all_rows(model, layers).difference(*(mixer.inner_linears for mixer in mixers))
+        whole = linears_of_all_rows(model, layers).difference(*(mixer.inner_linears for mixer in mixers))
         for layer in layers:
             self._adapt_layer(layer, names[id(layer)], whole)
         if not self._places:
@@ -78,24 +76,17 @@ class ModelAdapters:
             for path, place in self._places.items()
         }
 
-    def inspect(self, name: str, folder: Path) -> AdapterName:
-        """An adapter under the name that requests shall give.
+    def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
+        """Which adapter each row of a pass has; arguments as of `AdapterRows.of`."""
+        return AdapterRows.of(ids, self.max_loras, on_host)
 
-        Raises:
-            AdapterError: it cannot be served by this model; one line that says why.
-        """
-        read_adapter(folder, self.linears, self.max_rank)
-        return AdapterName(name, str(folder), adapter_digest(folder))
+    def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
+        """See `AdapterPlaces.put`."""
+        place = self._places[path]
+        place.stack.put(adapter_id, place.part, *adapter)
 
-    def _load(self, adapter: AdapterName, adapter_id: int) -> None:
-        folder = Path(adapter.path)
-        if adapter_digest(folder) != adapter.digest:
-            raise AdapterError(f"{folder}: the files of adapter {adapter.name} have changed since it was loaded")
-        for path, (a, b) in read_adapter(folder, self.linears, self.max_rank).items():
-            place = self._places[path]
-            place.stack.put(adapter_id, place.part, a, b)
-
-    def _clear(self, adapter_id: int) -> None:
+    def clear(self, adapter_id: int) -> None:
+        """See `AdapterPlaces.clear`."""
         for place in self._places.values():
             place.stack.clear(adapter_id)
 
@@ -121,7 +112,7 @@ class ModelAdapters:
 
 
 @torch.inference_mode()
-def _linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
+def linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
     """The linear layers that see every row of a batch, in order, once: not those of experts, or of heads one by one."""
     calls: dict[nn.Module, list[torch.Size]] = {}
 

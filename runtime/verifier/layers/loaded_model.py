@@ -90,6 +90,16 @@ class LoadedModel:
         return states_of(self.mixers)
 
     @property
+    def computed_by(self) -> str:
+        """What computes it in the place of its own weights by torch; nothing."""
+        return ""
+
+    @property
+    def own_features(self) -> tuple[Feature, ...]:
+        """What its batches have beside the features of every model; nothing."""
+        return ()
+
+    @property
     def resident_adapters(self) -> "ResidentAdapters | None":
         """Which adapters are there; None where it serves none."""
         return None if self.adapters is None else self.adapters.resident
@@ -154,7 +164,7 @@ class Adapters(Feature):
         """See `Feature.column`."""
         if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
             return None
-        return AdapterRows.of(self.slots.adapter_ids[placed.slots], self.adapters.max_loras, placed.on_host)
+        return self.adapters.rows_of(self.slots.adapter_ids[placed.slots], placed.on_host)
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
@@ -172,7 +182,7 @@ def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -
     Args:
         states: keeper of its layers' own states.
     """
-    found: list[Feature] = [PromptPooling(loaded.model, loaded.decoder_layers)]
+    found: list[Feature] = [PromptPooling(loaded.model, loaded.decoder_layers), *loaded.own_features]
     if loaded.adapters is not None:
         found.append(Adapters(loaded.adapters, slots))
     if states is not None:

@@ -43,10 +43,12 @@ class MediaTrial:
         loaded.takes |= self.refusals
         if self.family is None:
             return
+        from wingbeat.runtime.media.encoder import ModelEncoder
         from wingbeat.runtime.media.rows import MediaPart
 
         kind = self.family.kind
-        loaded.media, loaded.takes[kind] = MediaPart(loaded.model, self.family), SERVED
+        loaded.media = MediaPart(loaded.model.config, ModelEncoder(loaded.model, self.family))
+        loaded.takes[kind] = SERVED
         try:
             try_model(loaded, list(self.references))
         except (torch.OutOfMemoryError, MemoryError, BackendLost):

@@ -7,6 +7,7 @@ from torch.nn import functional
 from tests.runtime.draft_world import VOCAB
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
@@ -27,6 +28,16 @@ HEADS = {
     "eagle3.1": {"norm_output": True, "fc_norm": True},
     "before-residual": {"norm_before_residual": True, "norm_before_fc": True},
     "biased": {"fc_bias": True, "attention_bias": True, "qk_norm": True},
+    "partial": {"rotary_dim": 4, "rope_interleaved": True},
+    "deep": {"num_layers": 3, "rotary_dim": 6, "qk_norm": True, "norm_output": True},
+    "latent": {
+        "num_key_value_heads": 4,
+        "head_dim": 12,
+        "query_rank": 10,
+        "kv_rank": 14,
+        "rope_dim": 4,
+        "value_dim": 8,
+    },
     "eagle1": None,
 }
 
@@ -37,17 +48,24 @@ def head_of(kind: str, std: float = 0.3) -> DecoderHead:
     if HEADS[kind] is None:
         head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
     else:
-        head = EagleHead(EagleHeadConfig(**SHAPE, tap_layers=(1, 2, 3), draft_vocab_size=60, **HEADS[kind]))
+        make, config = (LatentEagleHead, LatentEagleConfig) if kind == "latent" else (EagleHead, EagleHeadConfig)
+        head = make(config(**SHAPE | HEADS[kind], tap_layers=(1, 2, 3), draft_vocab_size=60))
         head.draft_token_ids.copy_(torch.arange(60) + 20)
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=std)
     return head.eval().requires_grad_(False)
 
 
-def attend_densely(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention over everything: [1, T, heads, dim] in and out."""
-    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+def run_densely(head: DecoderHead, tokens: Tensor, features: Tensor) -> Tensor:
+    """The head's output behind all of a path, [H], every layer over everything: token ids and features [1, T, ...]."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        options = {"is_causal": True, "enable_gqa": True, "scale": head.scaling}
+        return functional.scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)
+
+    rotary = head.rotary(torch.arange(tokens.shape[1])[None])
+    return head.run_layers(tokens, features, rotary, [attend] * head.num_layers)[0, -1]
 
 
 @torch.inference_mode()
@@ -56,7 +74,7 @@ def draft_differences(
 ) -> dict[str, float]:
     """Largest difference of logits and hidden states by step, over uneven lengths; `relative` to the largest of the
     numbers where that is above 1."""
-    kv = LinearKV([config.layer], batch + 1, config.limits.capacity, config.torch_dtype, session.device)
+    kv = LinearKV(config.layers, batch + 1, config.limits.capacity, config.torch_dtype, session.device)
     runner, generator = DraftRunner(session, config, kv), torch.Generator().manual_seed(8)
     rows, lens, counts = list(range(1, batch + 1)), list(LENS[:batch]), list(COUNTS[:batch])
     longest = max(lens) + max(counts)
@@ -66,7 +84,7 @@ def draft_differences(
     def dense(row: int, num_known: int, path_ids: Tensor, path_hidden: Tensor) -> tuple[Tensor, Tensor]:
         tokens = torch.cat((ids[row, :num_known], path_ids))[None]
         features = torch.cat((head.fuse(taps[row, :num_known]), head.feedback(path_hidden)))[None]
-        hidden = head(tokens, features, head.rotary(torch.arange(tokens.shape[1])[None]), attend_densely)[0, -1]
+        hidden = run_densely(head, tokens, features)
         return head.logits(hidden), hidden
 
     def known_gap(output: DraftOutput, known: list[int]) -> float:

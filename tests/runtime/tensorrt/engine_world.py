@@ -12,15 +12,28 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.tensorrt.backend import LoadedEngine, TensorRTBackend, engine_limits
+from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine, media_part
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
+from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
+from wingbeat.runtime.tensorrt.block_graph import BlockGraph
+from wingbeat.runtime.tensorrt.build import head_fields
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
-from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, DraftEngineConfig, EngineLayer, Limits
+from wingbeat.runtime.tensorrt.engine_config import (
+    BaseEngineConfig,
+    DraftEngineConfig,
+    EngineLayer,
+    EngineLinear,
+    Limits,
+)
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
+from wingbeat.runtime.tensorrt.export import room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
+from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_of, visual_shapes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 LIMITS = Limits(
@@ -86,6 +99,8 @@ class TorchSession:
 
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
+    linears = room_for_adapters(loaded, limits).linears
+    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),
@@ -97,36 +112,25 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         eos_token_ids=(),
         tap_layers=tap_layers,
         has_draft_model=bool(tap_layers),
+        is_vlm=visual is not None,
+        visual=visual,
+        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in linears.items()),
     )
 
 
-def draft_config(head: DecoderHead) -> DraftEngineConfig:
+def draft_config(head: DecoderHead | OnePassHead) -> DraftEngineConfig:
     """Of an engine directory's head."""
-    config = head.config
-    return DraftEngineConfig(
-        **_COMMON,
-        num_decoder_layers=1,
-        max_position_embeddings=head.max_position_embeddings,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=head.num_key_value_heads,
-        head_dim=head.head_dim,
-        rotary_dim=head.head_dim,
-        draft_vocab_size=config.draft_vocab_size,
-        base_model_hidden_size=head.taps_size,
-        draft_model_hidden_size=head.hidden_size,
-        tap_layers=head.tap_layers,
-        base_fingerprint="0" * 20,
-    )
+    return DraftEngineConfig(**_COMMON | head_fields(head), base_fingerprint="0" * 20)
 
 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
     sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
-    shapes = base_shapes(loaded.layers, config.windows, *sizes)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.adapters, config.visual, loaded.hidden_size)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_graph(loaded, OPS):
-            graph = BaseGraph(loaded, config.tap_layers, OPS)
+            graph = BaseGraph(loaded, config.tap_layers, OPS, config.adapters, config.visual)
             try:
                 return graph(*graph.arguments(list(tensors.values())))
             finally:
@@ -135,21 +139,44 @@ def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     return TorchSession(run, *shapes)
 
 
-def draft_session(head: DecoderHead, config: DraftEngineConfig) -> TorchSession:
+def visual_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
+    """The graph of the vision encoder, run by torch."""
+    shapes = visual_shapes(config.visual, loaded.hidden_size, torch.float32)
+    graph = VisualGraph(loaded, config.visual, list(shapes.inputs))
+
+    def run(tensors: dict[str, Tensor]) -> list[Tensor]:
+        with as_visual_graph(loaded, config.visual):
+            return graph(*tensors.values())
+
+    return TorchSession(run, *shapes)
+
+
+def draft_session(head: DecoderHead | OnePassHead, config: DraftEngineConfig) -> TorchSession:
     """The head's graph, run by torch."""
     sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
-    shapes = draft_shapes(config.layer, *sizes, config.limits.capacity, torch.float32)
-    graph = DraftGraph(head, OPS)
-    return TorchSession(lambda tensors: graph(*tensors.values()), *shapes)
+    names = () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks]
+    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32, names)
+    graph = DraftGraph(head, OPS) if config.block is None else BlockGraph(head, OPS)
+    return TorchSession(lambda tensors: graph(*graph.arguments(list(tensors.values()))), *shapes)
 
 
 def engine_on(
-    session: EngineSession, config: BaseEngineConfig, limits: EngineConfig, drafter: Drafter | None, graph_device=None
+    session: EngineSession,
+    config: BaseEngineConfig,
+    limits: EngineConfig,
+    drafter: Drafter | None,
+    graph_device=None,
+    media: MediaPart | None = None,
 ) -> Engine:
-    """An engine whose verifier a session runs, over its drafter in this thread."""
+    """An engine whose verifier a session runs, over its drafter in this thread.
+
+    Args:
+        media: of a model that takes images.
+    """
     directory = FakeDirectory(config, None)
-    backend = TensorRTBackend(directory, session, graph_device)
-    loaded = LoadedEngine.of(config, torch.device("cpu"))
+    loaded, adapters = load_engine(config, limits, torch.device("cpu"))
+    loaded.serve_images(media)
+    backend = TensorRTBackend(directory, session, graph_device, adapters)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
     if drafter is not None:
@@ -158,15 +185,35 @@ def engine_on(
 
 
 def torch_pair(
-    loaded: LoadedModel, speculation: SpeculationConfig, limits: EngineConfig, with_drafter: bool = True
+    loaded: LoadedModel,
+    speculation: SpeculationConfig,
+    limits: EngineConfig,
+    with_drafter: bool = True,
+    head: DecoderHead | OnePassHead | None = None,
+    built: Limits = LIMITS,
 ) -> tuple[Engine, TorchSession, TorchSession | None]:
-    """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none."""
+    """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none.
+
+    Args:
+        head: in the place of `random_head`.
+        built: limits of the engines.
+    """
     if not with_drafter:
-        config = base_config(loaded, ())
+        config = base_config(loaded, (), built)
         session = base_session(loaded, config)
-        return engine_on(session, config, limits, None), session, None
-    head = random_head(loaded)
-    config, drafts = base_config(loaded, head.tap_layers), draft_config(head)
+        return engine_on(session, config, limits, None, media=media_of(loaded, config)), session, None
+    head = random_head(loaded) if head is None else head
+    config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
-    drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
-    return engine_on(session, config, limits, drafter), session, draft
+    if isinstance(head, OnePassHead):
+        drafter = BlockDrafter(draft, drafts, head, speculation)
+    else:
+        drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
+    return engine_on(session, config, limits, drafter, media=media_of(loaded, config)), session, draft
+
+
+def media_of(loaded: LoadedModel, config: BaseEngineConfig) -> MediaPart | None:
+    """Images by the graph of the vision encoder, run by torch; None for a model of text."""
+    if config.visual is None:
+        return None
+    return media_part(visual_session(loaded, config), config, loaded.model.config)

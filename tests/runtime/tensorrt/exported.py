@@ -12,6 +12,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
+from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model, prepare_model
 
@@ -29,7 +30,13 @@ class ExportedPair(NamedTuple):
 
 
 def exported_pair(
-    folder: Path, name: str = "llama", with_head: bool = True, opset: int = 24, dtype: str = "float32", **config
+    folder: Path,
+    name: str = "llama",
+    with_head: bool = True,
+    opset: int = 24,
+    dtype: str = "float32",
+    limits: Limits = LIMITS,
+    **config,
 ) -> ExportedPair:
     """A random verifier of `tests.runtime.models`, its random head, and their engine directory.
 
@@ -41,13 +48,13 @@ def exported_pair(
     verifier.save_pretrained(model)
     if head is not None:
         save_eagle_head(random_head(prepare_model(verifier, name)), head)
-    plan = BuildPlan(model, head, folder / "engines", getattr(torch, dtype), LIMITS, opset)
+    plan = BuildPlan(model, head, folder / "engines", getattr(torch, dtype), limits, opset)
     return ExportedPair(model, head, export_directory(plan))
 
 
-def exported_demo(folder: Path) -> ExportedPair:
-    """The demo pair and its engine directory."""
-    model, head = DEMO_PAIR / "verifier", DEMO_PAIR / "drafter"
+def exported_demo(folder: Path, drafter: str = "drafter") -> ExportedPair:
+    """The demo pair, or its verifier with another drafter, and its engine directory."""
+    model, head = DEMO_PAIR / "verifier", DEMO_PAIR / drafter
     return ExportedPair(model, head, export_directory(BuildPlan(model, head, folder, torch.float32, LIMITS)))
 
 

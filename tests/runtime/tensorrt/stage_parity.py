@@ -11,8 +11,8 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.round.rows import ModelOutput, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
-from wingbeat.runtime.tensorrt.engine_model import EngineModel
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.engine_model import EngineModel, KvRows
+from wingbeat.runtime.tensorrt.linear_kv import LinearKV, Pages, RowCache
 from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -36,9 +36,10 @@ class Both:
         )
         self.paged = KVCache(loaded.layers, limits, loaded.dtype, loaded.device)
         self.linear = LinearKV(loaded.layers, self.num_rows, self.capacity, config.torch_dtype, loaded.device)
+        cache = RowCache(self.linear, Pages(self.num_rows, self.capacity), 0)
         self.torch = VerifierModel(loaded, config.tap_layers)
         runner = BaseRunner(session, config, self.linear)
-        self.engine = EngineModel(runner, config.tap_layers, (), folder=None)
+        self.engine = EngineModel(runner, cache, config.tap_layers, (), folder=None)
 
     def run(self, token_ids: Tensor, contexts: Tensor, parents: tuple[int, ...] | None) -> "Outputs":
         """Rows of some sequences behind their contexts; `parents` None is a chunk of a prompt."""
@@ -53,7 +54,9 @@ class Both:
         positions = contexts[:, None] + depths
         segment = Segment.of(0, positions, contexts, visible, tables)
         mapping = (tables * self.capacity + contexts[:, None] + torch.arange(num_rows)).flatten()
-        batch = Rows(token_ids.reshape(1, -1), positions.reshape(1, -1), mapping, [segment], self.paged.layers)
+        owners = KvRows((tables - 1).expand_as(token_ids).flatten(), token_ids.numel())
+        flat = token_ids.reshape(1, -1), positions.reshape(1, -1)
+        batch = Rows(*flat, mapping, [segment], self.paged.layers, columns={KvRows: owners})
         with torch.inference_mode():
             return Outputs(self.torch(batch), self.engine(batch))
 
@@ -66,7 +69,8 @@ class Both:
         positions = torch.arange(len(prompt))[None]
         segment = Segment.of(0, positions, start, None, tables)
         mapping = row * self.capacity + positions[0]
-        batch = Rows(prompt[None], positions, mapping, [segment], self.paged.layers)
+        owners = KvRows(torch.full_like(prompt, row - 1), 0)
+        batch = Rows(prompt[None], positions, mapping, [segment], self.paged.layers, columns={KvRows: owners})
         with torch.inference_mode():
             return Outputs(self.torch(batch), self.engine(batch))
 
@@ -138,5 +142,5 @@ def kv_after_compaction(both: Both, num_seqs: int) -> tuple[float, float]:
         )
 
     before = gap()
-    both.linear.move(rows + path, rows + torch.arange(len(path)))
+    both.linear.shift(rows + path, rows + torch.arange(len(path)))
     return before, gap()

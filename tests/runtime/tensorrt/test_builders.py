@@ -5,11 +5,16 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.runtime.tensorrt.exported import demo_head
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
+from wingbeat.runtime.heads.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
-from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
@@ -63,14 +68,21 @@ def of_shape(name: str, dtype: torch.dtype) -> LoadedModel:
 @pytest.mark.tensorrt
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("demo", torch.float16), ("llama-3.1-8b", torch.float16), ("llama-3.1-8b", torch.bfloat16)],
-    ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16"],
+    ("name", "dtype", "max_loras"),
+    [
+        ("demo", torch.float16, 0),
+        ("llama-3.1-8b", torch.float16, 0),
+        ("llama-3.1-8b", torch.bfloat16, 0),
+        ("llama-3.1-8b", torch.bfloat16, 4),
+    ],
+    ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16", "llama-8b-bfloat16-adapters"],
 )
-def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, tmp_path):
+def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, max_loras, tmp_path):
     loaded, file = of_shape(name, dtype), tmp_path / "eagle_base.onnx"
     taps = tuple(range(len(loaded.layers)))
-    export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file)
+    room = room_for_adapters(loaded, LIMITS.model_copy(update={"max_loras": max_loras}))
+    assert len(room.linears) == (7 if max_loras else 0)
+    export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file, room)
     for capability in CAPABILITIES:
         engine = tmp_path / f"{capability}.engine"
         builder.build(file, base_profiles(LIMITS), engine, (capability,), tmp_path / "timing.cache")
@@ -88,6 +100,35 @@ def test_the_builder_takes_the_demo_heads_stages_for_three_gpus(builder, tmp_pat
         engine = tmp_path / f"{capability}.engine"
         builder.build(file, draft_profiles(LIMITS), engine, (capability,))
         assert engine.stat().st_size > 0
+
+
+HEAD = {
+    **{"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8},
+    **{"target_hidden_size": 512, "vocab_size": 4096, "draft_vocab_size": 1024, "tap_layers": (1, 2, 3)},
+}
+BLOCK = {name: size for name, size in HEAD.items() if name != "tap_layers"} | {
+    **{"family": OnePassFamily.DFLASH2, "slots": Slots.FILL_IN, "block_size": 8, "mask_token_id": 5, "head_dim": 64},
+    **{"tap_layers": (1, 2, 3), "masks": (LayerMask(causal=True, window=128), LayerMask(causal=False))},
+    "lattice": LatticeConfig(num_taps=2, group_size=64, rank=8, top_k=8),
+}
+HEADS = {
+    "one-pass": lambda: OnePassHead(OnePassConfig(**BLOCK)),
+    "three-layers": lambda: EagleHead(EagleHeadConfig(**HEAD, head_dim=64, num_layers=3, rotary_dim=32, qk_norm=True)),
+    "latent": lambda: LatentEagleHead(
+        LatentEagleConfig(**HEAD, head_dim=192, query_rank=256, kv_rank=256, rope_dim=64, value_dim=128)
+    ),
+}
+
+
+@pytest.mark.tensorrt
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_builder_takes_heads_of_other_shapes_for_three_gpus(builder, kind, tmp_path):
+    head, file = HEADS[kind]().to(torch.float16).eval().requires_grad_(False), tmp_path / "eagle_draft.onnx"
+    export_draft(head, LIMITS, GraphOps(24, torch.float16), file)
+    for capability in CAPABILITIES:
+        builder.build(file, draft_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
+        assert (tmp_path / f"{capability}.engine").stat().st_size > 0
 
 
 @pytest.mark.tensorrt

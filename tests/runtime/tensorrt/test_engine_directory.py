@@ -56,7 +56,7 @@ def test_a_directory_reads_as_it_was_written(folder, llama):
     [
         ("base_config.json", {"vocab_size": "many"}, r"base_config\.json: vocab_size: input should be a valid integer"),
         ("base_config.json", {"colour": 1}, r"base_config\.json: colour: extra inputs are not permitted"),
-        ("base_config.json", {"format_version": 2}, r"base_config\.json: format_version: input should be 1"),
+        ("base_config.json", {"format_version": 1}, r"base_config\.json: format_version: input should be 2"),
         ("base_config.json", {"tap_layers": [1, 99]}, r"base_config\.json: fields: tap_layers is \(1, 99\): there are"),
         ("base_config.json", {"layers": []}, r"base_config\.json: fields: layers has 0 entries"),
         (
@@ -89,11 +89,13 @@ def test_a_folder_without_configs_is_none(tmp_path):
         EngineDirectory(tmp_path)
 
 
-def test_limits_become_one_block_a_sequence(llama):
+def test_without_cached_prefixes_limits_become_one_block_a_sequence(llama):
     config = base_config(llama, ())
-    limits = engine_limits(EngineConfig(max_num_seqs=3, max_model_len=200), config)
+    limits = engine_limits(EngineConfig(max_num_seqs=3, max_model_len=200, enable_prefix_caching=False), config)
     assert (limits.max_blocks_per_seq, limits.num_kv_blocks, limits.block_size) == (1, 4, config.limits.capacity)
-    assert not limits.enable_prefix_caching
+    paged = engine_limits(EngineConfig(max_num_seqs=3, max_model_len=200), config)
+    assert (paged.block_size, paged.num_kv_blocks) == (16, 3 * paged.max_blocks_per_seq + 1)
+    assert engine_limits(EngineConfig(max_num_seqs=3, max_model_len=200, num_kv_blocks=40), config).num_kv_blocks == 40
     lowered = engine_limits(EngineConfig(max_model_len=4000, lower_max_model_len=True), config)
     assert lowered.max_model_len == config.limits.max_kv_cache_capacity
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, World, channel_spec
-from tests.runtime.tensorrt.draft_parity import HEADS, attend_densely, draft_differences, head_of
+from tests.runtime.draft_world import BLOCK_SIZE, BLOCKS_PER_SEQ, MAX_LEN, NUM_SLOTS, World, channel_spec
+from tests.runtime.tensorrt.draft_parity import HEADS, draft_differences, head_of, run_densely
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
@@ -18,12 +18,6 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=5, draft_top_k=1, verify_tree_size=6),
 }
 LENS = (17, 3, 29, 8, 2)
-
-
-def linear(world: World) -> World:
-    """The same sequences, each in one block of its own."""
-    world.tables = torch.arange(1, NUM_SLOTS + 1)[:, None]
-    return world
 
 
 class DenseTrees:
@@ -61,8 +55,7 @@ class DenseTrees:
         known = int(world.lens[slot]) - 1
         ids = torch.cat([world.tokens[slot, 1 : known + 1], *(token[None] for token, _ in path)])
         features = torch.cat([head.fuse(world.taps[slot, :known]), *(feature[None] for _, feature in path)])
-        positions = torch.arange(len(ids))[None]
-        return head(ids[None], features[None], head.rotary(positions), attend_densely)[0, -1]
+        return run_densely(head, ids[None], features[None])
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -84,9 +77,9 @@ def test_trees_are_those_of_whole_paths(kind, shape, temperature):
     config = draft_config(head)
     session = draft_session(head, config)
     engine = EngineDrafter(session, config, head.draft_token_ids, speculation)
-    spec = replace(channel_spec(speculation, head.taps_size), max_blocks_per_seq=1)
-    engine.resize(spec, NUM_SLOTS, NUM_SLOTS + 1)
-    world = linear(World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS))
+    spec = channel_spec(speculation, head.taps_size)
+    engine.resize(spec, NUM_SLOTS, spec.num_blocks)
+    world = World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS)
     world.feed(engine)
     dense = DenseTrees(head, world, speculation)
     for levels in (None, 2):
@@ -113,25 +106,48 @@ def test_the_torch_drafters_trees_are_those_of_whole_paths_too(kind, shape):
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
 
 
-def test_a_channel_of_paged_blocks_is_refused():
+def test_longer_sequences_than_the_engine_has_rows_for_are_refused():
     speculation, head = SHAPES["tree"], head_of("eagle3")
     config = draft_config(head)
     engine = EngineDrafter(draft_session(head, config), config, head.draft_token_ids, speculation)
     spec = channel_spec(speculation, head.taps_size)
-    with pytest.raises(ValueError, match=f"a sequence has {spec.max_blocks_per_seq} KV blocks"):
-        engine.resize(spec, NUM_SLOTS, spec.num_blocks)
-    longer = replace(spec, max_blocks_per_seq=1, max_model_len=MAX_LEN * 100)
+    longer = replace(spec, max_model_len=MAX_LEN * 100)
     with pytest.raises(ValueError, match="max_model_len is 6400: the engine has max_kv_cache_capacity 256"):
         engine.resize(longer, NUM_SLOTS, 10)
 
 
-def test_more_rows_keep_what_is_committed():
+@torch.inference_mode()
+def test_a_sequence_that_begins_with_others_blocks_has_their_pairs():
+    speculation, head = SHAPES["tree"], head_of("deep")
+    config = draft_config(head)
+    engine = EngineDrafter(draft_session(head, config), config, head.draft_token_ids, speculation)
+    spec = channel_spec(speculation, head.taps_size)
+    engine.resize(spec, NUM_SLOTS, spec.num_blocks)
+    world = World(speculation, head.taps_size, LENS)
+    world.feed(engine)
+    longest = max(world.slots, key=lambda slot: int(world.lens[slot]))
+    other = next(slot for slot in range(NUM_SLOTS) if slot not in world.slots)
+    shared, known = 5 * BLOCK_SIZE, int(world.lens[longest]) - 1
+    world.tables[other, :5] = world.tables[longest, :5]
+    for part in (world.tokens, world.taps, world.lens):
+        part[other] = part[longest]
+    engine.commit(world.batch(chunks=[(other, shared, known - shared)]))
+    found = engine.propose(world.batch(proposals=[longest, other]))
+    assert torch.equal(*found.token_ids)
+    torch.testing.assert_close(*found.scores, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_blocks", [NUM_SLOTS * BLOCKS_PER_SEQ + 1, None], ids=["pages", "one block a sequence"])
+def test_more_rows_keep_what_is_committed(num_blocks):
     speculation, head = SHAPES["tree"], head_of("eagle3")
     config = draft_config(head)
     engine = EngineDrafter(draft_session(head, config), config, head.draft_token_ids, speculation)
-    spec = replace(channel_spec(speculation, head.taps_size), max_blocks_per_seq=1)
-    engine.resize(spec, NUM_SLOTS, NUM_SLOTS + 1)
-    linear(world := World(speculation, head.taps_size, LENS)).feed(engine)
+    spec, world = channel_spec(speculation, head.taps_size), World(speculation, head.taps_size, LENS)
+    if num_blocks is None:
+        spec, world.tables = replace(spec, max_blocks_per_seq=1), torch.arange(1, NUM_SLOTS + 1)[:, None]
+    engine.resize(spec, NUM_SLOTS, num_blocks or NUM_SLOTS + 1)
+    world.feed(engine)
+    assert bool(engine.runner.kv.pages) == (num_blocks is not None)
     before = engine.propose(world.batch(proposals=world.slots))
-    engine.resize(spec, 2 * NUM_SLOTS, 2 * NUM_SLOTS + 1)
+    engine.resize(spec, 2 * NUM_SLOTS, 2 * (num_blocks or NUM_SLOTS + 1))
     assert torch.equal(engine.propose(world.batch(proposals=world.slots)).token_ids, before.token_ids)

@@ -1,5 +1,8 @@
 """The whole engine on the backend tensorrt: its text is transformers' own, whatever shape, batch and drafter."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,10 +14,14 @@ from tests.runtime.models import (
     engine_config,
     greedy_params,
     new_engine,
+    random_head,
     reference,
 )
 from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
+from wingbeat.runtime.drafters.eagle import drafter_class
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -82,6 +89,36 @@ def test_without_a_drafter_nothing_of_trees_is_run():
     assert draft is None
     assert "hidden_states" not in session.outputs
     assert engine.model.taps_size == 0
+
+
+HEADS = {
+    "turns half": lambda config: EagleHead(replace(config, rotary_dim=4, rope_interleaved=True)),
+    "three layers": lambda config: EagleHead(replace(config, num_layers=3, qk_norm=True, norm_output=True)),
+    "MLA": lambda config: LatentEagleHead(
+        LatentEagleConfig(**vars(config) | {"num_key_value_heads": 4}, kv_rank=14, rope_dim=4, value_dim=6)
+    ),
+}
+"""Of a config of `random_head`'s shapes."""
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.few(2)
+def test_heads_of_other_shapes_draft_what_they_draft_by_torch(kind):
+    expected, counts = reference("llama"), []
+    head = HEADS[kind](random_head(expected.loaded).config)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    for by_engine in (True, False):
+        if by_engine:
+            engine, _, _ = torch_pair(expected.loaded, TREE, limits(TREE, 4), head=head.eval())
+        else:
+            drafter = drafter_class(head)(copy.deepcopy(head), TREE)
+            engine = new_engine(expected.loaded, engine_config(TREE, max_num_seqs=4), drafter)
+        texts = Run(engine, expected.prompts[:4], greedy_params(24)).finish()
+        assert texts == [more[:24] for more in expected.continuations[:4]]
+        counts.append((engine.speculation.num_drafts, engine.speculation.num_accepted_tokens))
+        engine.model.remove_taps()
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.slow

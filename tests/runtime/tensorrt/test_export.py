@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.runtime.hybrids import hybrid, needs_states
+from tests.runtime.lora_world import NUM_TOKENS, lora_world
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -15,6 +16,7 @@ from tests.runtime.models import (
     generate,
     greedy,
     greedy_params,
+    new_engine,
     prepare_model,
     random_head,
     random_model,
@@ -25,12 +27,16 @@ from tests.runtime.tensorrt.draft_parity import draft_differences, head_of
 from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, engine_on
 from tests.runtime.tensorrt.exported import demo_head, exported_demo, exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
-from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterOptions
+from wingbeat.runtime.drafters.one_pass import build_one_pass
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
-from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 from wingbeat.runtime.tensorrt.export import export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
+from wingbeat.runtime.tensorrt.open_drafter import open_drafter
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 onnx = pytest.importorskip("onnx")
@@ -126,7 +132,7 @@ def test_half_precision_uses_the_attention_operator(dtype, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "demo"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "partial", "deep", "latent", "demo"])
 def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
     head, file = demo_head(torch.float32) if kind == "demo" else head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float32), file)
@@ -143,11 +149,11 @@ def test_the_demo_verifier_has_torchs_numbers_in_every_stage(demo, batch):
     assert max(differences.values()) <= TOLERANCE, differences
 
 
-def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True):
+def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True, **fields):
     """An engine on a directory's ONNX files."""
     folder, cpu = pair.directory.folder, torch.device("cpu")
     drafter = open_drafter(folder, pair.head, pair.model, speculation, cpu) if with_drafter else None
-    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
+    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None, **fields)
     return engine_on(pair.directory.open_session("eagle_base", cpu), pair.directory.base, limits, drafter)
 
 
@@ -168,6 +174,27 @@ def test_text_by_onnx_runtime_is_that_of_generate(pair, written, shape, batch):
 
 
 @pytest.mark.slow
+def test_adapters_and_prefixes_by_onnx_runtime_give_the_text_of_merged_models(tmp_path):
+    world = lora_world()
+    room = LIMITS.model_copy(update={"max_loras": 3, "max_lora_rank": 8})
+    pair = exported_pair(tmp_path, limits=room)
+    engine = engine_by_onnx_runtime(pair, TREE, 4, max_loras=3, max_lora_rank=8, block_size=4)
+    which = [0, 1, 2, 3, 1]
+    for rounds in range(2):
+        for index, adapter in enumerate(which):
+            prompt = tuple(world.prompts[index])
+            request = Request(f"{rounds}-{index}", prompt, greedy_params(NUM_TOKENS), adapter=world.adapters[adapter])
+            engine.add_request(request)
+        tokens: dict[str, list[int]] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        expected = {f"{rounds}-{index}": world.expected[adapter][index] for index, adapter in enumerate(which)}
+        assert tokens == expected
+    assert engine.block_manager.hit_tokens > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_demo_pairs_text_is_that_of_generate_and_drafts_are_accepted(demo, batch):
     expected = reference("demo")
@@ -175,6 +202,26 @@ def test_the_demo_pairs_text_is_that_of_generate_and_drafts_are_accepted(demo, b
     texts = Run(engine, expected.prompts, greedy_params(64)).finish()
     assert texts == [more[:64] for more in expected.continuations]
     assert engine.speculation.num_accepted_tokens > engine.speculation.num_drafts
+
+
+@pytest.mark.slow
+def test_the_demos_one_pass_head_drafts_by_onnx_runtime_what_it_drafts_by_torch(tmp_path):
+    expected, counts = reference("demo"), []
+    pair = exported_demo(tmp_path, "dflash2")
+    speculation = SpeculationConfig(draft_steps=5, draft_top_k=2, verify_tree_size=12)
+    target = TargetDescription.from_checkpoint(pair.model)
+    for by_engine in (True, False):
+        if by_engine:
+            engine = engine_by_onnx_runtime(pair, speculation, 4)
+        else:
+            drafter = build_one_pass(str(pair.head), target, speculation, DrafterOptions())
+            engine = new_engine(expected.loaded, engine_config(speculation, max_num_seqs=4), drafter)
+        texts = Run(engine, expected.prompts, greedy_params(64)).finish()
+        assert texts == [more[:64] for more in expected.continuations]
+        counts.append((engine.speculation.num_drafts, engine.speculation.num_accepted_tokens))
+        engine.model.remove_taps()
+    assert counts[0] == counts[1]
+    assert counts[0][1] > counts[0][0]
 
 
 @pytest.mark.slow

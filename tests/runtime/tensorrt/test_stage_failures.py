@@ -174,7 +174,7 @@ def test_a_prompt_longer_than_the_engine_takes_is_refused(base):
 def test_a_proposal_commits_nothing_and_needs_a_committed_context(llama):
     head = random_head(llama)
     config = draft_config(head)
-    kv = LinearKV([config.layer], 3, LIMITS.capacity, torch.float32, torch.device("cpu"))
+    kv = LinearKV(config.layers, 3, LIMITS.capacity, torch.float32, torch.device("cpu"))
     runner = DraftRunner(draft_session(head, config), config, kv)
     taps = torch.randn(1, 5, head.taps_size, generator=torch.Generator().manual_seed(1))
     runner.prefill(KnownPairs([1], [0], [5], torch.arange(5)[None], taps))

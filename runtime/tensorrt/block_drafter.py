@@ -1,0 +1,57 @@
+"""Drafting with the engine of a one-pass head: the trees of `OnePassDrafter`, of one pass each."""
+
+from torch import Tensor
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.growth import Growth
+from wingbeat.runtime.drafters.one_pass import CandidateChooser, check_shape, grow_along
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.tensorrt.block_runner import BlockRunner
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
+from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
+from wingbeat.runtime.tensorrt.session import EngineSession
+
+
+class BlockDrafter(EngineDrafter):
+    """The engine runs the block; what walks from slot to slot is the head's, by torch.
+
+    Args:
+        session: of `eagle_draft`.
+        walker: the head, of which only what walks need be there (`load_walker`).
+        graph_device: captures blocks and accepts; None runs them eagerly.
+
+    Raises:
+        ValueError: the trees are deeper than the block.
+    """
+
+    runner_kind = BlockRunner
+
+    def __init__(
+        self,
+        session: EngineSession,
+        config: DraftEngineConfig,
+        walker: OnePassHead,
+        speculation: SpeculationConfig,
+        graph_device: GraphDevice | None = None,
+    ) -> None:
+        check_shape(speculation, config.block.num_drafted)
+        super().__init__(session, config, walker.draft_token_ids, speculation, graph_device)
+        self.walker = walker
+        self._choose_for = CandidateChooser(self.growth, walker)
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Grow a tree per proposal slot; see `Drafter.propose`."""
+        kv_rows, slots = self._rows(batch.proposal_slots.tolist())
+        roots = self.growth.roots(batch, slots)
+        output = self.runner.block(kv_rows, (roots.positions[0] - 1).tolist(), roots.token_ids)
+        walk = self.walker.walk_over(output.logits, output.hidden, self._choose_for(roots))
+        return grow_along(self.growth, roots, walk, batch.growth_rules)
+
+    def _growth_of(self, draft_token_ids: Tensor) -> Growth:
+        return Growth(self.speculation, draft_token_ids, packed=True, whole=True)
+
+    def _rows_behind(self) -> int:
+        return self.config.block.size

@@ -1,0 +1,98 @@
+"""A head that drafts a block in one pass as a graph: the same for committed positions and for the slots of a block.
+
+A committed position has taps and the token id COMMITTED: its keys and values are made of the taps alone. A slot has the
+token id that it stands for, or the one behind the vocabulary where it is masked.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.contract import Attend
+from wingbeat.runtime.heads.one_pass.config import LayerMask
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+
+COMMITTED = -1
+"""In the place of a token id."""
+NUM_PLAIN_INPUTS = 5
+"""Before the masks."""
+
+
+def layer_masks(head: OnePassHead) -> tuple[LayerMask, ...]:
+    """What its layers see, each once, in the order of the layers."""
+    return tuple(dict.fromkeys(head.config.masks))
+
+
+class BlockGraph(nn.Module):
+    """A one-pass head to be exported; what walks from slot to slot is no part of it.
+
+    Raises:
+        ValueError: it has attention sinks.
+    """
+
+    def __init__(self, head: OnePassHead, ops: GraphOps) -> None:
+        super().__init__()
+        if head.config.sinks:
+            raise ValueError("this head has attention sinks: the operator Attention has none")
+        self.head = head
+        self.ops = ops
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        hidden_states_input: Tensor,
+        attention_pos_id: Tensor,
+        kvcache_start_index: Tensor,
+        last_token_ids: Tensor,
+        attention_masks: list[Tensor],
+        caches: list[Tensor],
+    ) -> list[Tensor]:
+        """One pass.
+
+        Args:
+            input_ids: int64 [batch, rows]: target ids of slots, vocab_size of masked ones, COMMITTED of others.
+            hidden_states_input: [batch, rows, taps_size], the verifier's at committed positions.
+            attention_pos_id: int64 [batch, rows].
+            kvcache_start_index: int64 [batch].
+            last_token_ids: int64 [batch, selected], rows whose outputs are wanted.
+            attention_masks: bool [batch, 1, rows, capacity], one for each of `layer_masks`.
+            caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
+
+        Returns:
+            logits [batch, selected, draft_vocab_size], hidden states [batch, selected, hidden_size], and the caches.
+        """
+        head, written = self.head, []
+        rotary = head.rotary(attention_pos_id)
+        context = head.context(head.fuse(hidden_states_input), rotary)
+        committed = (input_ids == COMMITTED)[..., None, None]
+        masks = dict(zip(layer_masks(head), attention_masks, strict=True))
+
+        def layer(index: int) -> Attend:
+            def attend(query: Tensor, *own: Tensor) -> Tensor:
+                now = []
+                for cache, new, known in zip(caches[2 * index : 2 * index + 2], own, context[index], strict=True):
+                    update = torch.where(committed, known, new).transpose(1, 2)
+                    now.append(self.ops.scatter(cache, update, kvcache_start_index))
+                written.extend(now)
+                scaling = head.config.head_dim**-0.5
+                mask = masks[head.config.masks[index]]
+                return self.ops.attention(query.transpose(1, 2), *now, mask, scaling).transpose(1, 2)
+
+            return attend
+
+        attends = [layer(index) for index in range(head.config.num_layers)]
+        hidden = head.run_stream(self._embedded(input_ids), rotary, attends)
+        hidden = hidden.gather(1, last_token_ids[..., None].expand(-1, -1, hidden.shape[-1]))
+        return [head.logits(hidden), hidden, *written]
+
+    def arguments(self, inputs: list) -> tuple:
+        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        caches = NUM_PLAIN_INPUTS + len(layer_masks(self.head))
+        return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:caches], inputs[caches:]
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        """[batch, rows, H]; of committed positions anything that is finite."""
+        head, size = self.head, self.head.config.vocab_size
+        embedded = head.embed_tokens(input_ids.clamp(0, size - 1))
+        masked = (input_ids == size)[..., None]
+        return head.scaled(torch.where(masked, head.mask_vector, embedded))

@@ -1,0 +1,66 @@
+"""The engine of a head that drafts a block in one pass: committed positions by their taps, and a block's slots."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.heads.one_pass.config import LayerMask
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.tensorrt.block_graph import COMMITTED
+from wingbeat.runtime.tensorrt.draft_runner import DraftOutput, DraftRunner, KnownPairs
+from wingbeat.runtime.tensorrt.graph_shapes import block_mask_name
+from wingbeat.runtime.tensorrt.session import EngineStage
+
+
+class BlockRunner(DraftRunner):
+    """Runs such an engine; a position is stored where `DraftRunner` stores its pair."""
+
+    def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
+        """Capture accepts of padded paths and blocks; False if a stage has to run eagerly."""
+        block = self.config.block
+        done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
+        done.append(self.stages.capture(EngineStage.PROPOSAL, block.size, block.num_drafted))
+        return all(done)
+
+    def block(self, kv_rows: list[int], starts: list[int], anchors: Tensor) -> DraftOutput:
+        """One pass over a block for each sequence; does not commit.
+
+        Args:
+            kv_rows: of each sequence.
+            starts: positions of each sequence that are committed.
+            anchors: int64 [num_seqs]: the last decided tokens.
+
+        Returns:
+            Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict something.
+
+        Raises:
+            WrongInputError: a sequence's context was not committed; names the value.
+        """
+        self._check_context(kv_rows, starts)
+        block, device = self.config.block, self._device
+        slots = torch.arange(block.size, device=device)
+        positions = upload(starts, device)[:, None] + slots
+        ids = torch.full_like(positions, block.vocab_size)
+        ids[:, 0] = anchors
+        inputs = {
+            "input_ids": ids,
+            "hidden_states_input": self._no_hidden(ids, self.config.base_model_hidden_size),
+            "attention_pos_id": positions,
+            "last_token_ids": slots[block.first_slot :].repeat(len(ids), 1),
+            **{block_mask_name(*mask): self._seen(mask, positions) for mask in block.distinct_masks},
+        }
+        outputs = self.stages.run(EngineStage.PROPOSAL, kv_rows, starts, inputs)
+        return DraftOutput(outputs["logits"], outputs["hidden_states"])
+
+    def _known_inputs(self, pairs: KnownPairs, positions: Tensor) -> dict[str, Tensor]:
+        seen = (self._keys <= positions[..., None])[:, None]
+        masks = {block_mask_name(*mask): seen for mask in self.config.block.distinct_masks}
+        ids = torch.full_like(pairs.token_ids, COMMITTED)
+        return {"input_ids": ids, "hidden_states_input": pairs.base_hidden, **masks}
+
+    def _seen(self, mask: LayerMask, positions: Tensor) -> Tensor:
+        """bool [num_seqs, 1, size, capacity]: what the slots of a block see in layers of one kind."""
+        last = positions if mask.causal else positions[:, -1:].expand_as(positions)
+        seen = self._keys <= last[..., None]
+        if mask.window is not None:
+            seen &= positions[..., None] - self._keys < mask.window
+        return seen[:, None]

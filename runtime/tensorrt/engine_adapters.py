@@ -1,0 +1,109 @@
+"""LoRA adapters as inputs of the verifier's graph: all of a linear layer's side by side, each sequence with its own.
+
+What a layer adds is (x A * chosen) B, with A [inputs, max_loras * rank] and B [max_loras * rank, outputs], where
+`chosen` is 1 in the columns of a sequence's adapter and 0 in the others': no weight is gathered, and no shape changes.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.places import AdapterPlaces
+
+IDS = "lora_ids"
+"""int64 [batch], an input: the place of each sequence's adapter; 0 is none."""
+
+
+class GraphAdapters(NamedTuple):
+    """What a graph has room for."""
+
+    linears: Mapping[str, LinearShape] = {}
+    """By path in the model; none where there is no room."""
+    max_loras: int = 0
+    max_rank: int = 0
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the matrices A and B of each linear layer in turn, by their names as inputs."""
+        width = self.max_loras * self.max_rank
+        return {
+            name: sizes
+            for path, (inputs, outputs) in self.linears.items()
+            for name, sizes in ((f"lora_a.{path}", (inputs, width)), (f"lora_b.{path}", (width, outputs)))
+        }
+
+
+class EngineAdapters(AdapterPlaces):
+    """Adapters that a graph reads, at addresses that stay.
+
+    Args:
+        room: of the graph.
+        max_loras, max_rank: that are served, at most what the graph has room for.
+    """
+
+    def __init__(
+        self, room: GraphAdapters, max_loras: int, max_rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(max_loras, max_rank)
+        self.room, self.linears = room, room.linears
+        self.tensors = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in room.shapes.items()}
+        self.rows: AdapterRows | None = None
+        """Of the forward pass that runs; the pass has them among its columns."""
+
+    def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
+        """Which adapter each row of a pass has, int64 [num_rows]."""
+        return AdapterRows(ids)
+
+    def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
+        """See `AdapterPlaces.put`."""
+        begin = (adapter_id - 1) * self.room.max_rank
+        own, (a, b) = slice(begin, begin + len(adapter.a)), self._pair(path)
+        a[:, own] = adapter.a.t().to(a)
+        b[own] = adapter.b.t().to(b)
+
+    def clear(self, adapter_id: int) -> None:
+        """See `AdapterPlaces.clear`."""
+        rank = self.room.max_rank
+        own = slice((adapter_id - 1) * rank, adapter_id * rank)
+        for path in self.linears:
+            a, b = self._pair(path)
+            a[:, own] = 0
+            b[own] = 0
+
+    def _pair(self, path: str) -> tuple[Tensor, Tensor]:
+        return self.tensors[f"lora_a.{path}"], self.tensors[f"lora_b.{path}"]
+
+
+class AdaptedPass(nn.Module):
+    """Hooks that let the linear layers of a model that is traced add what their adapters do."""
+
+    columns: Tensor
+
+    def __init__(self, model: nn.Module, room: GraphAdapters) -> None:
+        super().__init__()
+        places = torch.arange(1, room.max_loras + 1).repeat_interleave(room.max_rank)
+        self.register_buffer("columns", places, persistent=False)
+        self._chosen: list[Tensor] = []
+        self._weights: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._linears = [model.get_submodule(path) for path in room.linears]
+        self._hooks = [linear.register_forward_hook(self._add) for linear in self._linears]
+
+    def enter(self, inputs: list[Tensor]) -> None:
+        """What the pass to come reads: `IDS`, and the matrices in the order of `GraphAdapters.shapes`."""
+        ids, *weights = inputs
+        self._chosen[:] = [(ids[:, None] == self.columns)[:, None].to(weights[0].dtype)]
+        self._weights.update(zip(self._linears, zip(weights[::2], weights[1::2], strict=True), strict=True))
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, linear: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        (a, b), [chosen], [x] = self._weights[linear], self._chosen, args
+        rows = x if x.dim() == chosen.dim() else x.unflatten(0, (chosen.shape[0], -1))
+        return out + (((rows @ a) * chosen) @ b).view_as(out)

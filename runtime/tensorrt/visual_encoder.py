@@ -1,0 +1,71 @@
+"""The vision encoder's engine behind the same memory of images as a model's own encoder."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.media.encoder import MediaEncoder, MediaFeatures
+from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual
+from wingbeat.runtime.tensorrt.graph_shapes import TOKENS
+from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, check_graph
+from wingbeat.runtime.tensorrt.visual_graph import visual_inputs, visual_shapes
+
+
+class VisualEncoder(MediaEncoder):
+    """Images to embeddings by an engine.
+
+    Args:
+        session: of `visual`.
+        max_tokens: of an image.
+
+    Raises:
+        EngineLoadError: the session's graph is of other shapes.
+    """
+
+    def __init__(
+        self,
+        session: EngineSession,
+        visual: EngineVisual,
+        family: MediaFamily,
+        hidden_size: int,
+        dtype: torch.dtype,
+        max_tokens: int,
+    ) -> None:
+        super().__init__(family, session.device)
+        self.session, self.visual, self.dtype = session, visual, dtype
+        self.max_tokens = max_tokens
+        shapes = visual_shapes(visual, hidden_size, dtype)
+        check_graph(session, *shapes)
+        self._outputs = shapes.outputs
+
+    def check(self, medium: MediaInput) -> None:
+        """Raises ValueError where an image has more tokens than the engine was built for."""
+        if self.visual.merge and medium.length > self.max_tokens:
+            raise ValueError(
+                f"{medium.kind} of {medium.length} tokens: the engine was built with max_image_tokens {self.max_tokens}"
+            )
+
+    @torch.inference_mode()
+    def _encode(self, media: Sequence[MediaInput]) -> list[MediaFeatures]:
+        return [self._encode_one(one) for one in media]
+
+    def _encode_one(self, medium: MediaInput) -> MediaFeatures:
+        arrays = {name: torch.from_numpy(medium.arrays[name]) for name in self.family.inputs}
+        passes = [self._run(inputs) for inputs in visual_inputs(self.visual, arrays, self.dtype)]
+        embeddings, *deep = (torch.cat(parts) for parts in zip(*passes, strict=True))
+        return MediaFeatures(embeddings, tuple(deep))
+
+    def _run(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        device = self.session.device
+        inputs = {name: part.to(device).contiguous() for name, part in inputs.items()}
+        sizes = {TOKENS: len(next(iter(inputs.values())))}
+        outputs = {
+            name: torch.empty([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype, device=device)
+            for name, spec in self._outputs.items()
+        }
+        self.session.bind(EngineStage.ENCODE, inputs | outputs)
+        self.session.enqueue(EngineStage.ENCODE)
+        return list(outputs.values())

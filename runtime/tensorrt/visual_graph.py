@@ -1,0 +1,159 @@
+"""The vision encoder as a graph of its own, one image a pass: what depends on the image's grid comes as inputs.
+
+Transformers' encoders of images in grids take what they derive from a grid as arguments too; the host derives it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual
+from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes
+from wingbeat.runtime.tensorrt.session import TensorSpec
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+PIXELS = "pixel_values"
+_SEGMENTED = "wingbeat_flash_graph"
+"""By its name transformers' encoders hand an attention function whole images, and not windows one by one."""
+_PLAIN = "eager"
+
+
+def visual_of(loaded: LoadedModel, media_config: Any) -> EngineVisual:
+    """What an engine directory says of a model's vision encoder.
+
+    Args:
+        media_config: the whole model's.
+
+    Raises:
+        ValueError: its encoder is of another kind; one line that names it.
+    """
+    family, vision = loaded.media.family, media_config.vision_config
+    if family.kind != "image":
+        raise ValueError(f"{loaded.name} takes {family.kind}: engines are built of vision encoders")
+    example = family.example(media_config, 2, 2)
+    fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
+    if "image_grid_thw" not in family.inputs:
+        fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(media_config, example)}
+        return EngineVisual(**fields)
+    tower = loaded.model.model.visual
+    if (window := getattr(tower, "window_size", None)) is not None:
+        fields |= {"window_size": window, "patch_size": tower.patch_size}
+    if (side := getattr(tower, "num_grid_per_side", None)) is not None:
+        ways = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
+        fields |= {"interpolation": {"num_grid_per_side": side, **ways}}
+    fields["num_deep"] = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    return EngineVisual(pixels=example[PIXELS].shape[1:], merge=vision.spatial_merge_size, **fields)
+
+
+def visual_shapes(visual: EngineVisual, hidden_size: int, dtype: torch.dtype) -> GraphShapes:
+    """The encoder's graph; `TOKENS` is free where images have grids of their own."""
+    if not visual.merge:
+        output = TensorSpec(dtype, (visual.num_tokens, hidden_size))
+        return GraphShapes({PIXELS: TensorSpec(dtype, (1, *visual.pixels))}, {"embeddings": output})
+    unit = (TOKENS, visual.merge**2)
+    inputs = {PIXELS: TensorSpec(dtype, (*unit, *visual.pixels)), "position_ids": TensorSpec(torch.int64, (*unit, 2))}
+    if visual.window_size is not None:
+        inputs["window_index"] = TensorSpec(torch.int64, (TOKENS,))
+        inputs["window_segments"] = TensorSpec(torch.int64, unit)
+    if visual.interpolation is not None:
+        inputs["interp_indices"] = TensorSpec(torch.int64, (*unit, visual.num_taps))
+        inputs["interp_weights"] = TensorSpec(torch.float32, (*unit, visual.num_taps))
+    names = ["embeddings", *(f"deep_{layer}" for layer in range(visual.num_deep))]
+    return GraphShapes(inputs, dict.fromkeys(names, TensorSpec(dtype, (TOKENS, hidden_size))))
+
+
+def visual_inputs(visual: EngineVisual, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """What the graph reads of an image, pass by pass: one, or one for each of its crops.
+
+    Args:
+        arrays: of the image, as its processor hands it over.
+    """
+    pixels = arrays[PIXELS].to(dtype)
+    if not visual.merge:
+        return [{PIXELS: crop} for crop in pixels.split(1)]
+    grid, unit = arrays["image_grid_thw"], visual.merge**2
+    found = {PIXELS: pixels, "position_ids": get_vision_position_ids(grid, visual.merge)}
+    if visual.window_size is not None:
+        index, ends = get_vision_window_index(grid, visual.merge, visual.window_size, visual.patch_size)
+        places = torch.arange(len(pixels))
+        found["window_segments"] = torch.searchsorted(ends.to(torch.int64), places, right=True)
+    if visual.interpolation is not None:
+        found["interp_indices"], found["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            grid, spatial_merge_size=visual.merge, **visual.interpolation.model_dump()
+        )
+    inputs = {name: part.unflatten(0, (-1, unit)).contiguous() for name, part in found.items()}
+    return [inputs if visual.window_size is None else inputs | {"window_index": index}]
+
+
+class VisualGraph(nn.Module):
+    """A loaded model's vision encoder to be exported."""
+
+    def __init__(self, loaded: LoadedModel, visual: EngineVisual, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.visual = loaded.model, visual
+        self._family: MediaFamily = loaded.media.family
+        self._names = names
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        """Inputs in the order of `visual_shapes` -> its outputs."""
+        given = dict(zip(self._names, inputs, strict=True))
+        if not self.visual.merge:
+            output = self._family.encode(self.model, given)
+            parts = getattr(output, "pooler_output", output)
+            return [(parts if isinstance(parts, Tensor) else parts[0]).reshape(self.visual.num_tokens, -1)]
+        window_index = given.pop("window_index", None)
+        flat = {name: part.flatten(0, 1) for name, part in given.items()}
+        pixels, segments = flat.pop(PIXELS), flat.pop("window_segments", None)
+        lengths: dict[str, Any] = {"cu_seqlens": _WHOLE, "max_seqlen": 1}
+        if segments is not None:
+            lengths |= {"cu_window_seqlens": segments, "max_window_seqlen": 1, "window_index": window_index}
+        output = self.model.model.visual(pixels, grid_thw=None, return_dict=True, **flat, **lengths)
+        return [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+
+
+class _Whole:
+    """In the place of the segments of attention where an image is one."""
+
+
+_WHOLE = _Whole()
+
+
+def segmented_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention of [1, heads, patches, dim] within segments: `cu_seq_lens_q` has each patch's, or is `_WHOLE`."""
+    segments, scaling = kwargs["cu_seq_lens_q"], kwargs["scaling"]
+    scores = (query * scaling) @ key.transpose(-1, -2)
+    if segments is not _WHOLE:
+        apart = segments[:, None] != segments
+        scores = scores.masked_fill(apart, torch.finfo(scores.dtype).min)
+    mixed = functional.softmax(scores.float(), dim=-1).to(value.dtype) @ value
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]:
+    """Within this context the encoder attends by operators that graphs have."""
+    towers = loaded.media.encoder.towers
+    before = [tower.config._attn_implementation for tower in towers]
+    try:
+        for tower in towers:
+            tower.config._attn_implementation = _SEGMENTED if visual.merge else _PLAIN
+        yield
+    finally:
+        for tower, name in zip(towers, before, strict=True):
+            tower.config._attn_implementation = name
+
+
+AttentionInterface.register(_SEGMENTED, segmented_attention)
