@@ -62,10 +62,10 @@ deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
-    kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar
-    runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv runtime.lora runtime.pair
-    runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_parallel runtime.training
-    runtime.verifier.layers runtime.verifier_errors
+    deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
+    runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv
+    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
     deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
@@ -137,9 +137,9 @@ runtime.tensor_files:
 runtime.tensor_parallel: runtime.config runtime.kv runtime.refusals runtime.round runtime.verifier
     runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtime.checks runtime.config
-    runtime.drafters runtime.graphs runtime.heads runtime.kv runtime.lora runtime.protocol runtime.refusals
-    runtime.round runtime.tensor_files runtime.tokenizer runtime.verifier runtime.verifier.layers
-    runtime.verifier.loading runtime.verifier_errors
+    runtime.drafters runtime.graphs runtime.heads runtime.kv runtime.lora runtime.media runtime.protocol
+    runtime.refusals runtime.round runtime.scheduling runtime.tensor_files runtime.tokenizer runtime.verifier
+    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
 runtime.tokenizer: runtime.own_template runtime.token_length
