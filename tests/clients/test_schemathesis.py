@@ -1,4 +1,4 @@
-"""Schemathesis as it is installed: thousands of requests made of our own API description, and no error of the server."""
+"""Schemathesis as it is installed: thousands of requests made of our API description, and no error of the server."""
 
 import subprocess
 import sys

@@ -125,7 +125,7 @@ PATHS = (
     ],
     *[
         "/v1/chat/completions/",
-        "/v1/embeddings",
+        "/v1/embedding",
         "/v1/responses/",
         "/health/",
         "/healthz",

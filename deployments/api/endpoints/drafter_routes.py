@@ -107,7 +107,8 @@ async def _told(call: Callable[[], Any]) -> Any:
     except LedgerError as error:
         raise ApiError(f"{str(error)[:1].upper()}{str(error)[1:]}.", status=409, code="head_version") from None
     except OSError as error:
-        raise ApiError(f"The folder of the versions: {error}.", status=500, kind="server_error", code="head_version") from error
+        message = f"The folder of the versions: {error}."
+        raise ApiError(message, status=500, kind="server_error", code="head_version") from error
 
 
 async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
