@@ -158,6 +158,9 @@ def _overlay(folder: Path, lower: str) -> Path:
 
 def _base(folder: Path) -> Path:
     """What stands for the base image, above the lower root: its Python and pip in /usr/local, and no user."""
+    folder.mkdir(parents=True)
+    # A lower layer may not lie in another one.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", folder], check=True)
     root = _overlay(folder, LOWER)
     for name in ("passwd", "group", "shadow"):
         file = root / "etc" / name
