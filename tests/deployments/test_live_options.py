@@ -29,10 +29,16 @@ class Front:
         self.taken.append(live)
 
 
+class Unserved(Router):
+    """A router that Serve has not started and does not end."""
+
+    def __del__(self) -> None:
+        """Nothing: the router's is a coroutine, which Serve awaits."""
+
+
 @pytest.fixture
-def router(monkeypatch: pytest.MonkeyPatch) -> Router:
-    monkeypatch.delattr(Router, "__del__")  # Serve's hook, a coroutine
-    made = Router.__new__(Router)
+def router() -> Router:
+    made = Unserved.__new__(Unserved)
     made._fronts, made._reporting, made._is_up = [Front(), Front()], [], False
     made._pool = FakePool()
     made._models, made._refuses_unknown_fields = ServedModels(CompletionService(made._pool, TOKENIZER)), False

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.processes import exists
 from tests.dockerfile import ROOT, sent, steps, words_of
 
 LOWER = os.environ.get("WINGBEAT_IMAGE_ROOT", "/")
@@ -134,13 +135,13 @@ def start(stage: Stage) -> dict[str, Any]:
     user = os.stat(f"/proc/{process.pid}").st_uid
     process.send_signal(signal.Signals[stage.said["STOPSIGNAL"]])
     exit_code = process.wait(END_S)
-    left = [path.name for path in Path("/proc").glob("[0-9]*") if path.exists() and path.stat().st_uid == user]
+    own = [path for path in Path("/proc").glob("[0-9]*") if path.exists() and path.stat().st_uid == user]
     return {
         "text": told["choices"][0]["text"],
         "user": user,
         "healthy_s": round(healthy_s, 1),
         "exit_code": exit_code,
-        "left": left,
+        "left": [path.name for path in own if exists(int(path.name))],
     }
 
 
@@ -158,6 +159,9 @@ def _overlay(folder: Path, lower: str) -> Path:
 
 def _base(folder: Path) -> Path:
     """What stands for the base image, above the lower root: its Python and pip in /usr/local, and no user."""
+    folder.mkdir(parents=True)
+    # A lower layer may not lie in another one.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", folder], check=True)
     root = _overlay(folder, LOWER)
     for name in ("passwd", "group", "shadow"):
         file = root / "etc" / name
