@@ -77,7 +77,7 @@ class Plain(SpeculationPolicy):
 
     reason = Reason.PLAIN
 
-    def _plan(self, num_reqs, num_drafting, mean_context):
+    def _plan(self, *load):
         self._token_s = 1e-3
         return DraftPlan(0, self.reason)
 
@@ -96,7 +96,7 @@ def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, mo
     """A token is worth a millisecond here, and a row takes more or less than that."""
     verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1e-3 + 8 * row_s),) * 2, (0.0, 0.0))
     drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
-    decisions = "wingbeat.runtime.engine.adaptive"
+    decisions = "wingbeat.runtime.engine.measured"
     monkeypatch.setattr(f"{decisions}.verifier_times", lambda *args: verifier)
     monkeypatch.setattr(f"{decisions}.drafter_times", lambda *args: drafter)
     monkeypatch.setattr(f"{decisions}.SpeculationPolicy", policy)
