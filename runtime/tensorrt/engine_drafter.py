@@ -54,6 +54,8 @@ class EngineDrafter(Drafter):
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=token_bytes)
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
+        self._epochs: dict[int, int] = {}
+        """By KV row, of the sequence that it was of at its last decode."""
         self._hidden = self._logits = torch.zeros(0)
         """By slot: the head's output at the last committed pair."""
 
@@ -89,7 +91,13 @@ class EngineDrafter(Drafter):
             return
         kv_rows, slots = self._rows(batch.decode_slots.tolist())
         # One wait for the device, whose numbers they are.
-        starts, counts = torch.stack((batch.decode_positions, batch.decode_num_tokens)).tolist()
+        columns = (batch.decode_positions, batch.decode_num_tokens, batch.epochs[slots])
+        starts, counts, epochs = torch.stack(columns).tolist()
+        for index, (row, start, epoch) in enumerate(zip(kv_rows, starts, epochs, strict=True)):
+            if self._epochs.get(row) != epoch or self.runner.committed[row] < start:
+                # Of what is cached nobody is told: it lies in the blocks.
+                self.runner.begin(row, start, batch.block_tables[slots[index : index + 1]])
+                self._epochs[row] = epoch
         ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
         self._keep(slots, self.runner.accept(KnownPairs(kv_rows, starts, counts, ids, taps)))
         steps = torch.arange(ids.shape[1], device=self.device)

@@ -22,8 +22,8 @@ class KvRows(NamedTuple):
 
     slots: Tensor
     """int64 [num_rows]"""
-    num_decodes: int
-    """Rows of decodes, which come first; those behind them are of prompts."""
+    fresh: frozenset[int] = frozenset()
+    """Slots whose rows hold nothing of their sequences yet: what these have in blocks is another's work."""
 
 
 class LinearRows(Feature):
@@ -31,9 +31,18 @@ class LinearRows(Feature):
 
     kind = KvRows
 
+    def __init__(self) -> None:
+        self._epochs: dict[int, int] = {}
+        """By slot, of the sequence that its row is of."""
+
     def column(self, placed: Placed) -> KvRows:
         """See `Feature.column`."""
-        return KvRows(placed.slots, 0 if placed.decodes is None else placed.decodes.num_rows)
+        if placed.plan is None:
+            return KvRows(placed.slots)
+        now = {seq.slot: seq.epoch for seq in (*placed.plan.decodes, *(chunk.seq for chunk in placed.plan.chunks))}
+        fresh = frozenset(slot for slot, epoch in now.items() if self._epochs.get(slot) != epoch)
+        self._epochs |= now
+        return KvRows(placed.slots, fresh)
 
 
 class EngineModel:
@@ -104,9 +113,10 @@ class EngineModel:
         kv_rows, starts = numbers.tolist()  # one wait for the device
         if owners is not None:
             self.cache.place(numbers[0], segment.block_tables, numbers[1], shape[1])
-            if segment.start >= owners.num_decodes:
-                # What lies before a chunk may have been another sequence's, or this one's under another slot.
-                self.cache.linear.fill(numbers[0], segment.block_tables, starts[0])
+            for index, row in enumerate(kv_rows):
+                if row - FIRST_ROW in owners.fresh:
+                    own = slice(index, index + 1)
+                    self.cache.linear.fill(numbers[0, own], segment.block_tables[own], starts[index])
         ids = batch.token_ids[0, rows].view(shape)
         adapted = batch.columns.get(AdapterRows)
         adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()

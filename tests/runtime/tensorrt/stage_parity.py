@@ -54,7 +54,7 @@ class Both:
         positions = contexts[:, None] + depths
         segment = Segment.of(0, positions, contexts, visible, tables)
         mapping = (tables * self.capacity + contexts[:, None] + torch.arange(num_rows)).flatten()
-        owners = KvRows((tables - 1).expand_as(token_ids).flatten(), token_ids.numel())
+        owners = KvRows((tables - 1).expand_as(token_ids).flatten())
         flat = token_ids.reshape(1, -1), positions.reshape(1, -1)
         batch = Rows(*flat, mapping, [segment], self.paged.layers, columns={KvRows: owners})
         with torch.inference_mode():
@@ -69,7 +69,7 @@ class Both:
         positions = torch.arange(len(prompt))[None]
         segment = Segment.of(0, positions, start, None, tables)
         mapping = row * self.capacity + positions[0]
-        owners = KvRows(torch.full_like(prompt, row - 1), 0)
+        owners = KvRows(torch.full_like(prompt, row - 1))
         batch = Rows(prompt[None], positions, mapping, [segment], self.paged.layers, columns={KvRows: owners})
         with torch.inference_mode():
             return Outputs(self.torch(batch), self.engine(batch))

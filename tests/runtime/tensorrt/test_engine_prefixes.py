@@ -52,6 +52,22 @@ def test_cached_prefixes_are_found_and_texts_and_drafts_are_those_of_torch(one_b
     assert found[0][1] == [0, 28, 28]
 
 
+@pytest.mark.parametrize("length", [9, 10, 13])
+def test_prompts_that_are_cached_but_for_their_end_are_right_in_another_slot(length):
+    expected = reference("llama")
+    first, second = (expected.sequences[index][:length] for index in (0, 4))
+    texts = []
+    for engine in (paired(), paired(by_engine=False)):
+        for prompts in ([first, second], [second, first], [first]):
+            run = Run(engine, prompts, greedy_params(12))
+            texts.append(run.finish())
+        assert run.last[0].num_cached_tokens == (length - 1) // BLOCK * BLOCK
+        texts.append(engine.speculation.num_accepted_tokens)
+        engine.model.remove_taps()
+    assert texts[:4] == texts[4:]
+    assert texts[0] == texts[1][::-1]
+
+
 def test_a_running_sequence_lends_its_blocks_and_keeps_its_text():
     prompts = branches()
     alone, _ = written(paired(enable_prefix_caching=False), prompts, one_by_one=True)

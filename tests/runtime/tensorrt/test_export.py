@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runtime import media_world
 from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.lora_world import NUM_TOKENS, lora_world
+from tests.runtime.media_world import ShownRun, shown
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -30,9 +32,12 @@ from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, large
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.one_pass import build_one_pass
+from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.tensorrt.backend import open_backend
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
+from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
 from wingbeat.runtime.tensorrt.export import export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
@@ -222,6 +227,22 @@ def test_the_demos_one_pass_head_drafts_by_onnx_runtime_what_it_drafts_by_torch(
         engine.model.remove_taps()
     assert counts[0] == counts[1]
     assert counts[0][1] > counts[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+def test_text_behind_images_by_onnx_runtime_is_that_of_generate(name, tmp_path):
+    ref, model = shown(name), tmp_path / "model"
+    media_world.random_model(name).save_pretrained(model)
+    plan = BuildPlan(model, None, tmp_path / "engines", torch.float32, LIMITS)
+    directory = export_directory(plan)
+    assert directory.base.is_vlm
+    assert {"visual.onnx", "eagle_base.onnx"} <= directory.base.files.keys()
+    limits = engine_config(TREE, max_num_seqs=3, num_kv_blocks=None)
+    opened = open_backend(directory.folder, model, limits, torch.device("cpu"))
+    engine = Engine(opened.loaded, opened.limits, backend=opened.backend)
+    texts = ShownRun(engine, ref.prompts, ref.media, greedy_params(16)).finish()
+    assert texts == [more[:16] for more in ref.continuations]
 
 
 @pytest.mark.slow
