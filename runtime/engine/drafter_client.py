@@ -283,7 +283,7 @@ class DrafterClient(RoundObserver):
             return
         for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):
             if live and seq.draft.complete and not seq.draft.num_deferred:
-                self._advance(seq, seq.num_computed + len(token_ids))
+                advance(seq, seq.num_computed + len(token_ids), self.block_manager, self._incarnation)
 
     def abandoned(self) -> None:
         """A drafter may be what raised, and letting go of it costs speed alone."""
