@@ -18,7 +18,7 @@ from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, RoundCosts
 _SMOOTHING = 0.06
 """Least weight of one round's trees in the running profile."""
 _FIRST_HOLD, _HOLD = 4, 16
-"""Rounds that a plan holds at one load; the first one is of drafts that begin, whose costs were last seen in a probe."""
+"""Rounds that a plan holds at one load; first that of drafts that begin, whose costs were last seen in a probe."""
 _FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 256
 """Rounds until a probe tries what is not chosen, and then to the next, doubled each time: tables measured in a bad
 minute are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""

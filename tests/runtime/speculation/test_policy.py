@@ -113,12 +113,11 @@ def test_drafts_that_begin_are_thought_over_soon_and_others_hold_longer(monkeypa
     subject, asked = shown(policy(), 0.8), []
     best = subject._best
     monkeypatch.setattr(subject, "_best", lambda *load: (asked.append(len(plans)), best(*load))[1])
+    monkeypatch.setattr(subject, "_until_probe", 1000)
     plans = []
-    while len(plans) < _FIRST_PROBE + 40:
+    while len(plans) < 40:
         plans.append(subject.plan(1, 1, 100.0))
-    assert asked[:2] == [0, 4]
-    behind_probe = [place for place in asked if place > _FIRST_PROBE]
-    assert np.diff(behind_probe).max() == 16
+    assert asked == [0, 4, 20, 36]
 
 
 def test_nobody_to_draft_for_is_no_draft():
