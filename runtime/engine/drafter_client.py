@@ -11,6 +11,7 @@ because what is published must be there; one in device memory does not.
 import logging
 from enum import StrEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,7 @@ class DrafterClient(RoundObserver):
         """Why a sequence that the latest plan asks no tree for has none."""
         self._speculation, self._clock = speculation, clock
         self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
+        self._host_steps = np.arange(1, config.speculation.max_path + 1)
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
@@ -125,8 +127,8 @@ class DrafterClient(RoundObserver):
 
     def admit(self, seq: Sequence) -> None:
         """Hand over a sequence's tokens, and see whether the drafter is told of what is computed for it."""
-        draft, params = DraftProgress(), seq.request.params
-        seq.draft = draft
+        draft = seq.draft = DraftProgress()
+        params = seq.request.params
         if self._end is None or not params.speculation:
             return
         history = self._end.token_ids
@@ -164,14 +166,11 @@ class DrafterClient(RoundObserver):
             self.lose()
             return None
         self._heard = True
-        self._clock.drafted(DrafterFigures.read(reply.header), self._asked_ids)
+        self._clock.drafted(DrafterFigures.read(reply.header), lambda: [seq.request.request_id for seq in self._asked])
         if self._inbox is not None:
             self._inbox.take(reply)
             return self._inbox
         return self._reader.believed(reply, rows, self.slots)
-
-    def _asked_ids(self) -> list[str]:
-        return [seq.request.request_id for seq in self._asked]
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell.
@@ -181,8 +180,7 @@ class DrafterClient(RoundObserver):
         """
         held = [] if before is None else self._held(before)
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
-        plain = not any(seq.request.params.speculation for seq in seqs)
-        if self._end is None or plain:
+        if self._end is None or not any(seq.request.params.speculation for seq in seqs):
             return
         # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
         with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
@@ -301,27 +299,28 @@ class DrafterClient(RoundObserver):
 
     def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""
-        history = self._end.token_ids
         if plan.decodes:
-            paths = flight.decodes
             # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-            columns = paths.columns
-            if columns is None:
-                columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
-                columns = columns.clamp_max_(history.shape[1] - 1)
-            self._put(history, paths.slots[:, None], columns, paths.token_ids)
+            paths = flight.decodes
+            if self._inbox is None:
+                history, token_ids = self._end.token_ids.numpy(), paths.token_ids.numpy()
+                columns = paths.positions.numpy()[:, None] + self._host_steps[: token_ids.shape[1]]
+                history[paths.slots.numpy()[:, None], np.minimum(columns, history.shape[1] - 1)] = token_ids
+            else:
+                self._put_on_device(self._end.token_ids, paths)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if sampling:
-            slots = [chunk.seq.slot for chunk in sampling]
-            columns = [chunk.start + chunk.length for chunk in sampling]
-            self._put(history, *upload([slots, columns], history.device).unbind(), flight.sampled)
+            history = self._end.token_ids
+            at = [[chunk.seq.slot for chunk in sampling], [chunk.start + chunk.length for chunk in sampling]]
+            history[tuple(upload(at, history.device).unbind())] = flight.sampled.to(history.device)
 
-    def _put(self, history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
-        """history[slots, columns] = token_ids, wherever each is; on the host without an operation."""
-        if self._inbox is None:
-            history.numpy()[slots.numpy(), columns.numpy()] = token_ids.numpy()
-            return
-        history[slots.to(history.device), columns.to(history.device)] = token_ids.to(history.device)
+    def _put_on_device(self, history: Tensor, paths: AcceptedPaths) -> None:
+        columns = paths.columns
+        if columns is None:
+            columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
+            columns = columns.clamp_max_(history.shape[1] - 1)
+        slots, columns, token_ids = (part.to(history.device) for part in (paths.slots, columns, paths.token_ids))
+        history[slots[:, None], columns] = token_ids
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         advance(seq, draft_len, self.block_manager, self._incarnation)

@@ -14,7 +14,7 @@ PLAIN_BEFORE = 2
 """Plain rounds behind a draft that do not show what plain rounds take: caches and cores are the drafter's. Behind more
 of them the first draft is none to judge drafts by, either."""
 _LEAST, _MOST = 0.1, 10.0
-_STALE_AFTER, _STALE_WEIGHT = 24, 0.5
+_STALE_AFTER = 24
 """Rounds without a draft, or without a pass of such a size, after which one says as much as all before together."""
 
 
@@ -139,15 +139,15 @@ class ScaleAndOffset:
         """Of what takes so long by the table."""
         return self.scale * of_s + self.offset_s
 
-    def observe(self, seconds: float, of_s: float, beside_s: float, least_weight: float) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float) -> None:
         """Note what was really taken; arguments as those of `Scale.observe`."""
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
+        weight = max(1.0 / self.num_seen, _SMOOTHING) * of_s / (of_s + beside_s)
         expected = self.predict(of_s + beside_s)
         least, most = (_LEAST, _MOST) if self.num_seen == 1 else (0.5, 2.0)
         seconds = min(max(seconds, least * expected), most * expected)
         all_s, error = of_s + beside_s, weight * (seconds - expected)
-        self._mean_s += max(1.0 / self.num_seen, least_weight) * (all_s - self._mean_s)
+        self._mean_s += max(1.0 / self.num_seen, _SMOOTHING) * (all_s - self._mean_s)
         to_scale = error * all_s / (all_s**2 + self._mean_s**2)
         scale = min(max(self.scale + to_scale, _LEAST), _MOST)
         self.offset_s = max(self.offset_s + error - (scale - self.scale) * all_s, 0.0)
@@ -248,9 +248,12 @@ class RoundCosts:
 
     def _observe_draft(self, draft: DraftTook) -> None:
         trees_s = float(self._trees_s(draft.num_reqs, np.array(draft.levels)))
-        weight = _STALE_WEIGHT if self._num_unseen > _STALE_AFTER else _SMOOTHING
+        if self._num_unseen > _STALE_AFTER:
+            # All that is known counts as much as the next one, and each after that as much as what was seen anew:
+            # one quick answer among plain rounds must not be believed for longer than the next ones are slow.
+            self._draft.num_seen = min(self._draft.num_seen, 1)
         self._num_unseen = 0
-        self._draft.observe(draft.seconds, trees_s, self._draft_row_s * draft.num_chunk_tokens, weight)
+        self._draft.observe(draft.seconds, trees_s, self._draft_row_s * draft.num_chunk_tokens)
 
     def pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         """Time of the verifier's passes alone, by the tables: arguments and result as those of `verify_s`."""

@@ -6,8 +6,8 @@ cores. Some requests are followed all the same, or no probe could show that draf
 
 _SURE = 256
 """Rounds by which plain decoding has to be ahead for requests to go unfollowed."""
-_BACK = 16
-"""Rounds in a row whose drafts would pay after which all are followed again: one plan's hold is no whim by then."""
+_BACK = 32
+"""Rounds in a row whose drafts would pay after which all are followed again; a few now and then are no reason."""
 _ONE_OF = 8
 """Requests, of which the first is followed while plain decoding wins."""
 

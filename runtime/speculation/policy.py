@@ -17,8 +17,8 @@ from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, RoundCosts
 
 _SMOOTHING = 0.06
 """Least weight of one round's trees in the running profile."""
-_HOLD = 16
-"""Rounds that a plan holds at one load."""
+_FIRST_HOLD, _HOLD = 4, 16
+"""Rounds that a plan holds at one load; first that of drafts that begin, whose costs were last seen in a probe."""
 _FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 256
 """Rounds until a probe tries what is not chosen, and then to the next, doubled each time: tables measured in a bad
 minute are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
@@ -116,7 +116,7 @@ class SpeculationPolicy:
         self._probe_left = 0
         """Rounds that the probe goes on for."""
         self._load: tuple[int, int, int] | None = None
-        self._held = 0
+        self._held, self._hold = 0, _HOLD
         self._now = DraftPlan(0, Reason.IDLE)
         self._token_s = 0.0
         """What a token is worth: seconds of it at the best choice's rate."""
@@ -162,11 +162,12 @@ class SpeculationPolicy:
             return self._probe(speculates=bool(self._now.levels))
         self._held += 1
         load = (num_reqs, num_drafting, num_unfollowed)
-        if self._load == load and self._held < _HOLD:
+        if self._load == load and self._held < self._hold:
             return self._now
-        self._load, self._held = load, 0
+        self._load, self._held, begins = load, 0, self._now.reason != Reason.SPECULATE
         best = self._best(num_reqs, num_drafting + num_unfollowed, mean_context)
         self.pays = bool(best.levels)
+        self._hold = _FIRST_HOLD if self.pays and begins else _HOLD
         return DraftPlan(0, Reason.PLAIN) if num_unfollowed else best
 
     def _probe(self, speculates: bool) -> DraftPlan:

@@ -15,6 +15,10 @@ from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import KNOWN_DECODERS, LayersAtOnce, Taps
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
+_STEADY_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotation that depend on the position alone, not on how long a text is."""
+_MOST_ROTATIONS = 1 << 14
+"""Positions whose rotations are kept."""
 _KNOWN_INPUTS = {"input_ids", "position_ids", "logits_to_keep", ROWS_KEYWORD}
 
 
@@ -92,6 +96,7 @@ class VerifierModel(nn.Module):
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
         self.taps_size = taps_size(loaded, tap_layers, kv_layers)
+        self._rotations = KeptRotations()
 
     def remove_taps(self) -> None:
         """Detach the hooks from the model, which outlives this object where several share it."""
@@ -132,12 +137,30 @@ class VerifierModel(nn.Module):
             if isinstance(layers, LayersAtOnce):
                 entered.enter_context(layers.entered(rows))
             if _goes_straight(self.model, layers, inputs):
-                logits = _straight_logits(self.model, layers, inputs)
+                logits = _straight_logits(self.model, layers, self._rotations, inputs)
             else:
                 logits = self.model(use_cache=False, **inputs).logits
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(logits[0], taps)
+
+
+class KeptRotations:
+    """Cosines and sines of the positions that occur, as one model's module computes them."""
+
+    def __init__(self) -> None:
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def take(self, module: nn.Module, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, num_rows, rotated size] each, of positions [1, num_rows]: what the module says, bit for bit."""
+        end = int(positions.max()) + 1
+        if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
+            return module(hidden, position_ids=positions)
+        if self._table is None or self._table[0].dtype != hidden.dtype or len(self._table[0]) < end:
+            every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
+            self._table = tuple(part[0] for part in module(hidden, position_ids=every[None]))
+        cos, sin = self._table
+        return cos[positions[0]][None], sin[positions[0]][None]
 
 
 @cache
@@ -156,14 +179,14 @@ def _goes_straight(model: nn.Module, layers: nn.ModuleList, inputs: dict[str, An
     return not watched and inputs.keys() <= _KNOWN_INPUTS
 
 
-def _straight_logits(model: nn.Module, layers: LayersAtOnce, inputs: dict[str, Any]) -> Tensor:
+def _straight_logits(model: nn.Module, layers: LayersAtOnce, kept: KeptRotations, inputs: dict[str, Any]) -> Tensor:
     """Logits [1, num_rows, vocab_size], as the code of the model's class computes them, without what it does beside.
 
     What transformers does around each module takes a tenth of a millisecond and more, whatever the model's size.
     """
     decoder, rows = model.model, inputs[ROWS_KEYWORD]
     hidden = decoder.embed_tokens(inputs["input_ids"])
-    rotations = decoder.rotary_emb(hidden, position_ids=inputs["position_ids"])
+    rotations = kept.take(decoder.rotary_emb, hidden, inputs["position_ids"])
     hidden = decoder.norm(layers.run_all(hidden, position_embeddings=rotations, **{ROWS_KEYWORD: rows}))
     keep = inputs["logits_to_keep"]
     return model.lm_head(hidden if isinstance(keep, int) else hidden[:, keep])

@@ -102,6 +102,19 @@ def test_what_was_not_seen_for_long_counts_as_much_as_one_round_anew(num_new, ex
     assert costs.plain_s(4, 0.0) == pytest.approx(expected)
 
 
+def test_one_quick_draft_behind_plain_rounds_is_soon_outweighed_by_slow_ones():
+    """All that was known, the quick one at half of that at least, and three slow ones: a fifth each."""
+    costs, levels = RoundCosts(TABLES), np.array([2])
+    slow_s = 2.0 * float(costs.draft_s(4, levels)[0])
+    for _ in range(100):
+        behind_draft(costs, 6.0, 4, 8, draft=DraftTook(slow_s, 4, 2))
+    assert costs.draft_s(4, levels) == pytest.approx(slow_s, rel=1e-3)
+    plain(costs, 2.0, 4, 30)
+    for seconds in (slow_s, 0.1 * slow_s, slow_s, slow_s, slow_s):  # the first one behind plain rounds does not count
+        behind_draft(costs, 6.0, 4, 8, draft=DraftTook(seconds, 4, 2))
+    assert costs.draft_s(4, levels) == pytest.approx(0.9 * slow_s, rel=0.02)
+
+
 def test_an_interruption_is_not_a_cost():
     costs = RoundCosts(TABLES)
     for _ in range(30):
@@ -121,6 +134,6 @@ def test_what_no_level_makes_longer_is_not_charged_to_levels():
     waits, random = ScaleAndOffset(), np.random.default_rng(0)
     for level in random.integers(1, 6, size=1000):
         trees_s = 1.0 + 0.5 * level
-        waits.observe(trees_s + 2.0, trees_s, 0.0, 0.05)
+        waits.observe(trees_s + 2.0, trees_s, 0.0)
     assert waits.scale == pytest.approx(1.0, abs=0.3)
     assert waits.offset_s == pytest.approx(2.0, abs=0.6)

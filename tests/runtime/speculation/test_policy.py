@@ -109,6 +109,17 @@ def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():
     assert subject._gain[:, DEPTH] == pytest.approx(np.append(0.0, 0.9 ** np.arange(1, DEPTH + 1)).cumsum())
 
 
+def test_drafts_that_begin_are_thought_over_soon_and_others_hold_longer(monkeypatch):
+    subject, asked = shown(policy(), 0.8), []
+    best = subject._best
+    monkeypatch.setattr(subject, "_best", lambda *load: (asked.append(len(plans)), best(*load))[1])
+    monkeypatch.setattr(subject, "_until_probe", 1000)
+    plans = []
+    while len(plans) < 40:
+        plans.append(subject.plan(1, 1, 100.0))
+    assert asked == [0, 4, 20, 36]
+
+
 def test_nobody_to_draft_for_is_no_draft():
     plan = policy().plan(4, 0, 100.0)
     assert (plan.levels, plan.reason) == (0, Reason.IDLE)

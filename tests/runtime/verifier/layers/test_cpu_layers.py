@@ -15,7 +15,7 @@ from wingbeat.runtime.verifier.layers import cpu_layers
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier.model import KeptRotations, VerifierModel
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 OURS = ("llama", "mistral", "qwen3")
@@ -196,3 +196,20 @@ def test_whoever_taps_what_enters_the_output_matrix_still_sees_it():
     model = VerifierModel(loaded, (1, len(loaded.decoder_layers)))
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
     assert model(dummy_decode_batch(cache, 3, 4, 1)).taps.shape == (12, 2 * loaded.hidden_size)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rope_type", ["default", "linear", "llama3", "dynamic"])
+def test_rotations_that_are_kept_are_those_that_the_module_computes(rope_type):
+    more = {} if rope_type == "default" else {"factor": 4.0}
+    if rope_type == "llama3":
+        more |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    model = random_model("llama", rope_parameters={"rope_type": rope_type, "rope_theta": 1e4, **more})
+    module, kept = model.model.rotary_emb, KeptRotations()
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden = torch.zeros(1, 4, 8, dtype=dtype)
+        for positions in ([[3, 0, 7, 7]], [[60, 1, 2, 31]], [[5, 900, 20000, 4]], [[6, 6, 6, 6]]):
+            found = kept.take(module, hidden, torch.tensor(positions))
+            for part, expected in zip(found, module(hidden, position_ids=torch.tensor(positions)), strict=True):
+                assert part.dtype == dtype
+                assert torch.equal(part, expected)
