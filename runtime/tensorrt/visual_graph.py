@@ -38,10 +38,10 @@ def visual_of(loaded: LoadedModel, media_config: Any) -> EngineVisual:
     Raises:
         ValueError: its encoder is of another kind; one line that names it.
     """
-    family, vision = loaded.media.family, media_config.vision_config
+    family = loaded.media.family
     if family.kind != "image":
         raise ValueError(f"{loaded.name} takes {family.kind}: engines are built of vision encoders")
-    example = family.example(media_config, 2, 2)
+    vision, example = media_config.vision_config, family.example(media_config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
         fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(media_config, example)}
