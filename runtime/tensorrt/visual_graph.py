@@ -105,7 +105,7 @@ class VisualGraph(nn.Module):
         self._family: MediaFamily = loaded.media.family
         self._names = names
 
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
         """Inputs in the order of `visual_shapes` -> its outputs."""
         given = dict(zip(self._names, inputs, strict=True))
         if not self.visual.merge:
@@ -120,6 +120,10 @@ class VisualGraph(nn.Module):
             lengths |= {"cu_window_seqlens": segments, "max_window_seqlen": 1, "window_index": window_index}
         output = self.model.model.visual(pixels, grid_thw=None, return_dict=True, **flat, **lengths)
         return [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+
+    def arguments(self, inputs: list) -> tuple:
+        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        return (inputs,)
 
 
 class _Whole:
