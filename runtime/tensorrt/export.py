@@ -116,7 +116,7 @@ def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops
     shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
     with as_visual_graph(loaded, visual):
         module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
-        _export(module, tuple, shapes, limits, ops.opset, file)
+        _export(module, module.arguments, shapes, limits, ops.opset, file)
 
 
 def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path) -> None:
@@ -145,8 +145,8 @@ def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
     ]
 
 
-def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
-    """Of each input, the free dimensions by index."""
+def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim | None]]:
+    """Of each input, the free dimensions by index, None for fixed ones: an empty one would be no input to torch."""
     most = max(limits.max_input_len, limits.max_verify_tree_size, limits.max_draft_tree_size, 8)
     dims = {
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
@@ -154,9 +154,7 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
         SELECTED: Dim(SELECTED, min=1, max=most),
         TOKENS: Dim(TOKENS, min=1, max=max(limits.max_image_tokens, 8)),
     }
-    return [
-        {index: dims[dim] for index, dim in enumerate(spec.shape) if dim in dims} for spec in shapes.inputs.values()
-    ]
+    return [{index: dims.get(dim) for index, dim in enumerate(spec.shape)} for spec in shapes.inputs.values()]
 
 
 def check_exporter() -> None:

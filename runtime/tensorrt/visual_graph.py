@@ -38,10 +38,10 @@ def visual_of(loaded: LoadedModel, media_config: Any) -> EngineVisual:
     Raises:
         ValueError: its encoder is of another kind; one line that names it.
     """
-    family, vision = loaded.media.family, media_config.vision_config
+    family = loaded.media.family
     if family.kind != "image":
         raise ValueError(f"{loaded.name} takes {family.kind}: engines are built of vision encoders")
-    example = family.example(media_config, 2, 2)
+    vision, example = media_config.vision_config, family.example(media_config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
         fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(media_config, example)}
@@ -105,7 +105,7 @@ class VisualGraph(nn.Module):
         self._family: MediaFamily = loaded.media.family
         self._names = names
 
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
         """Inputs in the order of `visual_shapes` -> its outputs."""
         given = dict(zip(self._names, inputs, strict=True))
         if not self.visual.merge:
@@ -120,6 +120,10 @@ class VisualGraph(nn.Module):
             lengths |= {"cu_window_seqlens": segments, "max_window_seqlen": 1, "window_index": window_index}
         output = self.model.model.visual(pixels, grid_thw=None, return_dict=True, **flat, **lengths)
         return [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+
+    def arguments(self, inputs: list) -> tuple:
+        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        return (inputs,)
 
 
 class _Whole:

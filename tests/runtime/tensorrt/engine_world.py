@@ -146,7 +146,7 @@ def visual_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSessio
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_visual_graph(loaded, config.visual):
-            return graph(*tensors.values())
+            return graph(list(tensors.values()))
 
     return TorchSession(run, *shapes)
 

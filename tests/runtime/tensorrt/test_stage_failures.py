@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.runtime.models import TREE, Run, engine_config, greedy_params, prepare_model, random_head, random_model
+from tests.runtime.tensorrt.captured import captured_pair
 from tests.runtime.tensorrt.engine_world import (
     LIMITS,
     base_config,
@@ -24,72 +25,9 @@ from wingbeat.runtime.tensorrt.stage_runner import CapacityExceededError, RowRan
 NUM_TOKENS = 12
 
 
-class FakeGraphs:
-    """Captures by keeping the function; captures of some stages fail.
-
-    Args:
-        session: whose stages run while something is captured.
-        failing: stages whose capture raises.
-    """
-
-    def __init__(self, sessions, failing=()) -> None:
-        self.sessions, self.failing = sessions, set(failing)
-        self.num_replays = 0
-
-    def new_pool(self):
-        return object()
-
-    def warm_up(self, function):
-        function()
-
-    def capture(self, function, pool):
-        function()
-        session = max(self.sessions, key=lambda one: one.last)
-        stage = session.ran[-1]
-        if stage in self.failing:
-            raise RuntimeError(f"{stage} cannot be captured")
-        bound = dict(session.bound[stage])
-
-        def replay():
-            session.bind(stage, bound)
-            session.enqueue(stage)
-
-        return replay, None
-
-    def replay(self, graph) -> None:
-        self.num_replays += 1
-        graph()
-
-
 @pytest.fixture(scope="module")
 def llama():
     return prepare_model(random_model("llama"), "llama")
-
-
-def captured_pair(loaded, failing):
-    """An engine whose stages are captured but for those that fail; its parts."""
-    head = random_head(loaded)
-    config, drafts = base_config(loaded, head.tap_layers), draft_config(head)
-    session, draft = base_session(loaded, config), draft_session(head, drafts)
-    count = iter(range(10**9))
-    for one in (session, draft):
-        _number_calls(one, count)
-    graphs = FakeGraphs([session, draft], failing)
-    drafter = EngineDrafter(draft, drafts, head.draft_token_ids, TREE, graphs)
-    limits = engine_config(TREE, max_num_seqs=2, num_kv_blocks=None)
-    return engine_on(session, config, limits, drafter, graphs), drafter, graphs
-
-
-def _number_calls(session, count) -> None:
-    """Let a session say when it ran last."""
-    session.last = -1
-    enqueue = session.enqueue
-
-    def numbered(stage):
-        session.last = next(count)
-        enqueue(stage)
-
-    session.enqueue = numbered
 
 
 def run(engine, num_prompts=2):
