@@ -1,12 +1,12 @@
 """Is a candidate better than the head that is served? A test that may be looked at after every observation.
 
 Observation s is a held-out request, which both heads have drafted for, with new_s and old_s tokens per round, each
-between 1 and n, the drafted tokens and one more:
+between 1 and n, the drafted tokens and one more. Their inverses are rounds per token, which is what a text takes:
 
-    y_s = (new_s - (1 + margin) old_s) / ((1 + margin) n - 1),    -1 <= y_s < 1
+    y_s = (1 / old_s - (1 + margin) / new_s) / (1 + margin - 1 / n),    -1 <= y_s < 1
 
-Nothing is cut off, so that rare large losses count as what they are. What is to be refuted is E[y] <= 0. The evidence
-against it is the capital of a gambler who bets on y > 0:
+Nothing is cut off, so that rare large losses count as what they are. What is to be refuted is E[y] <= 0: that the
+candidate saves no rounds. The evidence against it is the capital of a gambler who bets on y > 0:
 
     K_t = product over s <= t of (1 + b_s y_s),    b_s = clip(m_s / (v_s + m_s^2), 0, 0.9)
 
@@ -70,13 +70,13 @@ class PairedTest:
 
     def __init__(self, number: int, margin: float, most: int) -> None:
         self._margin = margin
-        self._range = (1 + margin) * most - 1
+        self._range = 1 + margin - 1 / most
         self._better, self._worse = Bets(), Bets()
         self.error = ERROR / (number * (number + 1))
 
     def see(self, new: float, old: float) -> None:
         """Tokens per round of a held-out request by either head."""
-        value = (new - (1 + self._margin) * old) / self._range
+        value = (1 / old - (1 + self._margin) / new) / self._range
         self._better.see(value)
         self._worse.see(-value)
 
