@@ -319,8 +319,8 @@ class DrafterClient(RoundObserver):
         if columns is None:
             columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
             columns = columns.clamp_max_(history.shape[1] - 1)
-        slots, columns, token_ids = (part.to(history.device) for part in (paths.slots, columns, paths.token_ids))
-        history[slots[:, None], columns] = token_ids
+        where, device = paths.slots[:, None], history.device
+        history[where.to(device), columns.to(device)] = paths.token_ids.to(device)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         advance(seq, draft_len, self.block_manager, self._incarnation)
