@@ -50,6 +50,7 @@ def engine_findings(directory: EngineDirectory) -> dict[str, Any]:
             "hidden_size": base.hidden_size,
             "vocab_size": base.vocab_size,
             "windows": [window for window in base.windows if window],
+            "is_vlm": base.is_vlm,
             "tap_layers": list(base.tap_layers),
         },
         "draft": None
@@ -59,6 +60,7 @@ def engine_findings(directory: EngineDirectory) -> dict[str, Any]:
             "hidden_size": draft.draft_model_hidden_size,
             "vocab_size": draft.draft_vocab_size,
             "tap_layers": list(draft.tap_layers),
+            "block_size": None if draft.block is None else draft.block.size,
             "token_map": DRAFT_TO_TARGET,
         },
     }

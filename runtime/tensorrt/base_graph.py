@@ -26,7 +26,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 GRAPH_ATTENTION_NAME = "wingbeat_graph"
 _KEYWORD = "wingbeat_graph_pass"
 NUM_PLAIN_INPUTS = 4
-"""Before the masks."""
+"""Before all others."""
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -86,10 +86,7 @@ class BaseGraph(nn.Module):
         attention_pos_id: Tensor,
         kvcache_start_index: Tensor,
         last_token_ids: Tensor,
-        attention_masks: list[Tensor],
-        shown: list[Tensor],
-        adapters: list[Tensor],
-        caches: list[Tensor],
+        others: list[Tensor],
     ) -> list[Tensor]:
         """One pass.
 
@@ -98,14 +95,16 @@ class BaseGraph(nn.Module):
             attention_pos_id: int64 [batch, rows], logical positions, or [batch, 3, rows] by which rows are rotated.
             kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
             last_token_ids: int64 [batch, selected], rows whose logits are wanted.
-            attention_masks: one for each of `windows`.
-            shown: rows that hold images, bool [batch, rows], and what `shown_names` names; none without images.
-            adapters: as `AdaptedPass.enter` takes them; none where there is no room for any.
-            caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
+            others: masks, one for each of `windows`; of a model that takes images the rows that hold some, bool
+                [batch, rows], and what `shown_names` names; adapters as `AdaptedPass.enter` takes them, where there is
+                room for any; key and value of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
         """
+        counts = (len(self.windows), self._num_shown, self._num_adapted, 2 * self.num_layers)
+        ends = list(accumulate(counts, initial=0))
+        attention_masks, shown, adapters, caches = (others[begin:end] for begin, end in pairwise(ends))
         self._taps.clear()
         self._rows[:] = [last_token_ids]
         if self._adapted is not None:
@@ -126,10 +125,8 @@ class BaseGraph(nn.Module):
 
     def arguments(self, inputs: list) -> tuple:
         """What `forward` takes, of one thing for each of the graph's inputs in their order."""
-        counts = (len(self.windows), self._num_shown, self._num_adapted)
-        ends = list(accumulate(counts, initial=NUM_PLAIN_INPUTS))
-        lists = (inputs[begin:end] for begin, end in pairwise(ends))
-        return *inputs[:NUM_PLAIN_INPUTS], *lists, inputs[ends[-1] :]
+        # In one list: torch names no free dimension where one of several is empty.
+        return *inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS:]
 
     def release(self) -> None:
         """Take the hooks off the model."""

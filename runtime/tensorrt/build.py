@@ -86,7 +86,7 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     adapters = room_for_adapters(loaded, plan.limits)
-    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
+    visual = visual_of(loaded)
     export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters, visual)
     if visual is not None:
         progress("exporting the vision encoder")

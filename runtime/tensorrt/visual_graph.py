@@ -18,6 +18,7 @@ from transformers.vision_utils import (
 )
 
 from wingbeat.runtime.media.family import MediaFamily
+from wingbeat.runtime.scheduling.media import IMAGE
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes
 from wingbeat.runtime.tensorrt.session import TensorSpec
@@ -29,22 +30,15 @@ _SEGMENTED = "wingbeat_flash_graph"
 _PLAIN = "eager"
 
 
-def visual_of(loaded: LoadedModel, media_config: Any) -> EngineVisual:
-    """What an engine directory says of a model's vision encoder.
-
-    Args:
-        media_config: the whole model's.
-
-    Raises:
-        ValueError: its encoder is of another kind; one line that names it.
-    """
-    family = loaded.media.family
-    if family.kind != "image":
-        raise ValueError(f"{loaded.name} takes {family.kind}: engines are built of vision encoders")
-    vision, example = media_config.vision_config, family.example(media_config, 2, 2)
+def visual_of(loaded: LoadedModel) -> EngineVisual | None:
+    """What an engine directory says of a model's vision encoder; None where it takes no images."""
+    if loaded.media is None or loaded.media.family.kind != IMAGE:
+        return None
+    family, config = loaded.media.family, loaded.model.config
+    vision, example = config.vision_config, family.example(config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
-        fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(media_config, example)}
+        fields |= {"pixels": example[PIXELS].shape[1:], "num_tokens": family.num_tokens(config, example)}
         return EngineVisual(**fields)
     tower = loaded.model.model.visual
     if (window := getattr(tower, "window_size", None)) is not None:

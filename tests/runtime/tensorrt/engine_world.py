@@ -100,7 +100,7 @@ class TorchSession:
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
     linears = room_for_adapters(loaded, limits).linears
-    visual = None if loaded.media is None else visual_of(loaded, loaded.model.config)
+    visual = visual_of(loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),

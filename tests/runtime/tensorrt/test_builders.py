@@ -140,7 +140,7 @@ def test_the_builder_takes_heads_of_other_shapes_for_three_gpus(builder, kind, t
 def test_the_builder_takes_vision_encoders_for_three_gpus(builder, name, tmp_path):
     loaded, file = prepare_model(random_model(name), name), tmp_path / "visual.onnx"
     loaded.model.to(torch.float16)
-    export_visual(loaded, visual_of(loaded, loaded.model.config), LIMITS, GraphOps(24, torch.float16), file)
+    export_visual(loaded, visual_of(loaded), LIMITS, GraphOps(24, torch.float16), file)
     for capability in CAPABILITIES:
         builder.build(file, visual_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
         assert (tmp_path / f"{capability}.engine").stat().st_size > 0

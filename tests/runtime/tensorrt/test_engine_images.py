@@ -50,7 +50,14 @@ def test_an_image_larger_than_the_engine_takes_is_refused():
     part.encoder.check(medium(ref.loaded.model, 1, 0, (2, 2)))
 
 
-def test_a_model_of_sound_is_refused_by_name():
+def test_a_model_of_sound_serves_text_alone():
     ref = shown("qwen2_audio")
-    with pytest.raises(ValueError, match="qwen2_audio takes audio: engines are built of vision encoders"):
-        base_config(ref.loaded, ())
+    limits = engine_config(TREE, max_num_seqs=3, num_kv_blocks=None)
+    engine, _, _ = torch_pair(ref.loaded, TREE, limits)
+    assert not base_config(ref.loaded, ()).is_vlm
+    texts = [index for index, held in enumerate(ref.media) if not held]
+    prompts, media = [ref.prompts[index] for index in texts], [ref.media[index] for index in texts]
+    run = ShownRun(engine, prompts, media, greedy_params(NUM_TOKENS))
+    assert run.finish() == [ref.continuations[index][:NUM_TOKENS] for index in texts]
+    with pytest.raises(ValueError, match="audio cannot be used: the model takes none"):
+        ShownRun(engine, ref.prompts[:1], ref.media[:1], greedy_params(4))

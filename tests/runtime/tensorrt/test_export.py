@@ -91,6 +91,9 @@ def test_the_graph_has_the_operators_and_names_that_builders_know(pair):
     inputs = [part.name for part in model.graph.input]
     expected = ["input_ids", "attention_pos_id", "kvcache_start_index", "last_token_ids", "attention_mask"]
     assert inputs == [*expected, "k_cache_0", "v_cache_0", "k_cache_1", "v_cache_1"]
+    shapes = {part.name: [dim.dim_param for dim in part.type.tensor_type.shape.dim] for part in model.graph.input}
+    assert shapes["attention_pos_id"] == ["batch", "rows"]
+    assert (shapes["last_token_ids"], shapes["v_cache_1"][0]) == (["batch", "selected"], "batch")
     assert [part.name for part in model.graph.output][:3] == ["logits", "hidden_states", "present_k_cache_0"]
     assert {weight.external_data[0].value for weight in model.graph.initializer if weight.external_data} == {
         "eagle_base.onnx.data"
