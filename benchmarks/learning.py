@@ -171,6 +171,8 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str
     bench = Bench(config, prompts, options)
     marks = [bench.mark()]
     print(marks[-1].line(), flush=True)
+    if not options.minutes:
+        finish(options, marks, [], bench.said())
     while marks[-1].minutes < options.minutes:
         bench.serve_for(60 * options.every)
         marks.append(bench.mark())

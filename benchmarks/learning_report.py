@@ -126,7 +126,7 @@ def finish(
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
     if options.head != "demo":
         steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
-        facts["drafter"] = f"{options.head}: of the demo head's shape{steps}"
+        facts["drafter"] = f"{Path(options.head).name}: of the demo head's shape{steps}"
     facts["requests"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
     facts["learner"] = (
         f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
@@ -134,7 +134,12 @@ def finish(
     facts["decisions"] = json.dumps(said["counts"])
     figures = {"marks": [mark._asdict() for mark in marks], "speeds": [one._asdict() for one in speeds]}
     tables = [table_of(marks)] + ([speed_table(speeds)] if speeds else [])
-    report = Report("Learning while serving", facts, tables, figures | {"drafter": said})
+    report = Report(
+        "Learning while serving",
+        facts,
+        tables,
+        figures | {"drafter": {name: found for name, found in said.items() if name != "folder"}},
+    )
     if not quiet:
         report.show()
     if options.output is not None or not options.quick:
