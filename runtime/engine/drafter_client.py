@@ -133,7 +133,7 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def admit(self, seq: Sequence) -> None:
-        """Hand over a sequence's tokens, and see whether the drafter is told of what is computed for it."""
+        """Decide whether the drafter is told of a sequence, and hand over its tokens, on a host only if it is."""
         draft = seq.draft = DraftProgress()
         params = seq.request.params
         if self._end is None or not params.speculation:
