@@ -11,7 +11,6 @@ because what is published must be there; one in device memory does not.
 import logging
 from enum import StrEnum
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,14 @@ from wingbeat.kernels.cpu.drafted import DraftIntake
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
-from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter, write_context, write_root_masks
+from wingbeat.runtime.engine.outcome_writer import (
+    DeferredPairs,
+    OutcomeWriter,
+    rows_of,
+    write_context,
+    write_history,
+    write_root_masks,
+)
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.chunk_media import TellMedia
@@ -87,7 +93,8 @@ class DrafterClient(RoundObserver):
         """Why a sequence that the latest plan asks no tree for has none."""
         self._speculation, self._clock = speculation, clock
         self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
-        self._host_steps = np.arange(1, config.speculation.max_path + 1)
+        # With one round in flight nothing is unknown of a sequence when it comes to be followed.
+        self._hands_over_late = inbox is None and not config.overlap
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
@@ -126,18 +133,24 @@ class DrafterClient(RoundObserver):
         self.state = DrafterState.NONE
 
     def admit(self, seq: Sequence) -> None:
-        """Hand over a sequence's tokens, and see whether the drafter is told of what is computed for it."""
+        """Decide whether the drafter is told of a sequence, and hand over its tokens, on a host only if it is."""
         draft = seq.draft = DraftProgress()
         params = seq.request.params
         if self._end is None or not params.speculation:
             return
-        history = self._end.token_ids
-        copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
+        if not self._hands_over_late:
+            self._hand_over(seq)
         draft.may_be_followed = True
         if self._speculation.follows_next() or params.force_drafts or self._stateless:
             self._follow(seq)
 
+    def _hand_over(self, seq: Sequence) -> None:
+        history = self._end.token_ids
+        copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
+
     def _follow(self, seq: Sequence) -> None:
+        if self._hands_over_late:
+            self._hand_over(seq)
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
@@ -178,6 +191,8 @@ class DrafterClient(RoundObserver):
         Args:
             before: the round before, whose tokens are known, where sequences of it sat this one out.
         """
+        if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
+            return self._publish_unfollowed(plan, flight)
         held = [] if before is None else self._held(before)
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
         if self._end is None or not any(seq.request.params.speculation for seq in seqs):
@@ -211,6 +226,15 @@ class DrafterClient(RoundObserver):
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
+
+    def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
+        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on."""
+        if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
+            return
+        _, draft = self._plan_draft(plan, flight, [])
+        self._ask([], draft)
+        if any(seq.draft.followed for seq in plan.decodes):
+            self._publish_history(plan, flight)
 
     def _plan_draft(
         self, plan: SchedulerOutput, flight: RoundInFlight, held: list[Sequence]
@@ -292,35 +316,13 @@ class DrafterClient(RoundObserver):
         if not seqs:
             return
         if len(seqs) < len(decodes):
-            paths = _rows(paths, self._index(decodes, seqs))
+            paths = rows_of(paths, self._index(decodes, seqs))
         if self._stateless:
             paths = paths._replace(taps=None)
         writer.decodes([seq.slot for seq in seqs], paths)
 
     def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-        """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""
-        if plan.decodes:
-            # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-            paths = flight.decodes
-            if self._inbox is None:
-                history, token_ids = self._end.token_ids.numpy(), paths.token_ids.numpy()
-                columns = paths.positions.numpy()[:, None] + self._host_steps[: token_ids.shape[1]]
-                history[paths.slots.numpy()[:, None], np.minimum(columns, history.shape[1] - 1)] = token_ids
-            else:
-                self._put_on_device(self._end.token_ids, paths)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        if sampling:
-            history = self._end.token_ids
-            at = [[chunk.seq.slot for chunk in sampling], [chunk.start + chunk.length for chunk in sampling]]
-            history[tuple(upload(at, history.device).unbind())] = flight.sampled.to(history.device)
-
-    def _put_on_device(self, history: Tensor, paths: AcceptedPaths) -> None:
-        columns = paths.columns
-        if columns is None:
-            columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
-            columns = columns.clamp_max_(history.shape[1] - 1)
-        where, device = paths.slots[:, None], history.device
-        history[where.to(device), columns.to(device)] = paths.token_ids.to(device)
+        write_history(self._end.token_ids, plan, flight, None if self._inbox is None else self._steps)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         advance(seq, draft_len, self.block_manager, self._incarnation)
@@ -340,9 +342,3 @@ class DrafterClient(RoundObserver):
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST
-
-
-def _rows(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:
-    """Some decodes' rows of what drafters are told; of the rest, not every part has a row for each decode."""
-    told = {name: getattr(paths, name) for name in ("slots", "positions", "token_ids", "num_tokens", "taps")}
-    return paths._replace(**{name: None if part is None else part[index] for name, part in told.items()})

@@ -297,3 +297,34 @@ def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFli
         else:
             mask[:] = -1
     return int(has_masks)
+
+
+def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight, steps: Tensor | None) -> None:
+    """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps.
+
+    Args:
+        history: int64 [num_slots, max_model_len + 1].
+        steps: 1, 2, .. on the device; None where that is the host, which needs no operation.
+    """
+    if plan.decodes:
+        # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
+        paths, device, last = flight.decodes, history.device, history.shape[1] - 1
+        if steps is None:
+            token_ids = paths.token_ids.numpy()
+            columns = paths.positions.numpy()[:, None] + np.arange(1, token_ids.shape[1] + 1)
+            history.numpy()[paths.slots.numpy()[:, None], np.minimum(columns, last)] = token_ids
+        else:
+            columns = paths.columns
+            if columns is None:
+                columns = (paths.positions[:, None] + steps[: paths.token_ids.shape[1]]).clamp_max_(last)
+            history[paths.slots[:, None].to(device), columns.to(device)] = paths.token_ids.to(device)
+    sampling = [chunk for chunk in plan.chunks if chunk.samples]
+    if sampling:
+        at = [[chunk.seq.slot for chunk in sampling], [chunk.start + chunk.length for chunk in sampling]]
+        history[tuple(upload(at, history.device).unbind())] = flight.sampled.to(history.device)
+
+
+def rows_of(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:
+    """Some decodes' rows of what drafters are told; of the rest, not every part has a row for each decode."""
+    told = {name: getattr(paths, name) for name in ("slots", "positions", "token_ids", "num_tokens", "taps")}
+    return paths._replace(**{name: None if part is None else part[index] for name, part in told.items()})
