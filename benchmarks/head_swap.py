@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/head_swap.py HEAD [--first FOLDER] [--streams N] [--tokens N]
 
-In process, the demo's verifier, greedy, fixed trees. Streams begin with the demo's head, or that in FOLDER, and go on
+In process, the demo's verifier, fixed trees. Streams begin with the demo's head, or that in FOLDER, and go on
 with HEAD, another version of it (such as `benchmarks/learning.py --keep` leaves): by a swap, which keeps the draft KV;
 with a new drafter for which all contexts are computed again; and, to compare with, with HEAD from the beginning. Tokens
 per round are those of the second half of each text. All texts must be equal.
@@ -48,11 +48,11 @@ class Went(NamedTuple):
 class Streams:
     """Texts that are written by one engine."""
 
-    def __init__(self, folder: Path, first: str, count: int, tokens: int) -> None:
+    def __init__(self, folder: Path, first: str, count: int, tokens: int, temperature: float) -> None:
         self._target = TargetDescription.from_checkpoint(folder)
         self._loaded = load_model(folder, torch.float32, torch.device("cpu"))
         self._speculation = SpeculationConfig(adaptive=False)
-        self._first, self._tokens = first, tokens
+        self._first, self._tokens, self._temperature = first, tokens, temperature
         tokenizer = Tokenizer.load(folder)
         self._prompts = [tokenizer.encode(PROMPT.format(index, index)) for index in range(count)]
 
@@ -62,8 +62,8 @@ class Streams:
         drafter = self._drafter(then if how == "from the beginning" else self._first)
         worker, engine = DraftWorker(drafter), Engine(self._loaded, config, drafter.needs)
         channel = attach(engine, worker, InProcessChannel)
-        params = SamplingParams(max_tokens=self._tokens, temperature=0, ignore_eos=True)
         for index, prompt in enumerate(self._prompts):
+            params = SamplingParams(max_tokens=self._tokens, temperature=self._temperature, seed=index, ignore_eos=True)
             engine.add_request(Request(str(index), tuple(prompt), params))
         texts: list[list[int]] = [[] for _ in self._prompts]
         swapped, swap_ms, before = False, 0.0, engine.speculation
@@ -100,13 +100,20 @@ def main() -> None:
     parser.add_argument("--first", type=Path, help="folder of the head that streams begin with; the demo's by default")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256, help="of each text")
+    parser.add_argument("--temperature", type=float, default=0.8, help="greedily, texts of the demo repeat themselves")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     parser.add_argument("--quick", action="store_true", help="a few short texts: shows that it runs")
     options = parser.parse_args()
     if options.quick:
         options.streams, options.tokens = 4, 64
     config = AppConfig()
-    streams = Streams(config.model_dir(), str(options.first or config.choice().source), options.streams, options.tokens)
+    streams = Streams(
+        config.model_dir(),
+        str(options.first or config.choice().source),
+        options.streams,
+        options.tokens,
+        options.temperature,
+    )
     ways = ("swap", "computed again", "from the beginning")
     found = {how: streams.go(str(options.head), how) for how in ways}
     if len({str(went.texts) for went in found.values()}) != 1:
@@ -114,6 +121,7 @@ def main() -> None:
     rows = [(how, f"{went.length:.3f}", str(went.replayed), f"{went.swap_ms:.2f}") for how, went in found.items()]
     columns = ("draft KV of the first half", "tokens per round, second half", "tokens computed again", "swap, ms")
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
+    facts["drafter"] = f"{options.first or 'the demo head'}, then {options.head}; temperature {options.temperature:g}"
     report = Report("A swap of heads", facts, [Table("Draft KV after a swap", columns, rows)], {"rows": rows})
     report.finish(options, "head_swap")
 

@@ -11,6 +11,7 @@ server with the learner at work, of the same with the learner's process stopped,
 import argparse
 import itertools
 import json
+import math
 import tempfile
 import threading
 import time
@@ -28,6 +29,8 @@ from servers import App, wingbeat_apps
 from wingbeat.deployments.app_config import AppConfig
 
 TOKENS, CLIENTS = 96, 4
+BLOCK_S = 10.0
+"""Of one measurement of a speed, at least."""
 
 
 class Asked(NamedTuple):
@@ -139,6 +142,9 @@ class Bench:
     def speeds(self, domains: list[str], turns: int) -> list[Speeds]:
         """Of both servers on the new domains, in turn."""
         prompts = [prompt for domain in domains for prompt in self._sets[domain]]
+        static = ask(self._static, prompts, **self._fields)
+        # A learner that is let go works at once, and rests then: blocks are much longer than its steps.
+        prompts *= math.ceil(BLOCK_S * static.speed / (TOKENS * len(prompts)))
         found = []
         for _ in range(turns):
             learner = self._learning.stats().get("learner_pid", 0)
