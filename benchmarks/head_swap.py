@@ -121,7 +121,9 @@ def main() -> None:
     rows = [(how, f"{went.length:.3f}", str(went.replayed), f"{went.swap_ms:.2f}") for how, went in found.items()]
     columns = ("draft KV of the first half", "tokens per round, second half", "tokens computed again", "swap, ms")
     facts = machine_facts() | model_facts(config.model_dir(), config.choice().source)
-    facts["drafter"] = f"{options.first or 'the demo head'}, then {options.head}; temperature {options.temperature:g}"
+    facts["drafter"] = f"{options.first or 'the demo head'}, then {options.head}"
+    size = f"{options.streams} texts of {options.tokens} tokens at once"
+    facts["workload"] = f"{size}, the second half after the swap; temperature {options.temperature:g}"
     report = Report("A swap of heads", facts, [Table("Draft KV after a swap", columns, rows)], {"rows": rows})
     report.finish(options, "head_swap")
 

@@ -127,7 +127,7 @@ def finish(
     if options.head != "demo":
         steps = f", {options.head_steps} steps on Python alone" if options.head == "narrow" else ""
         facts["drafter"] = f"{Path(options.head).name}: of the demo head's shape{steps}"
-    facts["requests"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
+    facts["workload"] = f"{', '.join(options.domain)} in turn, temperature {options.temperature:g}"
     facts["learner"] = (
         f"{options.core_share:g} of a core, {json.dumps({name: said['learner'].get(name) for name in TOLD})}"
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.drafters.test_head_swap import changed
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
 DEMO_HEADS = tuple(name for name in ("dspark", "dflash2") if (DEMO / name).is_dir())
@@ -147,3 +149,16 @@ def test_prompts_are_measured_by_chunks(tmp_path):
         (dtype, chunk, batch) for dtype in ("float32", "bfloat16") for chunk in (64, 512) for batch in (1, 4)
     }
     assert all(min(run["seconds"]) > 0 for run in runs)
+
+
+def test_learning_is_measured_in_process(tmp_path):
+    figures = quick_run("learning.py", tmp_path / "learning.json", "--domain", "html")
+    assert len(figures["marks"]) == 3
+    assert figures["marks"][-1]["minutes"] > figures["marks"][0]["minutes"]
+
+
+def test_a_swap_of_heads_is_measured_three_ways_with_equal_texts(tmp_path):
+    changed(DEMO / "drafter", tmp_path / "other")
+    rows = quick_run("head_swap.py", tmp_path / "swap.json", str(tmp_path / "other"))["rows"]
+    assert [row[0] for row in rows] == ["swap", "computed again", "from the beginning"]
+    assert int(rows[1][2]) > 0 == int(rows[0][2])
