@@ -176,7 +176,9 @@ def _goes_straight(model: nn.Module, layers: nn.ModuleList, inputs: dict[str, An
         return False
     around = (model, model.model)
     watched = any(one._forward_hooks or one._forward_pre_hooks or "forward" in one.__dict__ for one in around)
-    return not watched and inputs.keys() <= _KNOWN_INPUTS
+    # Other packages put functions of their own in the place of a class's.
+    replaced = any(type(one).forward.__module__ != type(one).__module__ for one in around)
+    return not (watched or replaced) and inputs.keys() <= _KNOWN_INPUTS
 
 
 def _straight_logits(model: nn.Module, layers: LayersAtOnce, kept: KeptRotations, inputs: dict[str, Any]) -> Tensor:

@@ -54,10 +54,3 @@ def test_what_cannot_be_served_is_refused_by_its_setting(folder, fields, problem
     with pytest.raises(ValidationError) as refused:
         AppConfig(**given)
     assert problem in str(refused.value)
-
-
-def test_engines_in_the_place_of_weights_serve_no_adapters(folder, tmp_path):
-    (tmp_path / "base_config.json").write_text("{}")
-    refused = "is given and engine_dir is given: its engines have no room for adapters"
-    with pytest.raises(ValidationError, match=refused):
-        AppConfig(engine_dir=tmp_path, lora_modules=f"a={folder}")

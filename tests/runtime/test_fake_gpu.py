@@ -27,6 +27,7 @@ from tests.runtime.launch_counts import attach
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.engine import drafter_client as drafting
+from wingbeat.runtime.engine import outcome_writer
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import memory_budget
@@ -96,7 +97,7 @@ def test_rounds_that_alter_logits_and_report_them_wait_in_their_one_wait_alone(
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_read(gpu, kind):
     collect = drafting.DrafterClient.collect.__wrapped__
-    gpu.waits_in |= {function.__code__ for function in (transfer.copy_all, drafting.DrafterClient._put, collect)}
+    gpu.waits_in |= {function.__code__ for function in (transfer.copy_all, outcome_writer.write_history, collect)}
     served = serve(gpu, engine_config(TREE, 3), new_drafter(kind, TREE, None), [GREEDY, SAMPLED], on_device=False)
     assert served.engine.runner.graphs.stats.failed == []
     assert served.engine.drafter_state == "attached"
