@@ -1,6 +1,8 @@
 """Layers that run as one call of the CPU's kernels: the model's own numbers, hooks and copies as ever."""
 
 import copy
+import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -172,7 +174,7 @@ def test_a_pass_calls_no_layer_by_itself(monkeypatch):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", OURS)
-def test_a_pass_goes_straight_and_leaves_the_same_bits_as_the_models_own_code(name, monkeypatch):
+def test_a_pass_goes_straight_and_leaves_the_same_bits_as_the_models_own_code(name):
     loaded = prepared(name)
     model, calls = VerifierModel(loaded, (1, 3)), []
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
@@ -182,12 +184,43 @@ def test_a_pass_goes_straight_and_leaves_the_same_bits_as_the_models_own_code(na
     own = [model(each) for each in (rows, chosen)]
     hook.remove()
     assert len(calls) == 2
-    monkeypatch.setattr(type(loaded.model), "forward", lambda *given, **more: pytest.fail("the model was called"))
-    straight = [model(each) for each in (rows, chosen)]
+    code = type(loaded.model).forward.__code__
+    straight = []
+    for each in (rows, chosen):
+        with entered() as codes:
+            straight.append(model(each))
+        assert code not in codes
     assert [len(each.logits) for each in straight] == [12, 3]
     for one, other in zip(own, straight, strict=True):
         assert torch.equal(one.logits, other.logits)
         assert torch.equal(one.taps, other.taps)
+
+
+@contextmanager
+def entered():
+    """The code of functions that are called meanwhile."""
+    found = set()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: found.add(frame.f_code) if event == "call" else None)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+@torch.inference_mode()
+def test_a_forward_in_the_place_of_the_classs_is_called(monkeypatch):
+    loaded = prepared("llama")
+    model, calls, own = VerifierModel(loaded), [], type(loaded.model).forward
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+
+    def another(self, *given, **more):
+        calls.append(self)
+        return own(self, *given, **more)
+
+    monkeypatch.setattr(type(loaded.model), "forward", another)
+    model(dummy_decode_batch(cache, 1, 1, 1))
+    assert calls == [loaded.model]
 
 
 @torch.inference_mode()
