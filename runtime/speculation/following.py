@@ -1,4 +1,4 @@
-"""Whose context a drafter keeps: everybody's, or a few requests' while plain decoding wins.
+"""Which requests a drafter is told of: all, or a few while plain decoding wins.
 
 A drafter that takes in prompts and tokens which no draft follows costs time of its own, on CPUs that of the verifier's
 cores. Some requests are followed all the same, or no probe could show that drafts pay again.
