@@ -1,5 +1,7 @@
 """Where the host waits for its device: for the tokens of a round, once, and nowhere before."""
 
+import sys
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -8,7 +10,8 @@ from tests.runtime.engine.arrivals import Load, drafter_of, ending
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, random_model, random_prompts
 from tests.runtime.recorded_graphs import WAITS
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.protocol.messages import DrafterFigures
+from wingbeat.runtime.engine.outcome_writer import write_numbers
+from wingbeat.runtime.protocol.messages import DrafterFigures, RoundHeader
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
@@ -26,14 +29,25 @@ class Blindfold(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+WRITERS = {write_numbers.__code__, RoundHeader.write.__code__}
+"""They write what the host knows into its own memory; into a device's the first one copies."""
+
+
+def only_to_write(tensor):
+    """`Tensor.numpy` for who reads nothing."""
+    assert sys._getframe(1).f_code in WRITERS, "numpy looks at the device's data"
+    return LOOKS["numpy"](tensor)
+
+
 def blind(owner, name, monkeypatch):
     """Let a method look at no tensor's data."""
     method = getattr(owner, name)
 
     def wrapped(*args, **kwargs):
         with Blindfold(), monkeypatch.context() as patch:
-            for look in ("tolist", "numpy", "__array__"):
+            for look in ("tolist", "__array__"):
                 patch.setattr(torch.Tensor, look, None)
+            patch.setattr(torch.Tensor, "numpy", only_to_write)
             return method(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, wrapped)
