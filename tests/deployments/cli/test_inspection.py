@@ -48,7 +48,9 @@ def test_a_head_of_every_format_is_described_as_it_loads(name, tmp_path):
     own = [tensor for key, tensor in weights.items() if key not in (*chosen.leaves_out, "d2t")]
     assert found["parameters"] == sum(tensor.numel() for tensor in own)
     assert found["memory"]["weights_bytes"] == 2 * found["parameters"]
-    assert found["memory"]["kv_bytes_per_token"] == 2 * 2 * head.num_key_value_heads * head.head_dim
+    both = head.head_dim + getattr(head, "value_dim", head.head_dim)
+    layers = found["memory"]["kv_bytes_per_token"] / (2 * head.num_key_value_heads * both)
+    assert layers == head.num_layers
     lent = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
     assert set(found["from_verifier"]) == {lent[key] for key in chosen.leaves_out}
     assert {key: found["shapes"][key] for key in ("hidden_size", "num_taps", "draft_vocab_size")} == {
