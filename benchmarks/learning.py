@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from domains import DOMAINS, Prompts, prompts_of
-from learning_report import Mark, finish
-from narrow_head import OLD, add_head_options, first_head
+from domains import Prompts, prompts_of
+from learning_report import Mark, add_learning_options, finish
+from narrow_head import OLD, first_head
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
@@ -185,19 +185,8 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], dict[str
 def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    new = [name for name in DOMAINS if name != OLD]
-    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
-    add_head_options(parser)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of serving")
-    parser.add_argument("--every", type=float, default=3.0, help="minutes between two marks")
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts of each domain at a mark")
-    parser.add_argument("--core-share", type=float, default=0.5, help="of the seconds of serving, for the learner")
-    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
+    add_learning_options(parser, "learning", minutes=30.0, every=3.0, prompts=16)
     parser.add_argument("--keep", type=Path, help="folder for rounds, heads and the ledger")
-    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
-    parser.set_defaults(name="learning")
     options = parser.parse_args()
     if options.quick:
         options.minutes, options.every, options.prompts, options.head_steps = 0.6, 0.3, 4, 4

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from domains import DOMAINS, Prompts, prompts_of
-from learning_report import Mark, Speeds, finish
-from narrow_head import OLD, add_head_options, first_head
+from domains import Prompts, prompts_of
+from learning_report import Mark, Speeds, add_learning_options, finish
+from narrow_head import OLD, first_head
 from process_pause import stopped
 from servers import App, wingbeat_apps
 
@@ -182,19 +182,8 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[list[Mark], list[Spe
 def main() -> None:
     """Measure, show and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    new = [name for name in DOMAINS if name != OLD]
-    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
-    add_head_options(parser)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of requests")
-    parser.add_argument("--every", type=float, default=2.5, help="minutes between two looks")
-    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts of each domain at a look")
+    add_learning_options(parser, "learning_http", minutes=5.0, every=2.5, prompts=8)
     parser.add_argument("--turns", type=int, default=7, help="of the speeds")
-    parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
-    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
-    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
-    parser.set_defaults(name="learning_http")
     options = parser.parse_args()
     if options.quick:
         options.minutes, options.every, options.prompts, options.turns, options.head_steps = 1.0, 0.5, 4, 1, 4

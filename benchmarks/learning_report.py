@@ -1,4 +1,4 @@
-"""What `learning.py` and `learning_http.py` have measured, as tables and as a picture."""
+"""What `learning.py` and `learning_http.py` have in common: options, and what they measure as tables and a picture."""
 
 import argparse
 import itertools
@@ -6,11 +6,36 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from domains import DOMAINS
+from narrow_head import OLD, add_head_options
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts, save_picture
 
 from wingbeat.deployments.app_config import AppConfig
 
 TOLD = ("steps", "seconds", "samples")
+
+
+def add_learning_options(parser: argparse.ArgumentParser, name: str, **default: float) -> None:
+    """What both scripts are asked.
+
+    Args:
+        name: of the script.
+        default: of minutes, every and prompts.
+    """
+    new = [domain for domain in DOMAINS if domain != OLD]
+    parser.add_argument("--domain", choices=new, nargs="+", default=new, help="of the requests, in turn")
+    add_head_options(parser)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--minutes", type=float, default=default["minutes"], help="of requests")
+    parser.add_argument("--every", type=float, default=default["every"], help="minutes between two marks")
+    parser.add_argument(
+        "--prompts", type=int, default=default["prompts"], help="held-out prompts of each domain at a mark"
+    )
+    parser.add_argument("--core-share", type=float, default=0.5, help="of one core, for the learner")
+    parser.add_argument("--quick", action="store_true", help="a minute, a few steps: shows that it runs")
+    parser.add_argument("--plot", type=Path, help="picture of tokens per round over time")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    parser.set_defaults(name=name)
 
 
 class Mark(NamedTuple):
@@ -106,11 +131,7 @@ def plot(marks: list[Mark], path: Path) -> None:
     axes.set_ylim(bottom=1)
     axes.set_xlabel("minutes of traffic, four requests at once")
     axes.set_ylabel("tokens per round, held-out prompts")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-    print(f"written: {path}")
+    save_picture(figure, path)
 
 
 def finish(

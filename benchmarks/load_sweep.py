@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, greedy, open_llm, quiet
-from report import Report, Table, machine_facts, middle, model_facts, spread
+from report import Report, Table, machine_facts, middle, model_facts, save_picture, spread
 from servers import App, wingbeat_apps
 from serving import request_body, summed
 from workload import Prompt, describe, held_out_prompts
@@ -226,11 +226,7 @@ def plot(results: dict[int, dict[str, list[Block]]], path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("requests at once")
     axes.set_ylabel("tokens per second / plain decoding")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
-    print(f"written: {path}")
+    save_picture(figure, path)
 
 
 def figures(results: dict[int, dict[str, list[Block]]]) -> list[dict[str, Any]]:

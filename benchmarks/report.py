@@ -138,3 +138,13 @@ def _cpu_name() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Keep a matplotlib figure of one plot, with a grid and a legend."""
+    (axes,) = figure.axes
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    print(f"written: {path}")

@@ -21,7 +21,11 @@ class HeadCounts:
         self._folder = folder
 
     def add(self, more: dict[int, Accepted], ledger: Ledger) -> dict[int, Accepted]:
-        """By version, what is known with this; the version that was promoted last counts from its promotion on."""
+        """By version, what is known with this; the version that was promoted last counts from its promotion on.
+
+        Raises:
+            OSError: the folder cannot be read or written, or another process holds its lock for long.
+        """
         promotions = ledger.counts.get("promoted", 0)
         with locked(self._folder / LOCK_FILE):
             before, counted = self._read()
@@ -42,7 +46,7 @@ class HeadCounts:
             found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
             by_version = {int(number): Accepted(*map(int, counts)) for number, counts in found["by_version"].items()}
             return int(found["promotions"]), by_version
-        except (OSError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
             return 0, {}
 
     def _write(self, promotions: int, counted: dict[int, Accepted]) -> None:

@@ -1,6 +1,6 @@
 """Serve's hooks of a verifier's replica that runs: its health, and what may change."""
 
-import contextlib
+import asyncio
 import logging
 from typing import Any
 
@@ -10,6 +10,9 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
+
+TOLD_S = 20.0
+"""For the engine to hear of a change between two rounds; Serve waits for the replica meanwhile."""
 
 
 class LiveReplica:
@@ -40,7 +43,10 @@ class LiveReplica:
             logger.error("%s. This replica goes on as it was.", error)
             return
         set_log_level(self.log_level)
-        # The next engine starts with it.
-        with contextlib.suppress(EngineFailed):
-            client = await self._engines.ready()
-            await client.call("set_log_level", self.log_level)
+        # The next engine starts with it. Serve would stop a replica that raises, and the requests that run here.
+        try:
+            async with asyncio.timeout(TOLD_S):
+                client = await self._engines.ready()
+                await client.call("set_log_level", self.log_level)
+        except (EngineFailed, TimeoutError) as error:
+            logger.warning("The engine that runs now keeps its log level: %s", error or f"no answer in {TOLD_S:g} s")

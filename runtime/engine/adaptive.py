@@ -108,7 +108,7 @@ class AdaptiveSpeculation(Speculation):
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
-        if self._following.everybody:
+        if self._following.follows_all:
             return unfollowed
         return unfollowed[:1] if self.policy.overdue() else []
 

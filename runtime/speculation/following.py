@@ -16,7 +16,7 @@ class Following:
     """Decides by what the policy decides, round by round, and by counting requests: nothing is left to chance."""
 
     def __init__(self) -> None:
-        self.everybody = True
+        self.follows_all = True
         """Whether every request that may be drafted for is followed."""
         self._ahead = 0
         """Rounds by which plain decoding is ahead, at most `_SURE`; negative never."""
@@ -27,13 +27,13 @@ class Following:
         step = -_SURE // _BACK if pays else 1
         self._ahead = min(max(self._ahead + step, 0), _SURE)
         if self._ahead == _SURE:
-            self.everybody = False
-        elif not self._ahead and not self.everybody:
-            self.everybody, self._num_asked = True, 0
+            self.follows_all = False
+        elif not self._ahead and not self.follows_all:
+            self.follows_all, self._num_asked = True, 0
 
     def takes_next(self) -> bool:
         """Whether the request that is admitted now is followed."""
-        if self.everybody:
+        if self.follows_all:
             return True
         self._num_asked += 1
         return self._num_asked % _ONE_OF == 1

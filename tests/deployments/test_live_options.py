@@ -13,6 +13,8 @@ from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.replica import live_replica
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.router import Router
 
@@ -122,11 +124,17 @@ class Engines:
     """What stands for an `EngineSupervisor`."""
 
     failure = None
+    problem: Exception | None = None
+    answers = True
 
     def __init__(self) -> None:
         self.told: list[tuple] = []
 
     async def ready(self) -> "Engines":
+        if not self.answers:
+            await asyncio.Event().wait()
+        if self.problem is not None:
+            raise self.problem
         return self
 
     async def call(self, *words) -> None:
@@ -152,3 +160,12 @@ def test_a_verifier_and_its_engines_write_from_another_level_up(replica: LiveRep
     assert replica._engines.told == [("set_log_level", "warning")]
     assert replica.log_level == "warning"
     assert logging.getLogger("wingbeat").level == logging.WARNING
+
+
+@pytest.mark.parametrize("problem", [None, EngineFailed("it died"), TimeoutError("no answer")])
+def test_an_engine_that_cannot_be_told_stops_no_replica(replica: LiveReplica, problem, monkeypatch, caplog):
+    monkeypatch.setattr(live_replica, "TOLD_S", 0.01)
+    replica._engines.problem, replica._engines.answers = problem, problem is not None
+    asyncio.run(replica.reconfigure({"log_level": "warning"}))
+    assert "keeps its log level" in caplog.messages[-1]
+    assert replica.log_level == "warning"

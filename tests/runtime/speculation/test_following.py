@@ -17,7 +17,7 @@ def after(*rounds):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "everybody"),
+    ("rounds", "follows_all"),
     [
         ([], True),
         ([(False, _SURE - 1)], True),
@@ -29,8 +29,8 @@ def after(*rounds):
         ([(False, 5000), (True, _BACK // 2), (False, _SURE), (True, _BACK - 1)], False),
     ],
 )
-def test_plain_decoding_has_to_win_for_long_and_drafts_for_one_plans_hold(rounds, everybody):
-    assert after(*rounds).everybody == everybody
+def test_plain_decoding_has_to_win_for_long_and_drafts_for_one_plans_hold(rounds, follows_all):
+    assert after(*rounds).follows_all == follows_all
 
 
 def test_one_of_so_many_requests_is_followed_and_the_first_is():
