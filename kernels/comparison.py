@@ -18,7 +18,7 @@ from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
-from wingbeat.kernels.sampling.reference import choose_tokens
+from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
 from wingbeat.kernels.tree.table import TreeTable
@@ -236,7 +236,9 @@ def _choose(device: torch.device, shape: Shape) -> list[Tensor]:
         each + 5,
     )
     logits = _spread(15, num_rows, 5000).to(device)
-    return [choose_tokens(logits, *(row.to(device) for row in rows), any_sampled=True, any_filtered=True)]
+    rows = [row.to(device) for row in rows]
+    drafted = process_logits(4 * logits, *rows[:4], listed_only=True)
+    return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), drafted]
 
 
 CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {

@@ -179,6 +179,7 @@ def _filter_kernel(
     length,
     num_splits,
     CHOOSE: tl.constexpr,
+    SEARCHED: tl.constexpr,
     SCALE: tl.constexpr,
     ID_BITS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -203,17 +204,18 @@ def _filter_kernel(
         last_removed = tl.load(edges + row * 2 + 1)
     else:
         floor = tl.full([], 0, dtype=tl.int64)
-        if top_k > 0:
-            floor, _ = _find_kth(bins, states, NUM_DIGITS, top_k, row, num_rows, num_splits, vocab_size, SPLITS)
-        if top_p < 1.0:
-            floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
-            each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
-            num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
-            # The bins of the last digit hold equal keys, so their masses tell how many are in the programs before this.
-            before = tl.arange(0, SPLITS)
-            last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
-            masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
-            num_equal = tl.sum(masses, axis=0) // tl.maximum(each, 1)
+        if SEARCHED:
+            if top_k > 0:
+                floor, _ = _find_kth(bins, states, NUM_DIGITS, top_k, row, num_rows, num_splits, vocab_size, SPLITS)
+            if top_p < 1.0:
+                floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
+                each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
+                num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
+                # The bins of the last digit hold equal keys, so their masses tell how many are in the programs before this.
+                before = tl.arange(0, SPLITS)
+                last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
+                masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
+                num_equal = tl.sum(masses, axis=0) // tl.maximum(each, 1)
     key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
     lowest = floor.to(tl.uint32)
     lanes = tl.arange(0, TILE)
@@ -245,14 +247,20 @@ def _filter_kernel(
         tl.store(best_ids + row * num_splits + split, token)
 
 
-def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, choose: bool) -> None:
-    """Filter the rows that `scale_rows` stored: the best score of each share, or without `choose` the rows in place."""
+def filter_rows(
+    rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, choose: bool, listed_only: bool = False
+) -> None:
+    """Filter the rows that `scale_rows` stored: the best score of each share, or without `choose` the rows in place.
+
+    Args:
+        listed_only: nothing is searched: rows whose list does not tell keep what min-p leaves.
+    """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     grid = (num_rows, shares.num_splits)
     id_bits = vocab_size.bit_length()
     scale = float(2 ** min(44, 62 - id_bits))
-    find_nuclei(rows, workspace, shares, scale, id_bits)
-    for mass in (False, True):
+    find_nuclei(rows, workspace, shares, scale, id_bits, top_k_alone=listed_only)
+    for mass in () if listed_only else (False, True):
         for digit in range(NUM_DIGITS.value):
             _search_kernel[grid](
                 workspace.scaled,
@@ -287,6 +295,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
         shares.length,
         shares.num_splits,
         CHOOSE=choose,
+        SEARCHED=not listed_only,
         SCALE=scale,
         ID_BITS=id_bits,
         SPLITS=shares.most_splits,

@@ -75,6 +75,7 @@ def process_logits(
     *,
     any_filtered: bool = True,
     processors: LogitProcessors | None = None,
+    listed_only: bool = False,
 ) -> Tensor:
     """Warp logits as transformers' warpers do, each row by its own parameters: temperature, top-k, top-p, min-p.
 
@@ -91,6 +92,8 @@ def process_logits(
         min_ps: float32 [num_rows]; 0 is off.
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
+        listed_only: on a GPU, filter by what few launches find: a row whose edge does not lie among its best two
+            thousand tokens or so is filtered by min-p alone. For drafts, which need not be filtered to be right.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -102,13 +105,21 @@ def process_logits(
         from wingbeat.kernels.sampling import triton as triton_sampling
 
         return triton_sampling.process_logits(
-            logits, temperatures, top_ks, top_ps, min_ps, any_filtered=any_filtered, processors=processors
+            logits,
+            temperatures,
+            top_ks,
+            top_ps,
+            min_ps,
+            any_filtered=any_filtered,
+            processors=processors,
+            listed_only=listed_only,
         )
     if processors is not None:
         logits = apply_processors(logits, processors)
     sampled = temperatures > 0
     scaled = logits.to(torch.float32) / torch.where(sampled, temperatures, 1.0)[:, None]
-    if not any_filtered:
+    # Which rows are filtered would have to be waited for on a device.
+    if not any_filtered or (listed_only and scaled.is_cuda):
         return scaled
     filtered = sampled & ((top_ks > 0) | (top_ps < 1.0) | (min_ps > 0))
     rows = filtered.nonzero().squeeze(-1)

@@ -24,7 +24,9 @@ def process_logits(
     *,
     any_filtered: bool,
     processors: LogitProcessors | None,
+    listed_only: bool = False,
 ) -> Tensor:
+    """See `sampling.process_logits`: two launches; with filters twenty-one, or with `listed_only` six."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
@@ -35,7 +37,7 @@ def process_logits(
         shares = share_rows(num_rows, vocab_size)
         scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=False)
         if any_filtered:
-            filter_rows(rows, workspace, shares, choose=False)
+            filter_rows(rows, workspace, shares, choose=False, listed_only=listed_only)
     return workspace.scaled
 
 

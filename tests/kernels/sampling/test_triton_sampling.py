@@ -99,6 +99,44 @@ def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_kee
     assert workspace.edges[0, 1] == 40, "of the equal ones the lowest is removed: four of five are 0.8"
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kind", "vocab_size"), [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)], ids=str
+)
+@pytest.mark.usefixtures("small_tiles")
+def test_without_a_search_lists_tell_the_edges(kind, vocab_size):
+    """All of a vocabulary that has room is listed where top-k is alone."""
+    num_rows = {"gaussian": 8}.get(kind, 2)
+    rows, logits = mixed_rows(num_rows), random_logits(num_rows, vocab_size, kind)
+    processed = triton_sampling.process_logits(
+        logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None, listed_only=True
+    ).cpu()
+    expected = sorted_reference(logits, rows)
+    for row in range(num_rows):
+        assert torch.equal(processed[row], expected[row]), f"row {row}: {PARAMETERS[row]}"
+
+
+@pytest.mark.parametrize("spread", [2.5, 0.0])
+def test_without_a_search_top_k_is_found_behind_a_bound(spread, monkeypatch):
+    """In shares of which half hold nothing likely; of a row whose tokens are all alike nothing is found or removed."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 256)
+    monkeypatch.setattr(triton_sampling_workspace, "_TILE", 256)
+    monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 8)
+    num_rows, top_ks = 3, torch.tensor([20, 5, 1])
+    logits = random_logits(num_rows, 2048, "gaussian") * spread
+    logits[:, 1024:] -= 30.0
+    rows = Rows(torch.tensor([1.0, 0.6, 1.3]), top_ks, torch.ones(num_rows), torch.tensor([0.0, 0.0, 0.01]))
+    processed = triton_sampling.process_logits(
+        logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None, listed_only=True
+    ).cpu()
+    kept = (processed > float("-inf")).sum(1)
+    if spread:
+        assert torch.equal(processed, sorted_reference(logits, rows))
+        assert kept.tolist() == top_ks.tolist()
+    else:
+        assert kept.tolist() == [2048, 2048, 1024]
+
+
 @pytest.mark.usefixtures("small_tiles")
 def test_unfiltered_choices_are_the_references():
     num_rows = 30
