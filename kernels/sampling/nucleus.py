@@ -4,7 +4,7 @@ A token of less than (1 - top_p) / vocabulary of the largest one's probability i
 together all such tokens are less than what top-p leaves out. Of the rest there are mostly a few hundred. A row with
 more of them than the list has room for, or with fewer than its top-k keeps, is left to the search of `filter`.
 
-Where nothing is searched (`listed_only`), rows of top-k alone are listed too, from a bound that mostly serves.
+Where nothing is searched (`listed_only`), rows of top-k alone are listed too, down to a bound that mostly serves.
 """
 
 import triton

@@ -92,8 +92,9 @@ def process_logits(
         min_ps: float32 [num_rows]; 0 is off.
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
-        listed_only: on a GPU, filter by what few launches find: a row whose edge does not lie among its best two
-            thousand tokens or so is filtered by min-p alone. For drafts, which need not be filtered to be right.
+        listed_only: look for edges among the best tokens of a row alone, in few operations whose shapes are fixed: 128
+            tokens, or about 2000 by the kernels. Where they do not lie there the row is not filtered, or by min-p alone.
+            For drafts, which need not be filtered to be right.
 
     Returns:
         float32 [num_rows, vocab_size], removed tokens at -inf.
@@ -118,10 +119,16 @@ def process_logits(
         logits = apply_processors(logits, processors)
     sampled = temperatures > 0
     scaled = logits.to(torch.float32) / torch.where(sampled, temperatures, 1.0)[:, None]
-    # Which rows are filtered would have to be waited for on a device.
-    if not any_filtered or (listed_only and scaled.is_cuda):
+    if not any_filtered:
         return scaled
     filtered = sampled & ((top_ks > 0) | (top_ps < 1.0) | (min_ps > 0))
+    if listed_only:
+        if logits.shape[-1] > _WINDOW:
+            kept, enough = _filter_window(scaled, top_ks, top_ps, min_ps)
+            filtered &= enough
+        else:
+            kept = _filter(scaled, top_ks, top_ps, min_ps)
+        return torch.where(filtered[:, None], kept, scaled)
     rows = filtered.nonzero().squeeze(-1)
     if logits.shape[-1] > _WINDOW:
         kept, enough = _filter_window(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])

@@ -54,6 +54,10 @@ class Coupling(NamedTuple):
     positions: Tensor
     """int64: position the candidates will have."""
 
+    def tempered(self) -> "Coupling":
+        """Of logits that are divided by the temperatures already."""
+        return self._replace(temperatures=self.temperatures.sign())
+
 
 class Candidates(NamedTuple):
     """Continuations of some nodes, best first."""

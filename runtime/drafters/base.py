@@ -100,8 +100,9 @@ class DraftBatch(NamedTuple):
     where all may, or nobody can say it in time."""
 
     sampling_rules: SamplingRules | None = None
-    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any, and on a device, whose
-    captured shapes have no place for them."""
+    """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any."""
+    has_penalties: bool = True
+    """Whether any of these rules penalizes tokens that a sequence has."""
 
     position_deltas: Tensor | None = None
     """int64 [num_slots] by slot, as `Outcome.position_deltas`; None where nobody's prompt has images."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Growth, Roots, SlotTables
+from wingbeat.runtime.drafters.rule_tables import RuleTables
 from wingbeat.runtime.graphs.buckets import bucket_for, draft_batches
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
@@ -104,15 +105,19 @@ class DraftStages:
         self.buckets = draft_batches(pool.num_slots, spec.max_path, growth.top_k)
         with torch.inference_mode(mode=False):
             self.tables, self.trees = self._by_slot(pool.num_slots + 1)
+            self._rules = RuleTables(pool.num_slots, growth.columns, spec.vocab_size, self.device)
             growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in growth.depths]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
         self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
-        _fill(self._accept, self._padding)
-        _fill(self._proposal, self._padding)
-        self._pool.capture(self._accept, self._proposal)
+        # Beside it, because rules cost a level six launches and more, of which nobody else should know.
+        self._ruled = GraphRunner(Stage.DRAFT_RULED, self._draft_ruled, self._padding, proposals, self._pool)
+        runners = (self._accept, self._proposal, self._ruled)
+        for runner in runners:
+            _fill(runner, self._padding)
+        self._pool.capture(*runners)
 
     @property
     def stats(self) -> GraphStats:
@@ -121,8 +126,8 @@ class DraftStages:
 
     def fit(self, spec: ChannelSpec) -> bool:
         """Whether the stages serve a channel of this shape too, as far as its slots and blocks have room."""
-        mine = self.spec
-        return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
+        mine, its = ((each.block_size, each.max_blocks_per_seq, each.vocab_size) for each in (self.spec, spec))
+        return mine == its
 
     def commit(self, batch: DraftBatch) -> None:
         """Take in the decodes, of which there is one at least."""
@@ -141,8 +146,13 @@ class DraftStages:
         asked = set(proposals)
         slots = proposals + [slot for slot in batch.decode_slots.tolist() if slot not in asked]
         bucket = Bucket(bucket_for(len(slots), self.buckets), self.growth.depth(batch))
-        self._load(self._proposal.inputs(bucket), batch, slots)
-        return self._proposal.replay(bucket, len(proposals))
+        ruled = batch.sampling_rules is not None or batch.allowed_tokens is not None
+        runner = self._ruled if ruled else self._proposal
+        rows = runner.inputs(bucket)
+        self._load(rows, batch, slots)
+        if ruled:
+            self._rules.load(batch, rows.slots[: len(proposals), 1])
+        return runner.replay(bucket, len(proposals))
 
     def _by_slot(self, num_slots: int) -> tuple[SlotTables, TokenTree]:
         """Tables of everybody and nobody, whose sequence has one token, and room for the trees."""
@@ -211,11 +221,19 @@ class DraftStages:
 
     def _draft(self, rows: PassRows) -> TokenTree:
         """`draft_proposal`: all levels of a tree after its sequence's decode."""
-        slots = rows.slots[:, 1].contiguous()
-        roots = self.growth.roots_of(self.tables, slots, rows.levels.shape[1])
+        return self._grow(rows, self._roots(rows))
+
+    def _draft_ruled(self, rows: PassRows) -> TokenTree:
+        """`draft_ruled`: likewise."""
+        return self._grow(rows, self._rules.put(self._roots(rows)))
+
+    def _roots(self, rows: PassRows) -> Roots:
+        return self.growth.roots_of(self.tables, rows.slots[:, 1].contiguous(), rows.levels.shape[1])
+
+    def _grow(self, rows: PassRows, roots: Roots) -> TokenTree:
         trees = self.draft(self._decodes(rows), roots, self.tables.block_tables)
         for into, field in zip(self.trees, trees, strict=True):
-            (into[:, : field.shape[1]] if field.dim() == 2 else into)[slots] = field
+            (into[:, : field.shape[1]] if field.dim() == 2 else into)[roots.slots] = field
         return trees
 
 

@@ -16,11 +16,11 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.sampling_rules import RequestRules
+from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules, TokenCounts
 from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.protocol.sampling_rules import SamplingRules
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, SamplingRules
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
@@ -107,7 +107,7 @@ class Growth:
         self, speculation: SpeculationConfig, draft_token_ids: Tensor, packed: bool = False, whole: bool = False
     ) -> None:
         self.speculation = speculation
-        self.draft_token_ids = draft_token_ids
+        self.draft_token_ids, self.columns = draft_token_ids, DraftColumns(draft_token_ids)
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
         self.depths = range(self.max_depth if whole else 1, self.max_depth + 1)
@@ -143,8 +143,11 @@ class Growth:
         positions = lens + self._steps[: self.depth(batch), None]
         rules, told = None, batch.sampling_rules
         if told is not None:
-            own = SamplingRules(*(part[slots] for part in told))
-            rules = RequestRules.of(own, batch.token_ids[slots], lens, batch.temperatures[slots], self.draft_token_ids)
+            own, counts = SamplingRules(*(part[slots] for part in told)), None
+            if batch.has_penalties:
+                counts = TokenCounts.empty(len(slots), self.columns.size, lens.device)
+                counts.count(batch.token_ids[slots], lens, RuleColumns(*own.numbers.T).num_prompt_tokens, self.columns)
+            rules = RequestRules(own, batch.temperatures[slots], counts, self.columns)
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],
@@ -235,20 +238,22 @@ class Growth:
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
 
-    def ruled(self, roots: Roots, logits: Tensor) -> Tensor:
+    def ruled(self, roots: Roots, logits: Tensor) -> Continuations:
         """Logits [num_reqs, num_levels, draft_vocab_size] of trees' levels, the roots' children first, under the
         requests' rules."""
         if roots.allowed_tokens is not None:
             first = self._allowed_only(logits[:, :1], roots.allowed_tokens).logits
             logits = torch.cat([first, logits[:, 1:]], dim=1)
-        return logits if roots.rules is None else roots.rules.apply(logits)
+        given = Continuations(logits)
+        return given if roots.rules is None else roots.rules.apply(given)
 
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
         """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
         given = _continuations(given)
-        token_ids = self.draft_token_ids.expand(len(allowed), -1) if given.token_ids is None else given.token_ids
-        words, bits = token_ids // 32, token_ids % 32
-        may_follow = ((allowed.gather(1, words) >> bits.to(torch.int32)) & 1).to(torch.bool)
+        token_ids = self.draft_token_ids if given.token_ids is None else given.token_ids
+        words, bits = token_ids // 32, (token_ids % 32).to(torch.int32)
+        found = allowed[:, words] if given.token_ids is None else allowed.gather(1, words)
+        may_follow = ((found >> bits) & 1).to(torch.bool)
         may_follow |= ~may_follow.any(dim=1, keepdim=True)
         return given._replace(logits=given.logits.masked_fill(~may_follow[:, None], float("-inf")))
 
@@ -258,14 +263,15 @@ class Growth:
         """What follows the roots and every level, under the requests' own rules."""
 
         def under(given: Tensor | Continuations) -> Continuations:
-            given = _continuations(given)
-            return given._replace(logits=rules.apply(given.logits, given.token_ids))
+            return rules.apply(_continuations(given))
 
         return under(given), lambda level: under(expand(level))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Of `width` nodes."""
-        logits, own, confidence = _continuations(given)
+        logits, own, confidence, is_tempered = _continuations(given)
+        if is_tempered and coupling is not None:
+            coupling = coupling.tempered()
         if own is None:
             token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
         else:

@@ -58,7 +58,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
     """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
 
     For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
-    passed on: elsewhere shapes stay fixed, and nothing waits to be asked.
+    passed on: elsewhere shapes stay fixed, and nothing waits to be asked. Rules of sampling reach every drafter.
 
     Args:
         device: the drafter's.
@@ -90,8 +90,9 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         max_committed_len=longest,
         max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
         growth_rules=_growth_rules(rounds) if on_cpu else (),
-        allowed_tokens=_allowed_tokens(rounds) if on_cpu else None,
-        sampling_rules=_sampling_rules(rounds, attached) if on_cpu else None,
+        allowed_tokens=_allowed_tokens(rounds, device),
+        sampling_rules=_sampling_rules(rounds, attached, device),
+        has_penalties=any(header.has_sampling_rules > 1 for _, _, header in rounds),
         chunk_media=_chunk_media(rounds, device),
     )
 
@@ -164,18 +165,20 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 
 
-def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
+def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor | None:
     """By proposal; all tokens of the verifiers that restrict nothing."""
     if not any(header.has_masks for _, _, header in rounds):
         return None
     width = max(outcome.allowed_tokens.shape[1] for _, outcome, _ in rounds)
-    masks = torch.full((sum(header.num_proposals for _, _, header in rounds), width), -1, dtype=torch.int32)
+    shape = sum(header.num_proposals for _, _, header in rounds), width
+    # Filled by hosts: a copy from pageable memory would wait for the device.
+    masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=device.type != "cpu")
     begin = 0
     for _, outcome, header in rounds:
         if header.has_masks:
             masks[begin : begin + header.num_proposals] = outcome.allowed_tokens[: header.num_proposals]
         begin += header.num_proposals
-    return masks
+    return masks.to(device, non_blocking=device.type != "cpu")
 
 
 def _chunk_media(rounds: list[_Asked], device: torch.device) -> ChunkMedia | None:
@@ -185,14 +188,16 @@ def _chunk_media(rounds: list[_Asked], device: torch.device) -> ChunkMedia | Non
     return joined([(each.media(device), each.rotations(device)) for each in rounds])
 
 
-def _sampling_rules(rounds: list[_Asked], attached: list[Attachment]) -> SamplingRules | None:
-    """By slot; of verifiers whose sequences have none the rows say so."""
+def _sampling_rules(
+    rounds: list[_Asked], attached: list[Attachment], device: torch.device
+) -> SamplingRules | None:
+    """By slot, on the drafter's device; of verifiers whose sequences have none the rows say so."""
     if not any(header.has_sampling_rules for _, _, header in rounds):
         return None
     if len(attached) == 1 and attached[0].slot_offset == 0:
-        return rounds[0].outcome.rules
+        return SamplingRules(*(rows.to(device, non_blocking=True) for rows in rounds[0].outcome.rules))
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
-    merged = no_rules(num_slots)
+    merged = no_rules(num_slots, device)
     for attachment, outcome, header in rounds:
         if header.has_sampling_rules:
             own = slice(attachment.slot_offset, attachment.slot_offset + attachment.end.spec.num_slots)

@@ -166,8 +166,11 @@ class CandidateChooser:
 
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
             logits = logits[:, :num_levels]
-            rows = self.growth.ruled(roots, logits).flatten(0, 1)[:, None]
-            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self._ids, top_k, coupling))
+            ruled = self.growth.ruled(roots, logits)
+            rows, noise = ruled.logits.flatten(0, 1)[:, None], coupling
+            if ruled.is_tempered and noise is not None:
+                noise = noise.tempered()
+            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self._ids, top_k, noise))
             scores = (
                 logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
             )

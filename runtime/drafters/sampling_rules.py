@@ -2,78 +2,131 @@
 
 In the target's order: bias and bans, penalties by what is decided (a draft's own tokens are not counted: that gains
 nothing), then top-k, top-p and min-p at the request's temperature. Kernels of the CPU do the same (`sampling_rules.h`).
+Nothing is waited for and shapes are fixed, so that all of it can be captured; a filter whose edge is not among the few
+likeliest tokens is let go.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties, apply_processors
 from wingbeat.kernels.sampling.reference import process_logits
+from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.sampling_rules import RuleColumns, SamplingRules
 
 
-class RequestRules(NamedTuple):
-    """Of the requests of one draft, a row each; tables are by token of the target, as far as the drafter knows them."""
+class DraftColumns:
+    """Where a drafter's logits say something of the target's tokens."""
 
-    columns: RuleColumns
-    """float32 [num_reqs] each."""
-    temperatures: Tensor
-    """float32 [num_reqs]"""
-    bias: Tensor
-    """float32 [num_reqs, num_tokens]"""
+    def __init__(self, draft_token_ids: Tensor) -> None:
+        self.size = len(draft_token_ids)
+        # Searched, because only the device knows how large a table by token would have to be.
+        self._token_ids, self._columns = draft_token_ids.sort()
+
+    def of(self, token_ids: Tensor) -> Tensor:
+        """int64, as many as token ids: each one's column, -1 where there is none."""
+        at = torch.searchsorted(self._token_ids, token_ids.contiguous()).clamp_max(self.size - 1)
+        return torch.where(self._token_ids[at] == token_ids, self._columns[at], -1)
+
+
+class TokenCounts(NamedTuple):
+    """Which tokens requests have, by column of the drafter's logits; a row each."""
+
     in_prompt: Tensor
-    """bool [num_reqs, num_tokens]"""
-    output_counts: Tensor
-    """int32 [num_reqs, num_tokens]"""
-    draft_token_ids: Tensor
-    """int64 [draft_vocab_size]"""
+    """bool [num_reqs, draft_vocab_size]"""
+    in_output: Tensor
+    """int32 [num_reqs, draft_vocab_size]"""
 
     @classmethod
-    def of(
-        cls, told: SamplingRules, history: Tensor, lens: Tensor, temperatures: Tensor, draft_token_ids: Tensor
-    ) -> Self:
-        """Of requests by row, whose `history` [num_reqs, width] counts up to their `lens` [num_reqs]."""
-        columns, num_tokens = RuleColumns(*told.numbers.T), int(draft_token_ids.max()) + 1
-        num_reqs = len(history)
-        # One column more, for what counts nowhere.
-        nowhere = torch.where((told.token_ids >= 0) & (told.token_ids < num_tokens), told.token_ids, num_tokens)
-        bias = torch.zeros(num_reqs, num_tokens + 1, device=history.device)
-        bias.masked_fill_((columns.only_listed > 0)[:, None], float("-inf"))
-        bias.scatter_(1, nowhere, told.biases)
-        steps = torch.arange(history.shape[1], device=history.device)
-        known = (steps < lens[:, None]) & (history >= 0) & (history < num_tokens)
-        is_output = steps >= columns.num_prompt_tokens[:, None]
-        seen = torch.zeros(2, num_reqs, num_tokens + 1, dtype=torch.int32, device=history.device)
-        for counts, which in zip(seen, (~is_output, is_output), strict=True):
-            counts.scatter_add_(1, torch.where(known & which, history, num_tokens), which.to(torch.int32))
-        prompt, output = seen[..., :-1]
-        return cls(columns, temperatures, bias[:, :-1], prompt > 0, output, draft_token_ids)
+    def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "TokenCounts":
+        """Of requests that have none."""
+        shape = num_reqs, draft_vocab_size
+        nothing = torch.zeros(shape, dtype=torch.bool, device=device)
+        return cls(nothing, torch.zeros(shape, dtype=torch.int32, device=device))
 
-    def apply(self, logits: Tensor, token_ids: Tensor | None = None) -> Tensor:
-        """Logits [num_reqs, width, num_candidates] under the rules: what may not be chosen has none.
+    def count(self, history: Tensor, lens: Tensor, num_prompt_tokens: Tensor, columns: DraftColumns) -> None:
+        """Write the first rows: int64 [num_reqs, width] counts up to `lens` [num_reqs], the prompt coming first."""
+        at, steps = columns.of(history), torch.arange(history.shape[1], device=history.device)
+        known, is_output = (steps < lens[:, None]) & (at >= 0), steps >= num_prompt_tokens[:, None]
+        entries = at.clamp_min(0)
+        in_prompt, in_output = (part[: len(history)] for part in self)
+        counts = torch.zeros_like(in_output).scatter_add_(1, entries, (known & ~is_output).to(torch.int32))
+        torch.gt(counts, 0, out=in_prompt)
+        in_output.zero_().scatter_add_(1, entries, (known & is_output).to(torch.int32))
 
-        A head's own few candidates are not filtered: their shares are not the vocabulary's, and drafts were worse. They
-        are chosen from logits that are.
 
-        Args:
-            token_ids: int64 [num_reqs, num_candidates]: of the candidates; None for the draft vocabulary.
+class RequestRules:
+    """Of the requests of one draft, a row each.
+
+    Args:
+        told: of these requests.
+        temperatures: float32 [num_reqs]
+        counts: of as many requests or more; None where nobody has penalties.
+    """
+
+    def __init__(
+        self, told: SamplingRules, temperatures: Tensor, counts: TokenCounts | None, columns: DraftColumns
+    ) -> None:
+        self._columns, self._counts = columns, counts
+        self._bias = _bias_table(told, columns)
+        self._numbers = torch.cat([told.numbers.T, temperatures[None]])
+        self._by_width: dict[int, tuple[Tensor, RuleColumns, Tensor, Tensor]] = {}
+
+    def apply(self, given: Continuations) -> Continuations:
+        """What follows nodes, under the rules: what may not be chosen has no logit, and the others are tempered.
+
+        A head's own few candidates are neither filtered nor tempered: their shares are not the vocabulary's, and drafts
+        were worse. They are chosen from logits that are.
         """
-        num_reqs, width, _ = logits.shape
-        row = torch.arange(num_reqs, device=logits.device).repeat_interleave(width)
-        bias, in_prompt, counts = (self._among(part, token_ids) for part in self[2:5])
-        columns = RuleColumns(*(column[row] for column in self.columns))
-        penalties = Penalties(columns.repetition, columns.presence, columns.frequency, row, in_prompt, counts)
-        flat = apply_processors(logits.flatten(0, 1), LogitProcessors(penalties, LogitBias(bias, row)))
-        if token_ids is not None:
-            return flat.view_as(logits)
-        top_ks = columns.top_k.to(torch.int64)
-        kept = process_logits(flat, self.temperatures[row], top_ks, columns.top_p, columns.min_p)
-        return flat.masked_fill(kept == float("-inf"), float("-inf")).view_as(logits)
+        num_reqs, width, _ = given.logits.shape
+        row, numbers, temperatures, top_ks = self._of_rows(width)
+        logits = given.logits.flatten(0, 1)
+        if given.token_ids is not None:
+            own = self._columns.of(given.token_ids).clamp_min(0)
+            ruled = apply_processors(logits, self._processors(row, numbers, own))
+            return given._replace(logits=ruled.view_as(given.logits))
+        processed = process_logits(
+            logits,
+            temperatures,
+            top_ks,
+            numbers.top_p,
+            numbers.min_p,
+            processors=self._processors(row, numbers),
+            listed_only=True,
+        )
+        return given._replace(logits=processed.view(num_reqs, width, -1), is_tempered=True)
 
-    def _among(self, table: Tensor, token_ids: Tensor | None) -> Tensor:
-        """Columns of a table, of some candidates."""
-        if token_ids is None:
-            return table[:, self.draft_token_ids]
-        return table.gather(1, token_ids.clamp(max=table.shape[1] - 1))
+    def _of_rows(self, width: int) -> tuple[Tensor, RuleColumns, Tensor, Tensor]:
+        """Request, numbers, temperature and top-k of each of `width` rows of every request."""
+        if width not in self._by_width:
+            *numbers, temperatures = self._numbers.repeat_interleave(width, dim=1)
+            columns = RuleColumns(*numbers)
+            row = torch.arange(len(temperatures), device=temperatures.device) // width
+            self._by_width[width] = row, columns, temperatures, columns.top_k.to(torch.int64)
+        return self._by_width[width]
+
+    def _processors(self, row: Tensor, numbers: RuleColumns, own: Tensor | None = None) -> LogitProcessors:
+        """Of rows; of a head's own candidates, their columns int64 [num_reqs, num_candidates]."""
+
+        def among(table: Tensor) -> Tensor:
+            return table if own is None else table[: len(own)].gather(1, own)
+
+        bias, penalties = LogitBias(among(self._bias), row), None
+        if self._counts is not None:
+            factors = numbers.repetition, numbers.presence, numbers.frequency
+            penalties = Penalties(*factors, row, *(among(table) for table in self._counts))
+        return LogitProcessors(penalties, bias)
+
+
+def _bias_table(told: SamplingRules, columns: DraftColumns) -> Tensor:
+    """float32 [num_reqs, draft_vocab_size]"""
+    num_reqs, only_listed = len(told.numbers), RuleColumns(*told.numbers.T).only_listed
+    # One entry more, for what counts nowhere.
+    flat = told.biases.new_empty(num_reqs * columns.size + 1)
+    table = flat[:-1].view(num_reqs, columns.size)
+    table.copy_(torch.where(only_listed > 0, float("-inf"), 0.0)[:, None])
+    at, first = columns.of(told.token_ids), torch.arange(num_reqs, device=flat.device)[:, None] * columns.size
+    flat.scatter_(0, torch.where(at >= 0, first + at, len(flat) - 1).flatten(), told.biases.flatten())
+    return table

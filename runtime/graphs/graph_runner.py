@@ -29,6 +29,8 @@ class Stage(StrEnum):
 
     DRAFT_PROPOSAL = "draft_proposal"
     """Commit and all levels of a tree; size is the depth."""
+    DRAFT_RULED = "draft_ruled"
+    """DRAFT_PROPOSAL where a request has its own rules of sampling."""
     DRAFT_ACCEPT = "draft_accept"
     """Draft KV of decided tokens; size is the longest path."""
     BASE_VERIFICATION = "base_verification"

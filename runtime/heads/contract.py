@@ -28,6 +28,8 @@ class Continuations(NamedTuple):
     """int64 [num_reqs, num_candidates]: the candidates' target ids; None where they are the draft vocabulary."""
     confidence: Tensor | None = None
     """float32 [num_reqs, width or 1]: how likely the best candidate is to be accepted, where the head says that."""
+    is_tempered: bool = False
+    """The logits are divided by the requests' temperatures already."""
 
 
 class HeadConvention(NamedTuple):

@@ -125,7 +125,8 @@ class RoundHeader(NamedTuple):
     has_masks: int = 0
     """1 where not every token may follow the roots, and the outcome says which ones may."""
     has_sampling_rules: int = 0
-    """1 where a sequence that a tree is asked for has rules of sampling, which the outcome holds."""
+    """1 where a sequence that a tree is asked for has rules of sampling, which the outcome holds; 2 where one of them
+    penalizes tokens that it has."""
     has_media: int = 0
     """1 where a chunk has images or audio, or stands before some: `Outcome.media` says of all chunks what is there."""
 

@@ -18,6 +18,7 @@ class ToldRules:
         self._num_slots, self._device = num_slots, device
         self.ruled: set[int] = set()
         """Slots whose rows say something."""
+        self._penalized: set[int] = set()
         self.num_changes = 0
         self.rows: SamplingRules | None = None
         """Made for the first request that has a rule."""
@@ -26,6 +27,9 @@ class ToldRules:
         """Write the rows of sequences that got a slot."""
         for seq in seqs:
             params = seq.request.params
+            self._penalized.discard(seq.slot)
+            if params.has_penalties:
+                self._penalized.add(seq.slot)
             if has_rules(params):
                 self.ruled.add(seq.slot)
                 self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), listed(params))
@@ -33,9 +37,11 @@ class ToldRules:
                 self.ruled.discard(seq.slot)
                 self._write(seq.slot, RuleColumns(), [])
 
-    def any_of(self, seqs: list[Sequence]) -> bool:
-        """Whether a drafter has to look at the rows of these."""
-        return any(seq.slot in self.ruled for seq in seqs)
+    def say(self, seqs: list[Sequence]) -> int:
+        """What a drafter has to look at for these: `RoundHeader.has_sampling_rules`."""
+        if not any(seq.slot in self.ruled for seq in seqs):
+            return 0
+        return 2 if any(seq.slot in self._penalized for seq in seqs) else 1
 
     def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
         """(target, source) that bring a drafter's rows up to date."""

@@ -248,7 +248,7 @@ def test_a_capture_that_fails_drafts_eagerly_and_says_which(kinds, kind, caplog,
     with caplog.at_level(logging.WARNING):
         # The graph of most sequences at some depth; of kinds that draft in one pass, which have one depth, that of two.
         whole = kind in ("p-eagle", *ONE_PASS)
-        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (4 if whole else 3)))
+        drafter = attached(kinds, kind, CHAIN, FakeDevice(failing=lambda capture: capture == (5 if whole else 4)))
     eager = attached(kinds, kind, CHAIN)
     world = new_world(eager)
     for each in (drafter, eager):

@@ -1,0 +1,107 @@
+"""Captured drafts under the requests' own rules of sampling are those of eager passes on the host; nobody else pays."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec, taps_size
+from tests.runtime.drafters.test_draft_stages import (  # noqa: F401
+    GREEDY,
+    by_kind,
+    by_shape,
+    couplings_of_a_device,
+    few_batches,
+    kinds,
+    new_world,
+)
+from tests.runtime.drafters.test_eagle_stages import assert_same
+from tests.runtime.drafters.test_sampling_rules import rules_of
+from tests.runtime.models import TREE
+from tests.runtime.recorded_graphs import RecordingDevice
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.protocol.sampling_rules import no_rules
+
+pytestmark = pytest.mark.few(1)
+
+
+def attached(kinds, kind, speculation, device=None):  # noqa: F811
+    """To a verifier that tells which tokens its grammars allow."""
+    drafter = kinds[kind](speculation, device)
+    spec = replace(channel_spec(speculation, taps_size(drafter)), vocab_size=VOCAB)
+    drafter.resize(spec, spec.num_slots, spec.num_blocks)
+    return drafter
+
+
+def masks_of(count, seed):
+    """Of roots, half of whose tokens may follow; the last one's all may."""
+    generator = torch.Generator().manual_seed(seed)
+    masks = torch.randint(-(2**31), 2**31, (count, -(-VOCAB // 32)), generator=generator).to(torch.int32)
+    masks[-1] = -1
+    return masks
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
+@by_shape
+@by_kind
+@torch.inference_mode()
+def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, temperatures, monkeypatch):  # noqa: F811
+    """Rules and masks come and go between replays of the same graphs; so do the slots that have them."""
+    few_batches(monkeypatch)
+    eager, captured = attached(kinds, kind, speculation), attached(kinds, kind, speculation, RecordingDevice())
+    world = new_world(eager, temperatures)
+    for drafter in (eager, captured):
+        world.feed(drafter)
+    rules = rules_of(NUM_SLOTS)
+    swapped = type(rules)(*(part.flip(0).contiguous() for part in rules))
+    slots, trees = world.slots[1:], []
+    rounds = ((rules, None), (None, masks_of(7, 1)), (swapped, masks_of(7, 2)), (no_rules(NUM_SLOTS), None), (rules, None))
+    for told, masks in rounds:
+        batch = world.batch(proposals=slots)._replace(sampling_rules=told, allowed_tokens=masks)
+        expected = eager.draft(batch)
+        assert_same(captured.draft(batch), expected, 1e-4)
+        trees.append(expected.token_ids.tolist())
+    assert all(one != other for one, other in zip(trees, trees[1:], strict=False))
+    free = world.batch(proposals=slots)
+    assert_same(captured.draft(free), eager.draft(free), 1e-4)
+    stats = captured.graph_stats
+    assert stats.failed == []
+    assert not stats.eager_runs
+    assert stats.replays == {Stage.DRAFT_RULED: len(rounds), Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1}
+
+
+@by_shape
+@torch.inference_mode()
+def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(kinds, speculation, monkeypatch):  # noqa: F811
+    """Padded batches of two; another sequence's decided tokens are taken in beside them."""
+    few_batches(monkeypatch)
+    eager, captured = attached(kinds, "eagle", speculation), attached(kinds, "eagle", speculation, RecordingDevice())
+    world = new_world(eager, MIXED)
+    for drafter in (eager, captured):
+        world.feed(drafter)
+    rules, (one, other) = rules_of(NUM_SLOTS), world.slots[:2]
+    for slots, deciding in (((one,), other), ((other,), one), ((one, other), one)):
+        decode = (deciding, int(world.lens[deciding]) - 1, 1)
+        world.lens[deciding] += 1
+        batch = world.batch(decodes=[decode], proposals=list(slots), max_levels=2)._replace(sampling_rules=rules)
+        assert_same(captured.draft(batch), eager.draft(batch), 1e-4)
+
+
+@torch.inference_mode()
+def test_histories_are_counted_where_somebody_is_penalized_alone(kinds, monkeypatch):  # noqa: F811
+    """What was counted for a penalized sequence changes nothing of the next one in its row."""
+    few_batches(monkeypatch)
+    eager, captured = attached(kinds, "eagle", TREE), attached(kinds, "eagle", TREE, RecordingDevice())
+    world = new_world(eager, MIXED)
+    for drafter in (eager, captured):
+        world.feed(drafter)
+    counts, rules = captured._stages._rules._counts, rules_of(NUM_SLOTS)
+    for has_penalties in (True, False):
+        told = rules._replace(numbers=rules.numbers.clone())
+        if not has_penalties:
+            told.numbers[:, 3:6] = torch.tensor([1.0, 0.0, 0.0])
+        batch = world.batch(proposals=world.slots)._replace(sampling_rules=told, has_penalties=has_penalties)
+        before = [part.clone() for part in counts]
+        assert_same(captured.draft(batch), eager.draft(batch), 1e-4)
+        assert any(not torch.equal(*pair) for pair in zip(before, counts, strict=True)) == has_penalties
