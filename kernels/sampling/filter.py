@@ -211,7 +211,7 @@ def _filter_kernel(
                 floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
                 each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
                 num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
-                # The bins of the last digit hold equal keys, so their masses tell how many are in the programs before this.
+                # The bins of the last digit hold equal keys, so their masses tell how many come before this.
                 before = tl.arange(0, SPLITS)
                 last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
                 masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)

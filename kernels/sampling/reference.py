@@ -93,7 +93,7 @@ def process_logits(
         any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
         processors: applied to every row, warped or not, before temperature.
         listed_only: look for edges among the best tokens of a row alone, in few operations whose shapes are fixed: 128
-            tokens, or about 2000 by the kernels. Where they do not lie there the row is not filtered, or by min-p alone.
+            tokens, or about 2000 by the kernels. A row whose edges lie elsewhere is not filtered, or by min-p alone.
             For drafts, which need not be filtered to be right.
 
     Returns:

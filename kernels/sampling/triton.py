@@ -31,8 +31,8 @@ def process_logits(
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
     workspace = SamplingWorkspace(num_rows, vocab_size, logits.device)
-    keys = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
-    rows = rows_of(temperatures, top_ks, top_ps, min_ps, keys, keys)
+    # Nothing is chosen: any integers serve as keys of the noise.
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, top_ks, top_ks)
     with torch.cuda.device_of(logits):
         shares = share_rows(num_rows, vocab_size)
         scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=False)

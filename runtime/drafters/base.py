@@ -13,7 +13,7 @@ from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.protocol.chunk_media import ChunkMedia
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
-from wingbeat.runtime.protocol.sampling_rules import SamplingRules
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 logger = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ class DraftBatch(NamedTuple):
 
     sampling_rules: SamplingRules | None = None
     """By slot, the requests' own rules of sampling; None where nobody that wants a tree has any."""
-    has_penalties: bool = True
-    """Whether any of these rules penalizes tokens that a sequence has."""
+    rule_kinds: int = RuleKinds.every()
+    """`RuleKinds`: what of these rules says anything."""
 
     position_deltas: Tensor | None = None
     """int64 [num_slots] by slot, as `Outcome.position_deltas`; None where nobody's prompt has images."""

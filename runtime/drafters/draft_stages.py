@@ -105,7 +105,7 @@ class DraftStages:
         self.buckets = draft_batches(pool.num_slots, spec.max_path, growth.top_k)
         with torch.inference_mode(mode=False):
             self.tables, self.trees = self._by_slot(pool.num_slots + 1)
-            self._rules = RuleTables(pool.num_slots, growth.columns, spec.vocab_size, self.device)
+            self._rules = RuleTables(pool.num_slots, growth.draft_token_ids, growth.columns)
             growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
@@ -126,8 +126,8 @@ class DraftStages:
 
     def fit(self, spec: ChannelSpec) -> bool:
         """Whether the stages serve a channel of this shape too, as far as its slots and blocks have room."""
-        mine, its = ((each.block_size, each.max_blocks_per_seq, each.vocab_size) for each in (self.spec, spec))
-        return mine == its
+        mine = self.spec
+        return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
     def commit(self, batch: DraftBatch) -> None:
         """Take in the decodes, of which there is one at least."""

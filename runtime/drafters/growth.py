@@ -16,11 +16,11 @@ from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules, TokenCounts
+from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, SamplingRules
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
@@ -143,11 +143,10 @@ class Growth:
         positions = lens + self._steps[: self.depth(batch), None]
         rules, told = None, batch.sampling_rules
         if told is not None:
-            own, counts = SamplingRules(*(part[slots] for part in told)), None
-            if batch.has_penalties:
-                counts = TokenCounts.empty(len(slots), self.columns.size, lens.device)
-                counts.count(batch.token_ids[slots], lens, RuleColumns(*own.numbers.T).num_prompt_tokens, self.columns)
-            rules = RequestRules(own, batch.temperatures[slots], counts, self.columns)
+            own, history = SamplingRules(*(part[slots] for part in told)), batch.token_ids[slots]
+            rules = RequestRules.of(
+                own, RuleKinds(batch.rule_kinds), history, lens, batch.temperatures[slots], self.columns
+            )
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],
@@ -244,8 +243,13 @@ class Growth:
         if roots.allowed_tokens is not None:
             first = self._allowed_only(logits[:, :1], roots.allowed_tokens).logits
             logits = torch.cat([first, logits[:, 1:]], dim=1)
-        given = Continuations(logits)
-        return given if roots.rules is None else roots.rules.apply(given)
+        if roots.rules is None:
+            return Continuations(logits)
+        first, rest = (
+            roots.rules.apply(Continuations(part), is_root=at == 0)
+            for at, part in enumerate((logits[:, :1], logits[:, 1:]))
+        )
+        return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
 
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:
         """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
@@ -262,10 +266,8 @@ class Growth:
     ) -> tuple[Continuations, Expand]:
         """What follows the roots and every level, under the requests' own rules."""
 
-        def under(given: Tensor | Continuations) -> Continuations:
-            return rules.apply(_continuations(given))
-
-        return under(given), lambda level: under(expand(level))
+        first = rules.apply(_continuations(given), is_root=True)
+        return first, lambda level: rules.apply(_continuations(expand(level)))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
         """Of `width` nodes."""

@@ -81,6 +81,10 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         by_slot = _by_slot(rounds, attached, device)
         longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
         by_slot["token_ids"] = _history(rounds, attached, longest, device)
+    rule_kinds = has_masks = 0
+    for each in rounds:
+        rule_kinds |= each.header.sampling_rules
+        has_masks |= each.header.has_masks
     return DraftBatch(
         **rows,
         **by_slot,
@@ -90,9 +94,9 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         max_committed_len=longest,
         max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
         growth_rules=_growth_rules(rounds) if on_cpu else (),
-        allowed_tokens=_allowed_tokens(rounds, device),
-        sampling_rules=_sampling_rules(rounds, attached, device),
-        has_penalties=any(header.has_sampling_rules > 1 for _, _, header in rounds),
+        allowed_tokens=_allowed_tokens(rounds, device) if has_masks else None,
+        sampling_rules=_sampling_rules(rounds, attached, device) if rule_kinds else None,
+        rule_kinds=rule_kinds,
         chunk_media=_chunk_media(rounds, device),
     )
 
@@ -165,10 +169,8 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 
 
-def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor | None:
+def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
     """By proposal; all tokens of the verifiers that restrict nothing."""
-    if not any(header.has_masks for _, _, header in rounds):
-        return None
     width = max(outcome.allowed_tokens.shape[1] for _, outcome, _ in rounds)
     shape = sum(header.num_proposals for _, _, header in rounds), width
     # Filled by hosts: a copy from pageable memory would wait for the device.
@@ -188,18 +190,14 @@ def _chunk_media(rounds: list[_Asked], device: torch.device) -> ChunkMedia | Non
     return joined([(each.media(device), each.rotations(device)) for each in rounds])
 
 
-def _sampling_rules(
-    rounds: list[_Asked], attached: list[Attachment], device: torch.device
-) -> SamplingRules | None:
+def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> SamplingRules:
     """By slot, on the drafter's device; of verifiers whose sequences have none the rows say so."""
-    if not any(header.has_sampling_rules for _, _, header in rounds):
-        return None
     if len(attached) == 1 and attached[0].slot_offset == 0:
         return SamplingRules(*(rows.to(device, non_blocking=True) for rows in rounds[0].outcome.rules))
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     merged = no_rules(num_slots, device)
     for attachment, outcome, header in rounds:
-        if header.has_sampling_rules:
+        if header.sampling_rules:
             own = slice(attachment.slot_offset, attachment.slot_offset + attachment.end.spec.num_slots)
             for into, rows in zip(merged, outcome.rules, strict=True):
                 into[own] = rows

@@ -1,8 +1,7 @@
 """The rules of sampling that captured drafts read: written between two rounds, at addresses that do not change.
 
-Rules lie by slot. What follows from a round's own requests lies by row: tokens that its grammars allow behind the
-roots, and which tokens penalized sequences have. That is counted outside the graph, by as many columns as their
-longest has tokens, and only in rounds that penalize.
+Numbers lie by slot. What is by token lies by row of a round's proposals, and is made outside the graph, in rounds that
+have any of it: biases, which tokens penalized sequences have, and which tokens grammars allow behind the roots.
 """
 
 import torch
@@ -10,49 +9,50 @@ from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Roots
-from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules, TokenCounts
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, SamplingRules, no_rules
-from wingbeat.runtime.protocol.transfer import copy_all
+from wingbeat.runtime.drafters.sampling_rules import Biases, DraftColumns, RequestRules, TokenCounts, root_words
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, SamplingRules, no_rules
+from wingbeat.runtime.protocol.transfer import copy_into
 
 
 class RuleTables:
-    """Of one drafter; 5 x draft_vocab_size + vocab_size / 8 bytes a slot.
+    """Of one drafter; about 9 x draft_vocab_size bytes a slot.
 
     Args:
-        vocab_size: of the verifier's masks; 0 where it sends none.
+        draft_token_ids: int64 [draft_vocab_size]
     """
 
-    def __init__(self, num_slots: int, columns: DraftColumns, vocab_size: int, device: torch.device) -> None:
-        self._columns = columns
+    def __init__(self, num_slots: int, draft_token_ids: Tensor, columns: DraftColumns) -> None:
+        self._draft_token_ids, self._columns = draft_token_ids, columns
+        device, shape = draft_token_ids.device, (num_slots, columns.size, draft_token_ids.device)
         # The last row is nobody's, and stays without rules.
-        self._told, self._none = no_rules(num_slots + 1, device), no_rules(num_slots, device)
-        self._counts = TokenCounts.empty(num_slots, columns.size, device)
-        self._allowed: Tensor | None = None
-        self._has_masks = False
-        """Whether the masks of the round before restrict anything."""
-        if vocab_size:
-            words = num_slots, -(-vocab_size // 32)
-            self._allowed = torch.full(words, -1, dtype=torch.int32, device=device)
+        self._numbers, self._none = (no_rules(rows, device).numbers for rows in (num_slots + 1, num_slots))
+        self._biases, self._counts = Biases.empty(*shape), TokenCounts.empty(*shape)
+        self._root_mask = torch.full((num_slots, -(-columns.size // 32)), -1, dtype=torch.int32, device=device)
+        self._is_biased = self._is_masked = False
+        """Whether the round before has written anything of these."""
 
     def load(self, batch: DraftBatch, slots: Tensor) -> None:
         """Bring everything up to date for a batch's proposals, whose slots int64 [num_proposals] lie on the device."""
-        rules = self._none if batch.sampling_rules is None else batch.sampling_rules
-        copies = [(into[: len(rows)], rows) for into, rows in zip(self._told, rules, strict=True)]
-        masks = batch.allowed_tokens
-        if self._allowed is not None and (masks is not None or self._has_masks):
-            self._allowed.fill_(-1)
-        self._has_masks = masks is not None
-        if masks is not None:
-            copies.append((self._allowed[: len(masks), : masks.shape[1]], masks))
-        copy_all(copies)
-        if batch.sampling_rules is not None and batch.has_penalties:
+        told, masks = batch.sampling_rules, batch.allowed_tokens
+        kinds = RuleKinds(0) if told is None else RuleKinds(batch.rule_kinds)
+        numbers = self._none if told is None else told.numbers
+        copy_into(self._numbers[: len(numbers)], numbers)
+        if self._is_biased:
+            self._biases.rows.fill_(-1)
+        if self._is_masked:
+            self._root_mask.fill_(-1)
+        self._is_biased, self._is_masked = RuleKinds.LISTED in kinds, masks is not None
+        if self._is_biased:
+            self._biases.write(SamplingRules(*(part[slots] for part in told)), self._columns)
+        if self._is_masked:
+            self._root_mask[: len(masks)] = root_words(masks, self._draft_token_ids)
+        if RuleKinds.PENALTIES in kinds:
             history = batch.token_ids[slots, : batch.max_committed_len]
-            num_prompt_tokens = RuleColumns(*rules.numbers[slots].T).num_prompt_tokens
+            num_prompt_tokens = RuleColumns(*numbers[slots].T).num_prompt_tokens
             self._counts.count(history, batch.committed_lens[slots], num_prompt_tokens, self._columns)
 
     def put(self, roots: Roots) -> Roots:
         """The roots under the rules that lie here; captured."""
-        told, num_reqs = SamplingRules(*(part[roots.slots] for part in self._told)), len(roots.slots)
-        rules = RequestRules(told, roots.temperatures, self._counts, self._columns)
-        allowed = None if self._allowed is None else self._allowed[:num_reqs]
-        return roots._replace(rules=rules, allowed_tokens=allowed)
+        numbers, mask = self._numbers[roots.slots], self._root_mask[: len(roots.slots)]
+        rules = RequestRules(self._columns, numbers, roots.temperatures, self._biases, self._counts, mask)
+        return roots._replace(rules=rules)

@@ -6,15 +6,16 @@ Nothing is waited for and shapes are fixed, so that all of it can be captured; a
 likeliest tokens is let go.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties, apply_processors
 from wingbeat.kernels.sampling.reference import process_logits
+from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.heads.contract import Continuations
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, SamplingRules
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, SamplingRules
 
 
 class DraftColumns:
@@ -57,76 +58,155 @@ class TokenCounts(NamedTuple):
         in_output.zero_().scatter_add_(1, entries, (known & is_output).to(torch.int32))
 
 
+class Biases(NamedTuple):
+    """What is added to the logits of requests, by column; a row each."""
+
+    table: Tensor
+    """float32 [num_reqs, draft_vocab_size]"""
+    rows: Tensor
+    """int64 [num_reqs]: each one's row of the table; -1 where it adds nothing."""
+
+    @classmethod
+    def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "Biases":
+        """Of requests that have none."""
+        # One entry more, behind the rows, for what counts nowhere.
+        flat = torch.zeros(num_reqs * draft_vocab_size + 1, device=device)
+        none = torch.full((num_reqs,), -1, dtype=torch.int64, device=device)
+        return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)
+
+    def write(self, told: SamplingRules, columns: DraftColumns) -> None:
+        """Write the first rows: what these requests' rules list."""
+        (size, width), num_reqs = self.table.shape, len(told.numbers)
+        index = torch.arange(num_reqs, device=self.rows.device)
+        only_listed = RuleColumns(*told.numbers.T).only_listed
+        self.table[:num_reqs] = torch.where(only_listed > 0, float("-inf"), 0.0)[:, None]
+        at, nowhere = columns.of(told.token_ids), size * width
+        entries = torch.where(at >= 0, index[:, None] * width + at, nowhere)
+        self.table.as_strided((nowhere + 1,), (1,)).scatter_(0, entries.flatten(), told.biases.flatten())
+        self.rows[:num_reqs] = index
+
+
+def root_words(allowed_tokens: Tensor, draft_token_ids: Tensor) -> Tensor:
+    """int32 [num_reqs, ceil(draft_vocab_size / 32)]: which columns may follow roots; all where none of them may.
+
+    Args:
+        allowed_tokens: as `DraftBatch.allowed_tokens`.
+    """
+    words, bits = draft_token_ids // 32, (draft_token_ids % 32).to(torch.int32)
+    may_follow = ((allowed_tokens[:, words] >> bits) & 1).to(torch.bool)
+    may_follow |= ~may_follow.any(dim=1, keepdim=True)
+    return pack_mask(may_follow).view(torch.int32)[:, : -(-len(draft_token_ids) // 32)]
+
+
 class RequestRules:
     """Of the requests of one draft, a row each.
 
     Args:
-        told: of these requests.
+        numbers: float32 [num_reqs, NUM_RULES]: `RuleColumns`.
         temperatures: float32 [num_reqs]
-        counts: of as many requests or more; None where nobody has penalties.
+        biases: of as many requests or more; None where nobody's rules list tokens.
+        counts: likewise; None where nobody has penalties.
+        root_mask: int32 [num_reqs, ceil(draft_vocab_size / 32)]: see `root_words`; None where all tokens may follow
+            the roots, or `Roots.allowed_tokens` says it.
     """
 
     def __init__(
-        self, told: SamplingRules, temperatures: Tensor, counts: TokenCounts | None, columns: DraftColumns
+        self,
+        columns: DraftColumns,
+        numbers: Tensor,
+        temperatures: Tensor,
+        biases: Biases | None = None,
+        counts: TokenCounts | None = None,
+        root_mask: Tensor | None = None,
     ) -> None:
-        self._columns, self._counts = columns, counts
-        self._bias = _bias_table(told, columns)
-        self._numbers = torch.cat([told.numbers.T, temperatures[None]])
-        self._by_width: dict[int, tuple[Tensor, RuleColumns, Tensor, Tensor]] = {}
+        self._columns, self._biases, self._counts, self._root_mask = columns, biases, counts, root_mask
+        self._numbers = torch.cat([numbers.T, temperatures[None]])
+        self._by_width: dict[int, _Rows] = {}
 
-    def apply(self, given: Continuations) -> Continuations:
+    @classmethod
+    def of(
+        cls,
+        told: SamplingRules,
+        kinds: RuleKinds,
+        history: Tensor,
+        lens: Tensor,
+        temperatures: Tensor,
+        columns: DraftColumns,
+    ) -> Self:
+        """Of requests whose `history` int64 [num_reqs, width] counts up to their `lens` [num_reqs]."""
+        shape, biases, counts = (len(lens), columns.size, lens.device), None, None
+        if RuleKinds.LISTED in kinds:
+            biases = Biases.empty(*shape)
+            biases.write(told, columns)
+        if RuleKinds.PENALTIES in kinds:
+            counts = TokenCounts.empty(*shape)
+            counts.count(history, lens, RuleColumns(*told.numbers.T).num_prompt_tokens, columns)
+        return cls(columns, told.numbers, temperatures, biases, counts)
+
+    def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
         """What follows nodes, under the rules: what may not be chosen has no logit, and the others are tempered.
 
         A head's own few candidates are neither filtered nor tempered: their shares are not the vocabulary's, and drafts
         were worse. They are chosen from logits that are.
+
+        Args:
+            is_root: the nodes are the roots.
         """
         num_reqs, width, _ = given.logits.shape
-        row, numbers, temperatures, top_ks = self._of_rows(width)
-        logits = given.logits.flatten(0, 1)
+        rows, logits = self._of_rows(width), given.logits.flatten(0, 1)
+        mask = self._root_mask if is_root else None
         if given.token_ids is not None:
             own = self._columns.of(given.token_ids).clamp_min(0)
-            ruled = apply_processors(logits, self._processors(row, numbers, own))
-            return given._replace(logits=ruled.view_as(given.logits))
+            ruled = apply_processors(logits, self._processors(rows, own)).view_as(given.logits)
+            if mask is not None:
+                may_follow = ((mask.gather(1, own // 32) >> (own % 32).to(torch.int32)) & 1).to(torch.bool)
+                may_follow |= ~may_follow.any(dim=1, keepdim=True)
+                ruled = ruled.masked_fill(~may_follow[:, None], float("-inf"))
+            return given._replace(logits=ruled)
+        numbers = rows.numbers
         processed = process_logits(
             logits,
-            temperatures,
-            top_ks,
+            rows.temperatures,
+            rows.top_ks,
             numbers.top_p,
             numbers.min_p,
-            processors=self._processors(row, numbers),
+            processors=self._processors(rows)._replace(grammar_mask=mask),
             listed_only=True,
         )
         return given._replace(logits=processed.view(num_reqs, width, -1), is_tempered=True)
 
-    def _of_rows(self, width: int) -> tuple[Tensor, RuleColumns, Tensor, Tensor]:
-        """Request, numbers, temperature and top-k of each of `width` rows of every request."""
+    def _of_rows(self, width: int) -> "_Rows":
         if width not in self._by_width:
             *numbers, temperatures = self._numbers.repeat_interleave(width, dim=1)
             columns = RuleColumns(*numbers)
-            row = torch.arange(len(temperatures), device=temperatures.device) // width
-            self._by_width[width] = row, columns, temperatures, columns.top_k.to(torch.int64)
+            request = torch.arange(len(temperatures), device=temperatures.device) // width
+            biased = None if self._biases is None else self._biases.rows[request]
+            self._by_width[width] = _Rows(request, columns, temperatures, columns.top_k.to(torch.int64), biased)
         return self._by_width[width]
 
-    def _processors(self, row: Tensor, numbers: RuleColumns, own: Tensor | None = None) -> LogitProcessors:
+    def _processors(self, rows: "_Rows", own: Tensor | None = None) -> LogitProcessors:
         """Of rows; of a head's own candidates, their columns int64 [num_reqs, num_candidates]."""
 
         def among(table: Tensor) -> Tensor:
             return table if own is None else table[: len(own)].gather(1, own)
 
-        bias, penalties = LogitBias(among(self._bias), row), None
+        bias = penalties = None
+        if self._biases is not None:
+            bias = LogitBias(among(self._biases.table), rows.biased)
         if self._counts is not None:
-            factors = numbers.repetition, numbers.presence, numbers.frequency
-            penalties = Penalties(*factors, row, *(among(table) for table in self._counts))
+            factors = rows.numbers.repetition, rows.numbers.presence, rows.numbers.frequency
+            penalties = Penalties(*factors, rows.request, *(among(table) for table in self._counts))
         return LogitProcessors(penalties, bias)
 
 
-def _bias_table(told: SamplingRules, columns: DraftColumns) -> Tensor:
-    """float32 [num_reqs, draft_vocab_size]"""
-    num_reqs, only_listed = len(told.numbers), RuleColumns(*told.numbers.T).only_listed
-    # One entry more, for what counts nowhere.
-    flat = told.biases.new_empty(num_reqs * columns.size + 1)
-    table = flat[:-1].view(num_reqs, columns.size)
-    table.copy_(torch.where(only_listed > 0, float("-inf"), 0.0)[:, None])
-    at, first = columns.of(told.token_ids), torch.arange(num_reqs, device=flat.device)[:, None] * columns.size
-    flat.scatter_(0, torch.where(at >= 0, first + at, len(flat) - 1).flatten(), told.biases.flatten())
-    return table
+class _Rows(NamedTuple):
+    """As many rows of every request as a level has nodes of it."""
+
+    request: Tensor
+    """int64 [num_rows]"""
+    numbers: RuleColumns
+    temperatures: Tensor
+    top_ks: Tensor
+    """int64 [num_rows]"""
+    biased: Tensor | None
+    """int64 [num_rows]: as `Biases.rows`."""

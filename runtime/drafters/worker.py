@@ -272,7 +272,7 @@ def _covering(specs: Iterable[ChannelSpec]) -> ChannelSpec:
     specs = list(specs)
     longest = {
         name: max(getattr(spec, name) for spec in specs)
-        for name in ("max_prefill_tokens", "max_model_len", "max_blocks_per_seq", "vocab_size")
+        for name in ("max_prefill_tokens", "max_model_len", "max_blocks_per_seq")
     }
     return replace(specs[-1], **longest)
 

@@ -222,7 +222,7 @@ class DrafterClient(RoundObserver):
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         told = self.slots.told_rules
-        ruled = told.say(self._asked) if told.ruled else 0
+        ruled = told.kinds(self._asked) if told.ruled else 0
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()

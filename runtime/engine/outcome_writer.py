@@ -100,7 +100,7 @@ class OutcomeWriter:
         max_len: int = 0,
         has_rule: int = 0,
         has_masks: int = 0,
-        has_sampling_rules: int = 0,
+        sampling_rules: int = 0,
     ) -> None:
         """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
         outcome = self.outcome
@@ -117,7 +117,7 @@ class OutcomeWriter:
             max_len=max_len,
             has_rule=has_rule,
             has_masks=has_masks,
-            has_sampling_rules=has_sampling_rules,
+            sampling_rules=sampling_rules,
             has_media=0 if self._tell_media is None else self._tell_media(outcome, self._chunk_media),
         )
         header.write(outcome.header)

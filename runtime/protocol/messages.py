@@ -124,9 +124,9 @@ class RoundHeader(NamedTuple):
     """1 where growth stops by a rule, which the outcome holds."""
     has_masks: int = 0
     """1 where not every token may follow the roots, and the outcome says which ones may."""
-    has_sampling_rules: int = 0
-    """1 where a sequence that a tree is asked for has rules of sampling, which the outcome holds; 2 where one of them
-    penalizes tokens that it has."""
+    sampling_rules: int = 0
+    """`RuleKinds` of the sequences that trees are asked for, whose rules of sampling the outcome holds; 0 where none of
+    them has any."""
     has_media: int = 0
     """1 where a chunk has images or audio, or stands before some: `Outcome.media` says of all chunks what is there."""
 

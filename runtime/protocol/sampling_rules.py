@@ -1,5 +1,6 @@
 """Requests' own rules of sampling as a drafter is told them: a row per slot, and tokens whose logits are changed."""
 
+from enum import IntFlag
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,21 @@ from torch import Tensor
 
 MOST_BIASED = 64
 """Tokens of a request whose biases and bans are told; those of the largest are. What is left out costs speed alone."""
+
+
+class RuleKinds(IntFlag):
+    """What a drafter has to look at."""
+
+    NUMBERS = 1
+    LISTED = 2
+    """Tokens are biased or banned, or the only ones."""
+    PENALTIES = 4
+    """Histories count."""
+
+    @classmethod
+    def every(cls) -> "RuleKinds":
+        """All of it."""
+        return cls.NUMBERS | cls.LISTED | cls.PENALTIES
 
 
 class RuleColumns(NamedTuple):

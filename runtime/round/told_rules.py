@@ -1,9 +1,12 @@
 """The rules of sampling that a drafter is told, by slot; nothing is made or written while no request has any."""
 
+from functools import reduce
+from operator import or_
+
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, RuleColumns, SamplingRules, no_rules
+from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, RuleColumns, RuleKinds, SamplingRules, no_rules
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -18,7 +21,7 @@ class ToldRules:
         self._num_slots, self._device = num_slots, device
         self.ruled: set[int] = set()
         """Slots whose rows say something."""
-        self._penalized: set[int] = set()
+        self._kinds: dict[int, RuleKinds] = {}
         self.num_changes = 0
         self.rows: SamplingRules | None = None
         """Made for the first request that has a rule."""
@@ -27,21 +30,18 @@ class ToldRules:
         """Write the rows of sequences that got a slot."""
         for seq in seqs:
             params = seq.request.params
-            self._penalized.discard(seq.slot)
-            if params.has_penalties:
-                self._penalized.add(seq.slot)
             if has_rules(params):
+                entries = listed(params)
                 self.ruled.add(seq.slot)
-                self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), listed(params))
+                self._kinds[seq.slot] = kinds_of(params, entries)
+                self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), entries)
             elif seq.slot in self.ruled:
                 self.ruled.discard(seq.slot)
                 self._write(seq.slot, RuleColumns(), [])
 
-    def say(self, seqs: list[Sequence]) -> int:
-        """What a drafter has to look at for these: `RoundHeader.has_sampling_rules`."""
-        if not any(seq.slot in self.ruled for seq in seqs):
-            return 0
-        return 2 if any(seq.slot in self._penalized for seq in seqs) else 1
+    def kinds(self, seqs: list[Sequence]) -> int:
+        """What a drafter has to look at for these: `RoundHeader.sampling_rules`."""
+        return reduce(or_, (self._kinds[seq.slot] for seq in seqs if seq.slot in self.ruled), 0)
 
     def copies(self, into: SamplingRules) -> list[tuple[Tensor, Tensor]]:
         """(target, source) that bring a drafter's rows up to date."""
@@ -62,6 +62,14 @@ def has_rules(params: SamplingParams) -> bool:
     """Whether a drafter is told anything of how a request's tokens are chosen, beside its temperature."""
     filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return filtered or params.has_penalties or bool(listed(params))
+
+
+def kinds_of(params: SamplingParams, entries: list[tuple[int, float]]) -> RuleKinds:
+    """What of a request's rules says anything; `entries` are those that are listed."""
+    kinds = RuleKinds.NUMBERS
+    if entries:
+        kinds |= RuleKinds.LISTED
+    return kinds | RuleKinds.PENALTIES if params.has_penalties else kinds
 
 
 def columns_of(params: SamplingParams, num_prompt_tokens: int) -> RuleColumns:

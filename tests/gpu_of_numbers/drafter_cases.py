@@ -1,13 +1,15 @@
 """Every kind of drafter with weights, loaded onto the GPU of numbers: its captured trees are those of the CPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu_of_numbers.device import CUDA
-from tests.runtime.draft_world import MIXED, World, channel_spec, taps_size
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, World, channel_spec, taps_size
 from tests.runtime.drafters.test_eagle_stages import assert_same
+from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
 from tests.runtime.models import random_head, random_model, reference
 from tests.runtime.mtp_world import Modules
@@ -86,8 +88,20 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
         for drafter in drafters:
             tree = drafter.draft(world.batch(**rounds, device=CUDA))
             assert_same(TokenTree(*(part.cpu() for part in tree)), wanted, 1e-3)
+    slots = world.slots[-3:]
+    masks = torch.tensor([[0x5555_5555] * 4, [-1] * 4, [0x0F0F_0F0F] * 4], dtype=torch.int32)
+    for ruled in ({"sampling_rules": rules_of(NUM_SLOTS), "allowed_tokens": masks}, {"allowed_tokens": masks}):
+        wanted = expected.draft(world.batch(proposals=slots)._replace(**ruled))
+        on_device = {name: _moved(value) for name, value in ruled.items()}
+        for drafter in drafters:
+            tree = drafter.draft(world.batch(proposals=slots, device=CUDA)._replace(**on_device))
+            assert_same(TokenTree(*(part.cpu() for part in tree)), wanted, 1e-3)
     captured, eager = (drafter.graph_stats for drafter in drafters)
     assert eager is None
     assert captured.failed == []
     assert not captured.eager_runs
-    assert captured.replays == {Stage.DRAFT_PROPOSAL: 3, Stage.DRAFT_ACCEPT: 1}
+    assert captured.replays == {Stage.DRAFT_PROPOSAL: 3, Stage.DRAFT_ACCEPT: 1, Stage.DRAFT_RULED: 2}
+
+
+def _moved(value: Any) -> Any:
+    return value.to(CUDA) if isinstance(value, torch.Tensor) else type(value)(*(part.to(CUDA) for part in value))

@@ -57,9 +57,7 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
     triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
     for listed_only in (False, True):
-        triton_sampling.process_logits(
-            logits, *rows[:4], any_filtered=True, processors=None, listed_only=listed_only
-        )
+        triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None, listed_only=listed_only)
 
 
 def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_size: int) -> None:

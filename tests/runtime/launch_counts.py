@@ -11,7 +11,7 @@ import torch
 from tests.runtime.draft_world import taps_size
 from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
-from tests.runtime.gpu_world import CHAIN, GREEDY, TREE, engine_config, new_drafter, serve, verifier
+from tests.runtime.gpu_world import ALTERED, CHAIN, GREEDY, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
@@ -48,6 +48,10 @@ LIMITS: dict[str, int] = {
     "level of a tree": 20,
     "draft of one level, chain": 98,
     "draft of one level, tree": 90,
+    "rules in a level of a chain": 6,
+    "rules in a level of a tree": 6,
+    "rules in a draft of one level, chain": 13,
+    "rules in a draft of one level, tree": 13,
     "draft by a model of 16 layers, eager": 888,
     "draft by a model of 16 layers, captured": 5,
     "draft by two MTP modules, eager": 712,
@@ -57,12 +61,15 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, plain": 1,
     "beside the graphs of a round, chain": 6,
     "beside the graphs of a round, tree": 6,
+    "rules beside the graphs of a round, filtered": 1,
+    "rules beside the graphs of a round, biased and penalized": 51,
     "layer of a mixed round": 10,
     "beside the graphs of a mixed round": 26,
     "eager mixed round beside its layers and its graph": 64,
     "another prompt chunk in a mixed round": 0,
     "graphs of a verifier": 59,
     "graphs of a drafter": 56,
+    "graphs of a drafter for rounds with rules": 49,
 }
 """The most launches of each kind; what raises one says in its commit why. A context that is long enough to be split
 among programs adds one launch a layer, which merges them."""
@@ -82,6 +89,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
     found["graphs of a drafter"] = len(batches) * shape.max_path
+    found["graphs of a drafter for rounds with rules"] = len(batches) * (shape.max_path - 1)
     return {name: found[name] for name in LIMITS}
 
 
@@ -117,8 +125,17 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
     drafter = new_drafter("eagle-3", shape, device)
     attach(drafter, shape, num_slots=1)
     captured = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
-    by_depth = [graph.total() for (stage, _), graph in sorted(captured.items()) if stage == Stage.DRAFT_PROPOSAL]
-    return {f"level of a {name}": by_depth[-1] - by_depth[-2], f"draft of one level, {name}": by_depth[0]}
+    free, ruled = (
+        [graph.total() for (stage, _), graph in sorted(captured.items()) if stage == wanted]
+        for wanted in (Stage.DRAFT_PROPOSAL, Stage.DRAFT_RULED)
+    )
+    levels = [by_depth[-1] - by_depth[-2] for by_depth in (free, ruled)]
+    return {
+        f"level of a {name}": levels[0],
+        f"draft of one level, {name}": free[0],
+        f"rules in a level of a {name}": levels[1] - levels[0],
+        f"rules in a draft of one level, {name}": ruled[0] - free[0],
+    }
 
 
 def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
@@ -127,7 +144,7 @@ def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
     for name, (kind, num_layers) in WHOLE_DRAFTS.items():
         for how, device in (("eager", None), ("captured", FakeGraphDevice(gpu))):
             drafter = new_drafter(kind, shape, device, num_layers)
-            batch = _decided(attach(drafter, shape, num_slots=1))
+            batch = decided(attach(drafter, shape, num_slots=1))
             gpu.strict = True
             gpu.launches.clear()
             with torch.inference_mode():
@@ -137,7 +154,7 @@ def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
     return found
 
 
-def _decided(spec: ChannelSpec) -> DraftBatch:
+def decided(spec: ChannelSpec) -> DraftBatch:
     """One sequence, of which some tokens were decided and which wants a tree."""
     one, slot = torch.ones(1, dtype=torch.int64, device=CUDA), torch.zeros(1, dtype=torch.int64)
     path = one.new_ones(1, spec.max_path)
@@ -150,12 +167,15 @@ def _decided(spec: ChannelSpec) -> DraftBatch:
 
 def _round_counts(gpu: FakeGpu) -> dict[str, int]:
     found = {}
-    for name, shape in {"plain": TREE, **SHAPES}.items():
+    asked, most = {"filtered": SAMPLED, "biased and penalized": ALTERED}, {}
+    for name, shape in {"plain": TREE, **SHAPES, **dict.fromkeys(asked, TREE)}.items():
         gpu.strict = False
         drafter = None if name == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
-        served = serve(gpu, engine_config(shape, 1), drafter, [GREEDY])
+        served = serve(gpu, engine_config(shape, 1), drafter, [asked.get(name, GREEDY)])
         totals = [beside(launches) for launches in served.launches if launches["graph"] == served.num_graphs]
-        found[f"beside the graphs of a round, {name}"] = min(totals)
+        found[f"beside the graphs of a round, {name}"], most[name] = min(totals), max(totals)
+    # Rounds that write new rows beside: they have as many more launches as others.
+    found |= {f"rules beside the graphs of a round, {name}": most[name] - most["tree"] for name in asked}
     gpu.strict = False
     return found
 

@@ -82,7 +82,7 @@ class _Round:
         self.num_decodes = header.num_decodes
         self.num_masks = header.num_proposals if header.has_masks else 0
         parts = [fields["decode_slots"][: header.num_decodes], fields["proposal_slots"][: header.num_proposals]]
-        self.ruled = parts[1] if header.has_sampling_rules else parts[1][:0]
+        self.ruled = parts[1] if header.sampling_rules else parts[1][:0]
         self.num_chunk_tokens = 0
         if header.num_chunks:
             lens = fields["chunk_lens"][: header.num_chunks].tolist()

@@ -45,7 +45,7 @@ def fill_round(verifier: VerifierSide, outcome: Outcome, generator: torch.Genera
     outcome.chunk_lens.copy_(torch.tensor([2, SPEC.max_prefill_tokens - 3, 1]))
     outcome.epochs.copy_(torch.randint(2**40, outcome.epochs.shape, generator=generator))
     outcome.committed_lens.fill_(SPEC.max_model_len + 1)
-    RoundHeader(0, *[SPEC.num_slots] * 3, max_levels=2, has_sampling_rules=True).write(outcome.header)
+    RoundHeader(0, *[SPEC.num_slots] * 3, max_levels=2, sampling_rules=True).write(outcome.header)
 
 
 def randomise(tensor: Tensor, generator: torch.Generator) -> None:

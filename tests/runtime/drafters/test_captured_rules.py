@@ -1,13 +1,14 @@
 """Captured drafts under the requests' own rules of sampling are those of eager passes on the host; nobody else pays."""
 
-from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
-from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec, taps_size
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB
 from tests.runtime.drafters.test_draft_stages import (  # noqa: F401
     GREEDY,
+    attached,
     by_kind,
     by_shape,
     couplings_of_a_device,
@@ -20,17 +21,9 @@ from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.models import TREE
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.runtime.graphs.graph_runner import Stage
-from wingbeat.runtime.protocol.sampling_rules import no_rules
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, no_rules
 
 pytestmark = pytest.mark.few(1)
-
-
-def attached(kinds, kind, speculation, device=None):  # noqa: F811
-    """To a verifier that tells which tokens its grammars allow."""
-    drafter = kinds[kind](speculation, device)
-    spec = replace(channel_spec(speculation, taps_size(drafter)), vocab_size=VOCAB)
-    drafter.resize(spec, spec.num_slots, spec.num_blocks)
-    return drafter
 
 
 def masks_of(count, seed):
@@ -56,13 +49,19 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     rules = rules_of(NUM_SLOTS)
     swapped = type(rules)(*(part.flip(0).contiguous() for part in rules))
     slots, trees = world.slots[1:], []
-    rounds = ((rules, None), (None, masks_of(7, 1)), (swapped, masks_of(7, 2)), (no_rules(NUM_SLOTS), None), (rules, None))
+    rounds = (
+        (rules, None),
+        (None, masks_of(7, 1)),
+        (swapped, masks_of(7, 2)),
+        (no_rules(NUM_SLOTS), None),
+        (rules, None),
+    )
     for told, masks in rounds:
         batch = world.batch(proposals=slots)._replace(sampling_rules=told, allowed_tokens=masks)
         expected = eager.draft(batch)
         assert_same(captured.draft(batch), expected, 1e-4)
         trees.append(expected.token_ids.tolist())
-    assert all(one != other for one, other in zip(trees, trees[1:], strict=False))
+    assert all(one != other for one, other in pairwise(trees))
     free = world.batch(proposals=slots)
     assert_same(captured.draft(free), eager.draft(free), 1e-4)
     stats = captured.graph_stats
@@ -89,19 +88,23 @@ def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(kinds
 
 
 @torch.inference_mode()
-def test_histories_are_counted_where_somebody_is_penalized_alone(kinds, monkeypatch):  # noqa: F811
-    """What was counted for a penalized sequence changes nothing of the next one in its row."""
+def test_tables_by_token_are_written_where_somebody_needs_them_alone(kinds, monkeypatch):  # noqa: F811
+    """What was written for a sequence changes nothing of the next one in its row."""
     few_batches(monkeypatch)
     eager, captured = attached(kinds, "eagle", TREE), attached(kinds, "eagle", TREE, RecordingDevice())
     world = new_world(eager, MIXED)
     for drafter in (eager, captured):
         world.feed(drafter)
-    counts, rules = captured._stages._rules._counts, rules_of(NUM_SLOTS)
-    for has_penalties in (True, False):
-        told = rules._replace(numbers=rules.numbers.clone())
-        if not has_penalties:
+    tables, every = captured._stages._rules, rules_of(NUM_SLOTS)
+    for kinds_told in (RuleKinds.every(), RuleKinds.NUMBERS, RuleKinds.LISTED | 1, RuleKinds.PENALTIES | 1):
+        told = type(every)(*(part.clone() for part in every))
+        if RuleKinds.PENALTIES not in kinds_told:
             told.numbers[:, 3:6] = torch.tensor([1.0, 0.0, 0.0])
-        batch = world.batch(proposals=world.slots)._replace(sampling_rules=told, has_penalties=has_penalties)
-        before = [part.clone() for part in counts]
-        assert_same(captured.draft(batch), eager.draft(batch), 1e-4)
-        assert any(not torch.equal(*pair) for pair in zip(before, counts, strict=True)) == has_penalties
+        if RuleKinds.LISTED not in kinds_told:
+            told.numbers[:, -1], told.token_ids[:] = 0.0, -1
+        batch = world.batch(proposals=world.slots)._replace(sampling_rules=told, rule_kinds=kinds_told)
+        tables._biases.table.fill_(7.0)
+        tables._counts.in_output.fill_(7)
+        assert_same(captured.draft(batch), eager.draft(batch._replace(rule_kinds=RuleKinds.every())), 1e-4)
+        assert bool((tables._biases.table == 7.0).all()) == (RuleKinds.LISTED not in kinds_told)
+        assert bool((tables._counts.in_output == 7).all()) == (RuleKinds.PENALTIES not in kinds_told)

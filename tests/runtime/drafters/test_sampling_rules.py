@@ -14,10 +14,10 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.drafters.registry import load_drafter
-from wingbeat.runtime.drafters.sampling_rules import RequestRules, TokenCounts
+from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, no_rules
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -75,9 +75,7 @@ def drafted(params, logits, history, top_k=3, among=None):
         told.token_ids[0, place], told.biases[0, place] = token_id, bias
     lens, zeros = torch.tensor([len(history)]), torch.zeros(1, dtype=torch.int64)
     temperatures = torch.tensor([params.temperature])
-    counts = TokenCounts.empty(1, vocab_size, lens.device)
-    counts.count(torch.tensor([history]), lens, told.numbers[:, 6], growth.columns)
-    rules = RequestRules(told, temperatures, counts, growth.columns)
+    rules = RequestRules.of(told, RuleKinds.every(), torch.tensor([history]), lens, temperatures, growth.columns)
     positions = lens + torch.arange(2)[:, None]
     roots = Roots(zeros, zeros, positions, temperatures, zeros + params.seed, rules=rules)
     own = slice(None) if among is None else among
