@@ -19,7 +19,7 @@ from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.several_models import SeveralModels
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
+from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
 
@@ -117,7 +117,12 @@ class AppConfig(
         description="What carries rounds between verifier and drafter: host memory, GPU memory, or a connection "
         "between nodes. 'auto' is remote where they are on two, else cuda_ipc where both have a GPU, else shm.",
     )
-    cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
+    # The words come first: they are what a command line has after the option's name.
+    cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
+        None,
+        description="Replay rounds as CUDA graphs; decode_only: those without pieces of prompts alone. By default full on "
+        "GPUs; true is full, and false none.",
+    )
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
@@ -201,7 +206,7 @@ class AppConfig(
         return super().asked() | {
             Feature.CPU: (device == "cpu" and not is_open, on),
             Feature.CUDA: (device == "cuda", on),
-            Feature.CUDA_GRAPHS: (bool(self.cuda_graphs), "cuda_graphs is True"),
+            Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
             Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
             Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),

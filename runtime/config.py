@@ -145,6 +145,8 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 KERNEL_CHOICES = ("auto", "torch")
+GRAPH_MODES = ("full", "decode_only", "none")
+"""Words of `EngineConfig.cuda_graphs`; true is the first, and false the last."""
 """Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
 
 
@@ -255,8 +257,9 @@ class EngineConfig:
     compile: bool = False
     """Captured graphs keep decoder layers of torch.compile where these measure faster: a start of minutes the first
     time, seconds from its cache on. Refused where nothing is captured."""
-    cuda_graphs: bool | None = None
-    """Replay rounds without prompt chunks as CUDA graphs. None does so on CUDA."""
+    cuda_graphs: str | bool | None = None
+    """Of `GRAPH_MODES`: replay rounds as CUDA graphs, those with prompt chunks too where there are graphs for them; or
+    those without prompt chunks alone, or none. None is full on CUDA."""
     kernels: str = "auto"
     """`auto` runs compiled kernels on CUDA where they compute what their torch references do; `torch` those alone."""
     overlap: bool | None = None
@@ -282,6 +285,8 @@ class EngineConfig:
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}: use one of {', '.join(KV_CACHE_DTYPES)}")
         if self.kernels not in KERNEL_CHOICES:
             raise ValueError(f"kernels is {self.kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
+        if isinstance(self.cuda_graphs, str) and self.cuda_graphs not in GRAPH_MODES:
+            raise ValueError(f"cuda_graphs is {self.cuda_graphs!r}: use one of {', '.join(GRAPH_MODES)}")
         refuse(self.asked())
         if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
             raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
@@ -305,7 +310,7 @@ class EngineConfig:
         asked = {
             Feature.ADAPTERS: (self.max_loras > 0, f"max_loras is {self.max_loras}"),
             Feature.COMPILE: (self.compile, "compile is True"),
-            Feature.CUDA_GRAPHS: (bool(self.cuda_graphs), "cuda_graphs is True"),
+            Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.OVERLAP: (bool(self.overlap), "overlap is True"),
@@ -313,6 +318,16 @@ class EngineConfig:
         return {feature: said for feature, (is_asked, said) in asked.items() if is_asked}
 
     @property
+    def may_capture(self) -> bool:
+        """Whether something is captured, on a device that can."""
+        return self.cuda_graphs is None or asks_for_graphs(self.cuda_graphs)
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Width of a block table: the longest sequence and the scratch slots of its token tree."""
         return -(-(self.max_model_len + self.speculation.num_nodes) // self.block_size)
+
+
+def asks_for_graphs(cuda_graphs: str | bool | None) -> bool:
+    """Whether a setting insists that something is captured."""
+    return cuda_graphs not in (None, False, GRAPH_MODES[-1])

@@ -121,7 +121,7 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
     lender = lender if settings.drafter.has_weights else None
     target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
     _choose_kernels(settings, torch.device(device))
-    options = DrafterOptions(settings.dtype, device, config.cuda_graphs is not False, settings.fp8_drafter)
+    options = DrafterOptions(settings.dtype, device, config.may_capture, settings.fp8_drafter)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
     if drafter is not None:
         drafter.warn_of_long_context(config.max_model_len)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -38,7 +38,7 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
         UserError: an option is not served, or says another thing than one of ours; one line.
     """
     flags = {name: plain_type(field.annotation) is bool for name, field in settings.model_fields.items()}
-    kept, values, own, bare = _sorted(args, flags | COMMANDS_OWN)
+    kept, values, own, bare = _sorted(_with_words(args, settings), flags | COMMANDS_OWN)
     beside = own | ({"model": bare[0]} if bare else {})
     try:
         found = translate(flat(values), VLLM, _as_written, flags, option_name, beside)
@@ -46,8 +46,23 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
         raise UserError(str(error)) from None
     for name in found.settings.keys() & own.keys():
         raise UserError(f"{option_name(name)} {own[name]}: another option says {found.settings[name]}; give one")
-    added = [word for name, value in found.settings.items() for word in _option(name, value)]
+    added = [word for name, value in found.settings.items() for word in _option(name, value, flags[name])]
     return Words(kept + added, found.notes)
+
+
+def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
+    """The same with a value behind options that stand as flags too: `--cuda-graphs` and `--no-cuda-graphs`."""
+    found = list(args)
+    kinds = {name: field.annotation for name, field in settings.model_fields.items()}
+    either = {name for name, kind in kinds.items() if plain_type(kind) is not bool and bool in get_args(kind)}
+    for index, word in enumerate(args):
+        name, negated, said = _name(word)
+        following = args[index + 1] if index + 1 < len(args) else "-"
+        # A model may stand there without an option's name.
+        alone = negated or following.startswith("-") or "/" in following or Path(following).is_dir()
+        if name in either and said is None and alone:
+            found[index] = f"{option_name(name)}={'false' if negated else 'true'}"
+    return found
 
 
 class _Sorted(NamedTuple):
@@ -130,7 +145,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _option(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
+def _option(name: str, value: Any, is_flag: bool) -> list[str]:
+    if is_flag:
         return [option_name(name) if value else option_name(f"no_{name}")]
-    return [option_name(name), json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return [option_name(name), json.dumps(value) if isinstance(value, dict | list | bool) else str(value)]

@@ -33,7 +33,9 @@ def first_problem(error: ValidationError, config_class: type[BaseModel], write: 
     if not first["loc"]:
         return problem
     name = str(first["loc"][0])
-    option = ".".join([write(name), *(part for part in first["loc"][1:] if isinstance(part, str))])
+    # Of a field that may be several things pydantic names the one it tried first, as `literal[...]`.
+    parts = (part for part in first["loc"][1:] if isinstance(part, str) and not part.startswith("literal["))
+    option = ".".join([write(name), *parts])
     if first["type"] == "missing":
         return f"{option} is required"
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:

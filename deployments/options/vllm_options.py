@@ -117,8 +117,12 @@ def _tokenizer(name: str, value: Any, given: Given) -> dict[str, Any]:
     return {}
 
 
-_GRAPH_MODES: dict[str, dict[str, Any]] = {"NONE": {"cuda_graphs": False}, "FULL_DECODE_ONLY": {}}
-"""What vLLM captures, and what we are then given; rounds' decodes are captured whole, and prompts are not."""
+_GRAPH_MODES: dict[str, dict[str, Any]] = {
+    "NONE": {"cuda_graphs": "none"},
+    "FULL_DECODE_ONLY": {"cuda_graphs": "decode_only"},
+    "FULL": {"cuda_graphs": "full"},
+}
+"""What vLLM captures, and what we are then given: rounds are captured whole, and prompts without decodes are not."""
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
         raise ValueError("use {compile} and {cuda_graphs}")
     mode = str(read["cudagraph_mode"]).upper()
     if mode not in _GRAPH_MODES:
-        raise ValueError(f"prompts run eagerly: cudagraph_mode is one of {', '.join(_GRAPH_MODES)}")
+        raise ValueError(f"nothing is captured in pieces: cudagraph_mode is one of {', '.join(_GRAPH_MODES)}")
     return _GRAPH_MODES[mode]
 
 
@@ -221,7 +225,7 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "kv_events_config": refused("routers know what is cached by the streams of the engines; leave it out"),
     "enforce_eager": becomes("{cuda_graphs} off", _eager, flag=True),
     "compilation_config": becomes(
-        "0 and a `cudagraph_mode` of FULL_DECODE_ONLY are left out; of NONE it is {cuda_graphs} off; else refused",
+        "0 is left out; a `cudagraph_mode` of FULL, FULL_DECODE_ONLY or NONE is {cuda_graphs}; else refused",
         _compiled,
     ),
     "cuda_graph_sizes": left_out("sizes follow {max_num_seqs}"),

@@ -9,7 +9,8 @@ _NOTHING = ("", "none", "null")
 
 
 def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
-    """The same values with None for "none", "null" and "", of fields that may be None; a key may read so, and stays.
+    """The same values with None for "none", "null" and "", of fields that may be None; a key may read so, and stays, and so does a
+    word of the field's own.
 
     The command line has no other way to say null.
     """
@@ -24,7 +25,8 @@ def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
 def _may_be_none(settings: type[BaseModel], name: str) -> bool:
     field = settings.model_fields.get(name)
     kinds = () if field is None else get_args(field.annotation)
-    return type(None) in kinds and not any(SecretStr in get_args(kind) for kind in kinds)
+    words = [word for kind in kinds for word in get_args(kind)]
+    return type(None) in kinds and SecretStr not in words and "none" not in words
 
 
 def object_of_json(text: Any, example: str) -> Any:

@@ -22,6 +22,8 @@ from wingbeat.runtime.verifier.model import taps_size
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
+RULE_BYTES = 9
+"""Of what drafts under requests' rules read, per sequence and token of the vocabulary: biases and counts."""
 MIB = 1 << 20
 NODE_BYTES = 23
 """Of a round per node and token of the vocabulary, about: logits and scores in float32 and what choosing takes, of the
@@ -149,7 +151,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             f"max_num_batched_tokens is {config.max_num_batched_tokens} and max_num_seqs is {config.max_num_seqs}: "
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
-    captured = config.cuda_graphs is not False
+    captured = config.may_capture
     # Mixed rounds are captured, too; in each of them there are fewer rows than in one or the other.
     graphs = _graph_bytes(loaded, config, needs, max(chunks, trees)) if captured else 0
     chunks += splits_bytes(
@@ -159,12 +161,12 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation
         levels = config.max_num_seqs * shape.draft_top_k * loaded.vocab_size * 4
-        stages = (
-            shape.max_path * len(draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k))
-            if captured
-            else 0
-        )
-        drafter = 2 * levels + stages * GRAPH_BYTES
+        drafter = 2 * levels
+        if captured:
+            batches = draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k)
+            # Each depth once more for requests with rules, whose levels are kept tempered beside what they were.
+            stages = (2 * shape.max_path - 1) * len(batches)
+            drafter += levels + config.max_num_seqs * RULE_BYTES * loaded.vocab_size + stages * GRAPH_BYTES
     logger.info(
         "measured the memory of the largest round: %.0f MiB, of its graphs %.0f MiB, of the drafter's passes %.0f MiB",
         (chunks + trees) / MIB,

@@ -78,7 +78,7 @@ class GraphStats:
     replays: dict[Stage, int] = field(default_factory=dict)
     eager_runs: dict[Stage, int] = field(default_factory=dict)
     num_untried: int = 0
-    """Buckets that were not tried, after another one of their stage had failed."""
+    """Buckets that were not tried: after another one of their stage had failed, or by the settings."""
     memory_bytes: int = 0
     """Device memory that the captures hold."""
 

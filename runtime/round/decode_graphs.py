@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -232,6 +233,9 @@ class DecodeGraphs:
                 function = self._choice_stage(n, how)
                 self._choices[n, how] = GraphRunner(Stage.BASE_CHOICE, function, self._slot_padding, choices, self.pool)
                 runners.append(self._choices[n, how])
+        if self.config.cuda_graphs == "decode_only":
+            whole = round_shapes(replace(self.config, cuda_graphs="full"))
+            self.stats.num_untried += sum(len(whole[n].mixed) * len(whole[n].pieces) for n in widths)
         with layers or nullcontext():
             self.pool.capture(*runners)
 

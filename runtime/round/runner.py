@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.ops import CpuKernels
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, asks_for_graphs
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
@@ -198,9 +198,10 @@ def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice
         ValueError: the configuration asks for what there is not.
     """
     on_cuda = device.type == "cuda"
-    if config.cuda_graphs and given is None and not on_cuda:
-        raise ValueError(f"cuda_graphs is True: the verifier is on {device}, where nothing is captured")
-    wanted = config.cuda_graphs if config.cuda_graphs is not None else on_cuda or given is not None
+    asked = asks_for_graphs(config.cuda_graphs)
+    if asked and given is None and not on_cuda:
+        raise ValueError(f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, where nothing is captured")
+    wanted = asked or (config.may_capture and (on_cuda or given is not None))
     if not wanted and config.compile:
         raise ValueError(
             f"compile is True and nothing is captured on {device}: compiled layers live in captured graphs alone"

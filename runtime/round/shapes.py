@@ -87,7 +87,10 @@ def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
     choices = {num_nodes: _choices(fitting) for num_nodes, fitting in batches.items()}
     room = MOST_GRAPHS - len(Choosing) * sum(map(len, choices.values()))
     kept = sum(min(len(fitting), _SIZES_KEPT) for fitting in batches.values())
-    mixed, pieces = _mixed(config, batches, room - kept)
+    if config.cuda_graphs == "decode_only":
+        mixed, pieces = dict.fromkeys(batches, ()), ()
+    else:
+        mixed, pieces = _mixed(config, batches, room - kept)
     forwards = within(room - len(pieces) * sum(map(len, mixed.values())), batches)
     return {n: RoundShapes(forwards[n], choices[n], mixed[n], pieces) for n in batches}
 

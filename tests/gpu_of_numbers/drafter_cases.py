@@ -68,7 +68,8 @@ def attached(source: str, verifier: Path, shape: SpeculationConfig, options: Dra
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeypatch):
-    """Batches of 3 and 1, one level and two, greedy beside sampled; eagerly too where graphs are turned off."""
+    """Batches of 3 and 1, one level and two, greedy beside sampled, with rules and without; eagerly too where graphs are
+    turned off."""
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (1, 3))
     with torch.inference_mode(mode=False):
         verifier, source = folders(kind, tmp_path)
@@ -78,23 +79,18 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
     world.feed(expected)
     for drafter in drafters:
         world.feed(drafter, CUDA)
-    for count, depth in ((3, 2), (1, 1), (1, 2)):
+    masks = torch.tensor([[0x5555_5555] * 4, [-1] * 4, [0x0F0F_0F0F] * 4], dtype=torch.int32)
+    ruled = {"sampling_rules": rules_of(NUM_SLOTS), "allowed_tokens": masks}
+    for count, depth, rules in ((3, 2, {}), (1, 1, {}), (3, 2, ruled), (1, 2, {}), (3, 2, {"allowed_tokens": masks})):
         slots = world.slots[-count:]
         decodes = [(slot, int(world.lens[slot]) - 1, 1 + slot % 2) for slot in slots]
         for slot, _, more in decodes:
             world.lens[slot] += more
         rounds = {"decodes": decodes, "proposals": slots, "max_levels": depth}
-        wanted = expected.draft(world.batch(**rounds))
+        wanted = expected.draft(world.batch(**rounds)._replace(**rules))
+        on_device = {name: _moved(value) for name, value in rules.items()}
         for drafter in drafters:
-            tree = drafter.draft(world.batch(**rounds, device=CUDA))
-            assert_same(TokenTree(*(part.cpu() for part in tree)), wanted, 1e-3)
-    slots = world.slots[-3:]
-    masks = torch.tensor([[0x5555_5555] * 4, [-1] * 4, [0x0F0F_0F0F] * 4], dtype=torch.int32)
-    for ruled in ({"sampling_rules": rules_of(NUM_SLOTS), "allowed_tokens": masks}, {"allowed_tokens": masks}):
-        wanted = expected.draft(world.batch(proposals=slots)._replace(**ruled))
-        on_device = {name: _moved(value) for name, value in ruled.items()}
-        for drafter in drafters:
-            tree = drafter.draft(world.batch(proposals=slots, device=CUDA)._replace(**on_device))
+            tree = drafter.draft(world.batch(**rounds, device=CUDA)._replace(**on_device))
             assert_same(TokenTree(*(part.cpu() for part in tree)), wanted, 1e-3)
     captured, eager = (drafter.graph_stats for drafter in drafters)
     assert eager is None

@@ -203,6 +203,31 @@ def test_options_of_the_same_name_are_settings(name: str):
     assert name in AppConfig.model_fields
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--cuda-graphs", True),
+        ("--cuda_graphs --seed 0", True),
+        (f"--cuda-graphs {MODEL}", True),
+        ("--no-cuda-graphs", False),
+        ("--cuda-graphs true", True),
+        ("--cuda-graphs=false", False),
+        ("--cuda-graphs decode_only", "decode_only"),
+        ("--cuda-graphs=full", "full"),
+        ("--cuda-graphs none", "none"),
+        ("--enforce-eager", False),
+        ("", None),
+    ],
+)
+def test_graphs_are_a_flag_and_a_word(words, value):
+    assert settings_of(words)[0].get("cuda_graphs") == value
+
+
+def test_an_unknown_mode_of_graphs_is_refused_by_those_there_are():
+    with pytest.raises(UserError, match="--cuda-graphs piecewise: .*'full', 'decode_only' or 'none'"):
+        settings_of("--cuda-graphs piecewise")
+
+
 def test_help_and_completion_know_nothing_of_it():
     assert without_vllm(["--help"], AppConfig) == (["--help"], [])
     assert without_vllm([], AppConfig) == ([], [])
@@ -213,9 +238,13 @@ def test_help_and_completion_know_nothing_of_it():
     ("value", "settings"),
     [
         (0, {}),
-        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {}),
-        ({"cudagraph_mode": "none"}, {"cuda_graphs": False}),
-        ({"cudagraph_mode": "PIECEWISE"}, "prompts run eagerly: cudagraph_mode is one of NONE, FULL_DECODE_ONLY"),
+        ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {"cuda_graphs": "decode_only"}),
+        ({"cudagraph_mode": "none"}, {"cuda_graphs": "none"}),
+        ({"cudagraph_mode": "FULL"}, {"cuda_graphs": "full"}),
+        (
+            {"cudagraph_mode": "PIECEWISE"},
+            "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL",
+        ),
         ({"level": 3}, "use {compile} and {cuda_graphs}"),
         (3, "use {compile} and {cuda_graphs}"),
     ],

@@ -194,6 +194,42 @@ def test_graphs_where_nothing_can_be_captured_are_refused():
     assert engine.stats().graphs is None
 
 
+@pytest.mark.parametrize("mode", ["full", "decode_only"])
+def test_prompts_beside_decodes_are_captured_where_the_mode_says_so(captured, mode):
+    """The text is the same, and the shapes that are left out are told as stages that run eagerly."""
+    ref = reference("llama")
+    engine = captured(ref, engine_config(cuda_graphs=mode), drafter_of("right", ref, "tree"))
+    assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
+    stats = engine.stats().graphs
+    stages = {stage for stage, _ in stats.captured}
+    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION} <= stages
+    assert replays(engine)[1] > 3
+    full = shapes.round_shapes(engine_config())
+    num_mixed = sum(len(shape.mixed) * len(shape.pieces) for shape in full.values())
+    assert num_mixed > 0
+    if mode == "full":
+        assert Stage.BASE_MIXED in stages
+        assert stats.replays[Stage.BASE_MIXED] > 0
+        assert not stats.eager_runs
+    else:
+        assert Stage.BASE_MIXED not in stages
+        assert set(stats.eager_runs) == {Stage.BASE_MIXED}
+        untried = stats.counts()["eager"] - num_mixed
+        assert untried == sum(len(shape.choices) - 1 for shape in full.values()) * 2, "choices that wait on a CPU"
+
+
+def test_modes_of_graphs_have_names():
+    assert not EngineConfig(cuda_graphs="none").may_capture
+    assert not EngineConfig(cuda_graphs=False).may_capture
+    assert all(EngineConfig(cuda_graphs=mode).may_capture for mode in (None, True, "full", "decode_only"))
+    with pytest.raises(ValueError, match="cuda_graphs is 'piecewise': use one of full, decode_only, none"):
+        EngineConfig(cuda_graphs="piecewise")
+    ref = reference("llama")
+    with pytest.raises(ValueError, match="cuda_graphs is decode_only: the verifier is on cpu"):
+        Engine(ref.loaded, engine_config(cuda_graphs="decode_only"))
+    assert Engine(ref.loaded, engine_config(cuda_graphs="none"), graph_device=RecordingDevice()).stats().graphs is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("speculation", [CHAIN, TREE, replace(TREE, adaptive=True)], ids=["chain", "tree", "adaptive"])
 def test_on_a_gpu_graphs_write_what_eager_rounds_write(speculation):
