@@ -11,14 +11,21 @@ def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.in
     """A tensor of host numbers on `device`; enqueued behind the device's work, not waited for."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
-    # A copy from pageable memory would wait for everything enqueued before it.
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return _pinned(values, dtype).to(device, non_blocking=True)
 
 
 def upload_into(target: Tensor, values: Sequence) -> None:
     """Host numbers into a tensor, as one copy that is not waited for."""
-    on_host = target.device.type == "cpu"
-    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=not on_host), non_blocking=not on_host)
+    if target.device.type == "cpu":
+        target.copy_(torch.tensor(values, dtype=target.dtype))
+        return
+    target.copy_(_pinned(values, target.dtype), non_blocking=True)
+
+
+def _pinned(values: Sequence, dtype: torch.dtype) -> Tensor:
+    """Page-locked: a copy from pageable memory would wait for everything enqueued before it."""
+    # Not by `torch.tensor(..., pin_memory=True)`, which refuses arrays.
+    return torch.tensor(values, dtype=dtype).pin_memory()
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:

@@ -18,6 +18,7 @@ from tests.gpu_of_numbers import device
 from tests.gpu_of_numbers.cards import CARDS, CONTEXT_BYTES, Card
 from tests.gpu_of_numbers.graphs import Capturing, NumberGraph, Pool
 from tests.gpu_of_numbers.kernels import launching
+from tests.runtime.fake_gpu import refuse_arrays
 
 PATIENCE_S = 1800.0
 """What takes a GPU milliseconds takes minutes here."""
@@ -173,7 +174,9 @@ def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _new_tensor(make: Callable[..., torch.Tensor], capturing: Capturing) -> Callable[..., torch.Tensor]:
     """`torch.tensor`, which uploads where no mode looks."""
 
-    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+    def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            refuse_arrays(data)
         if device is not None and torch.device(device).type == "cuda":
             capturing.forbid("torch.tensor copies from the host")
         return make(data, device=device, **options)

@@ -61,7 +61,7 @@ def words_of(visible: torch.Tensor) -> torch.Tensor:
     return words
 
 
-def build(case: Case, poison: float, seed: int = 0) -> Inputs:
+def build(case: Case, poison: float, seed: int = 0, device: str = DEVICE) -> Inputs:
     """Random inputs; `poison` fills every slot of the pool that no query may read."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     num_reqs, num_query = len(case.contexts), case.num_query
@@ -88,19 +88,19 @@ def build(case: Case, poison: float, seed: int = 0) -> Inputs:
             slots = tables[req, index // case.block_size] * case.block_size + index % case.block_size
             cache[slots] = torch.randn(len(index), num_kv_heads, dim, generator=generator)
         dtype = torch.float8_e4m3fn if case.fp8 else case.dtype
-        caches.append(cache.view(num_blocks, case.block_size, num_kv_heads, dim).to(DEVICE).to(dtype))
+        caches.append(cache.view(num_blocks, case.block_size, num_kv_heads, dim).to(device).to(dtype))
     # Block 0 is poisoned as well: that is where the spare entries point.
     tables = torch.nn.functional.pad(tables, (0, case.spare_blocks))
     query = torch.randn(num_reqs, num_query, num_heads, case.dims[0], generator=generator).to(case.dtype)
     options = {
         "sliding_window": case.window,
         "softcap": case.softcap,
-        "sinks": torch.randn(num_heads, generator=generator).to(DEVICE) if case.sinks else None,
+        "sinks": torch.randn(num_heads, generator=generator).to(device) if case.sinks else None,
     }
-    words = None if case.mask == "causal" else words_of(visible).to(DEVICE)
+    words = None if case.mask == "causal" else words_of(visible).to(device)
     contexts = torch.tensor(case.contexts)
-    arguments = [tensor.to(DEVICE) for tensor in (query, *caches, tables, contexts, positions)]
-    return Inputs([*arguments, words, 0.37], options, visible.to(DEVICE), positions.to(DEVICE))
+    arguments = [tensor.to(device) for tensor in (query, *caches, tables, contexts, positions)]
+    return Inputs([*arguments, words, 0.37], options, visible.to(device), positions.to(device))
 
 
 def by_formula(inputs: Inputs) -> torch.Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -246,10 +247,17 @@ class FakeGpu(TorchDispatchMode):
         def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Tensor:
             made = make(data, **options)
             if pin_memory:
+                refuse_arrays(data)
                 return self._pin(made)
             return made if device is None else made.to(device)
 
         return tensor
+
+
+def refuse_arrays(data: Any) -> None:
+    """As `torch.tensor(data, pin_memory=True)` does where there is a GPU; one without CUDA says nothing of it."""
+    if isinstance(data, np.ndarray):
+        raise RuntimeError("Can't pin tensor constructed from numpy")
 
 
 @contextmanager
@@ -281,6 +289,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
         for name, value in of_device.items():
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch, "tensor", gpu.make_tensor(torch.tensor))
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu._pin(tensor.clone()))
         patch.setattr(
             KernelInterface,
             "__getitem__",

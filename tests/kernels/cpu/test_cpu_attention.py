@@ -1,16 +1,19 @@
 """Attention of the CPU's kernels is the softmax formula, for every row the same whatever lies beside it."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, build, by_formula
+from tests.kernels import attention_cases
+from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, by_formula
 from wingbeat.kernels.cpu.ops import CACHE_DTYPES, cpu_kernels, pack_segments
 from wingbeat.runtime.round.rows import Segment
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 
+build = partial(attention_cases.build, device="cpu")
 CASES = [case for case in TREES + CAUSAL if case.dtype in CACHE_DTYPES and not case.fp8]
 CASES += [
     Case((300, 700), 6, heads=(5, 1), dims=(32, 32), block_size=16),

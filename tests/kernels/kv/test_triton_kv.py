@@ -257,11 +257,12 @@ def test_stores_and_moves_are_captured():
     rows = torch.randn(4, 8, 128, device=DEVICE, dtype=torch.bfloat16)
     slots = torch.tensor([20, 21, 22, 23], device=DEVICE)
     source, target = torch.tensor([[21, 23]], device=DEVICE), torch.tensor([[20, 21]], device=DEVICE)
+    table = kv_cache.pool_table(caches)  # made before, by an upload that no graph holds
 
     def step() -> None:
         for layer in caches:
             kv_cache.store_kv(rows, rows, *layer, slots)
-        kv_cache.move_kv(caches, source, target)
+        kv_cache.move_kv(caches, source, target, table)
 
     step()
     graph = torch.cuda.CUDAGraph()

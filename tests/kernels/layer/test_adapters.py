@@ -20,13 +20,15 @@ ROWS = {
 }
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE).to(dtype)
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, device: str = DEVICE) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device).to(dtype)
 
 
-def stacked(inputs: int, parts: tuple[int, ...], rank: int, dtype: torch.dtype) -> StackedAdapters:
+def stacked(
+    inputs: int, parts: tuple[int, ...], rank: int, dtype: torch.dtype, device: str = DEVICE
+) -> StackedAdapters:
     """Adapters 1 to 4: of the highest rank, of rank 1, of a rank for the last part alone, and none."""
-    made = StackedAdapters.empty(4, rank, inputs, parts, dtype, torch.device(DEVICE))
+    made = StackedAdapters.empty(4, rank, inputs, parts, dtype, torch.device(device))
     for part, columns in enumerate(parts):
         for adapter_id, own in ((1, rank), (2, 1)):
             made.put(adapter_id, part, draw(own, inputs, seed=adapter_id), draw(columns, own, seed=part + 5) * 0.3)
@@ -83,10 +85,11 @@ def test_the_kernels_of_gpus_are_the_formula(name, rank, parts, dtype, poisoned_
 @pytest.mark.parametrize("part", [None, 1])
 @pytest.mark.parametrize("name", ROWS)
 def test_the_kernels_of_cpus_are_the_formula(name, part):
-    adapters, ids = stacked(41, (24, 10, 33), 4, torch.float32).part(1), ROWS[name]
-    if part is None:
-        adapters = stacked(41, (24, 10, 33), 4, torch.float32)
-    out, x = draw(len(ids), sum(adapters.parts), seed=3).cpu(), draw(len(ids), 41, seed=4).cpu()
+    adapters, ids = stacked(41, (24, 10, 33), 4, torch.float32, "cpu"), ROWS[name]
+    if part is not None:
+        adapters = adapters.part(part)
+    out = draw(len(ids), sum(adapters.parts), seed=3, device="cpu")
+    x = draw(len(ids), 41, seed=4, device="cpu")
     expected = by_formula(out, x, adapters, ids)
     cpu_kernels().adapt(out, x, adapters, AdapterRows.of(torch.tensor(ids), 4, True))
     check(out, expected)

@@ -322,7 +322,7 @@ def test_what_cuda_cannot_capture_runs_eagerly_and_harms_no_later_capture(caplog
 
     runner = GraphRunner(Stage.DRAFT_ACCEPT, waits, stage.padding_row, [Bucket(4, 3), Bucket(2, 3), Bucket(1, 3)], pool)
     pool.capture(runner)
-    assert [failure[:2] for failure in pool.stats.failed] == [(Stage.DRAFT_ACCEPT, (n, 3)) for n in (2, 1)]
+    assert [failure[:2] for failure in pool.stats.failed] == [(Stage.DRAFT_ACCEPT, Bucket(n, 3)) for n in (2, 1)]
     assert all("captur" in failure.reason for failure in pool.stats.failed)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.rand(3, device="cuda").shape == (3,)
