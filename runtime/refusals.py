@@ -97,7 +97,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
     Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),
     Refusal(_F.CUDA_GRAPHS, _F.RANKS, _NO_EAGER),
-    Refusal(_F.ADAPTERS, _F.RANKS, "ranks serve no LoRA adapters"),
     Refusal(_F.ADAPTERS, _F.COMPILE, "compiled rounds serve no adapters"),
     Refusal(_F.PART_OF_GPU, _F.RANKS, "each rank needs a whole GPU", "use 1"),
     Refusal(_F.THREADS_TRIED, _F.RANKS, "they would all try them at once", "give a number"),

@@ -9,8 +9,8 @@ _NOTHING = ("", "none", "null")
 
 
 def with_nothing_by_word(settings: type[BaseModel], values: Any) -> Any:
-    """The same values with None for "none", "null" and "", of fields that may be None; a key may read so, and stays, and so does a
-    word of the field's own.
+    """The same values with None for "none", "null" and "", of fields that may be None; a key may read so, and stays,
+    and so does a word of the field's own.
 
     The command line has no other way to say null.
     """

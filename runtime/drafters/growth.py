@@ -245,10 +245,10 @@ class Growth:
             logits = torch.cat([first, logits[:, 1:]], dim=1)
         if roots.rules is None:
             return Continuations(logits)
-        first, rest = (
-            roots.rules.apply(Continuations(part), is_root=at == 0)
-            for at, part in enumerate((logits[:, :1], logits[:, 1:]))
-        )
+        first, rest = roots.rules.apply(Continuations(logits[:, :1]), is_root=True), logits[:, 1:]
+        if not rest.shape[1]:
+            return first
+        rest = roots.rules.apply(Continuations(rest))
         return first._replace(logits=torch.cat([first.logits, rest.logits], dim=1))
 
     def _allowed_only(self, given: Tensor | Continuations, allowed: Tensor) -> Continuations:

@@ -13,16 +13,21 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 
 
-def follow(group: RankGroup, rank: int, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+def follow(
+    group: RankGroup, rank: int, path: Path, dtype: torch.dtype, device: torch.device, limits: EngineConfig
+) -> None:
     """Load a rank's part of a model and run what rank 0 runs, until it ends.
 
+    Args:
+        limits: those that rank 0 has.
+
     Raises:
-        ValueError: as `load_shard`.
+        ValueError: as `load_shard`; or an adapter's files have changed since rank 0 read them.
         BackendLost: rank 0 or another one is gone.
     """
     ranks = Ranks(group, rank, device)
     try:
-        follower = Follower(load_shard(path, dtype, ranks))
+        follower = Follower(load_shard(path, dtype, ranks, limits))
         while True:
             form, numbers = ranks.hear()
             if not form:
@@ -46,6 +51,11 @@ class Follower:
         """One pass: what it is for is rank 0's matter."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
+        adapters = self._loaded.adapters
+        if adapters is not None:
+            adapters.follow(message.adapters)
+            on_host, ids = self._loaded.device.type == "cpu", message.adapter_ids
+            adapters.rows = None if ids is None else adapters.rows_of(ids, on_host)
         if message.rows is None:
             self._model.observe(message.observed)
             return

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import Feature, refuse
@@ -39,6 +40,7 @@ class Leader(Backend):
         """Of the pool's first layer, while there is that pool."""
         self._pool: PoolShape | None = None
         self._moves: list[tuple[Tensor, Tensor]] = []
+        self._adapters: Callable[[], tuple] | None = None if loaded.adapters is None else loaded.adapters.take_changes
         self._in_step = True
         loaded.model.forward = self._forward
 
@@ -81,11 +83,14 @@ class Leader(Backend):
 
     def _message(self, input_ids: Tensor, **inputs: Any) -> RoundMessage:
         rows: Rows | None = inputs.get(ROWS_KEYWORD)
+        adapted = None
         if rows is not None:
             self._use(rows.caches)
+            adapted = rows.columns.get(AdapterRows)
             rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
         moves, self._moves = tuple(self._moves), []
-        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves)
+        ids, changes = None if adapted is None else adapted.ids, () if self._adapters is None else self._adapters()
+        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves, ids, changes)
 
     def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         keys = caches[0][0]
@@ -127,7 +132,7 @@ def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device,
     """
     refuse(limits.asked() | {Feature.RANKS: f"tensor_parallel_size is {group.size}"})
     ranks = Ranks(group, 0, device)
-    loaded = load_shard(path, dtype, ranks)
+    loaded = load_shard(path, dtype, ranks, limits)
     logger.info(
         "tensor parallel over %d ranks, each with %d of the KV heads; rounds run eagerly, without CUDA graphs",
         group.size,

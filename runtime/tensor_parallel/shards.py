@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import replace_layer_number_by_wildcard
 
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
@@ -23,8 +24,11 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
-def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:
+def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfig) -> LoadedModel:
     """`load_model` on every rank at once: each pass of the trial is one of them all.
+
+    Args:
+        limits: of rank 0's engine, of which those of adapters count.
 
     Raises:
         ModelCheckpointError, UnsupportedModelError: as `load_model`.
@@ -39,7 +43,12 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:
         use_plain_tensors(model, ranks)
         check_finite(model)
         ranks.wait_for_all()
-        return prepare_model(model, path.name, whole=False)
+        loaded = prepare_model(model, path.name, whole=False)
+    if limits.max_loras:
+        from wingbeat.runtime.tensor_parallel.rank_adapters import RankAdapters
+
+        loaded.adapters = RankAdapters(loaded, ranks, limits.max_loras, limits.max_lora_rank)
+    return loaded
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -43,10 +43,6 @@ from wingbeat.deployments.cli.options import UserError, build_config
             "the verifier's device is cuda: its products",
         ),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype\n.*'auto' or 'fp8'"),
-        (
-            {"tensor_parallel_size": 2, "lora_update_dir": "/"},
-            "tensor_parallel_size is 2: ranks serve no LoRA adapters",
-        ),
         ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0 and tensor_parallel_size is 2"),
         (
             {"tensor_parallel_size": 2, "channel": "remote"},

@@ -40,10 +40,6 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
             {"lora_modules": "a={folder}", "compile": True},
             "lora_modules is given and compile is True: compiled rounds serve no adapters",
         ),
-        (
-            {"lora_modules": "a={folder}", "tensor_parallel_size": 2},
-            "lora_modules is given and tensor_parallel_size is 2: ranks serve no LoRA",
-        ),
         ({"lora_update_dir": "/nowhere"}, "lora_update_dir is '/nowhere': must be a directory"),
         ({"max_loras": 0}, "max_loras"),
         ({"max_lora_rank": 0}, "max_lora_rank"),

@@ -68,8 +68,8 @@ def attached(source: str, verifier: Path, shape: SpeculationConfig, options: Dra
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeypatch):
-    """Batches of 3 and 1, one level and two, greedy beside sampled, with rules and without; eagerly too where graphs are
-    turned off."""
+    """Batches of 3 and 1, one level and two, greedy beside sampled, with rules and without; eagerly too where
+    graphs are turned off."""
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (1, 3))
     with torch.inference_mode(mode=False):
         verifier, source = folders(kind, tmp_path)

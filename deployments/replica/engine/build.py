@@ -125,7 +125,8 @@ def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
     from wingbeat.runtime.tensor_parallel.follower import follow
 
     settings = pair_settings(config)
-    follow(group, rank, settings.model, settings.dtype, torch.device(config.resolved_device()))
+    device = torch.device(config.resolved_device())
+    follow(group, rank, settings.model, settings.dtype, device, settings.engine)
 
 
 def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:

@@ -224,7 +224,7 @@ def test_graphs_are_a_flag_and_a_word(words, value):
 
 
 def test_an_unknown_mode_of_graphs_is_refused_by_those_there_are():
-    with pytest.raises(UserError, match="--cuda-graphs piecewise: .*'full', 'decode_only' or 'none'"):
+    with pytest.raises(UserError, match=r"--cuda-graphs piecewise: .*'full', 'decode_only' or 'none'"):
         settings_of("--cuda-graphs piecewise")
 
 

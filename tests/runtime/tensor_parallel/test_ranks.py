@@ -128,5 +128,5 @@ def test_a_rank_ends_with_rank_0(second, tmp_path):
     random_model("llama", **EVEN).save_pretrained(tmp_path)
     second.join(group, tmp_path, rank=0)
     with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
-        follow(group, 1, tmp_path, torch.float32, DEVICE)
+        follow(group, 1, tmp_path, torch.float32, DEVICE, engine_config())
     second.kill()

@@ -33,7 +33,7 @@ class SecondRank:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def join(self, group: RankGroup, folder: Path, rank: int = 1) -> None:
+    def join(self, group: RankGroup, folder: Path, rank: int = 1, limits: EngineConfig | None = None) -> None:
         """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
@@ -41,7 +41,7 @@ class SecondRank:
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
-        self._pipe.send((group, folder, rank))
+        self._pipe.send((group, folder, rank, EngineConfig() if limits is None else limits))
 
     def last_words(self) -> str | None:
         """What ended it: None where rank 0 did."""
@@ -61,12 +61,12 @@ class SecondRank:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        group, folder, rank = pipe.recv()
+        group, folder, rank, limits = pipe.recv()
         try:
             if rank == 0:
-                lead(group, folder, torch.float32, DEVICE, EngineConfig())
+                lead(group, folder, torch.float32, DEVICE, limits)
                 os.kill(os.getpid(), signal.SIGKILL)
-            follow(group, rank, folder, torch.float32, DEVICE)
+            follow(group, rank, folder, torch.float32, DEVICE, limits)
             pipe.send(None)
         except Exception as error:
             traceback.print_exc()
@@ -80,7 +80,7 @@ def led_model(
     """Rank 0 of a model over two ranks, which this ends."""
     model.save_pretrained(folder)
     group = RankGroup(folder / "ranks", 2)
-    second.join(group, folder)
+    second.join(group, folder, limits=limits)
     try:
         led = lead(group, folder, torch.float32, DEVICE, limits)
         yield led

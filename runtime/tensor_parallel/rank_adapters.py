@@ -1,0 +1,83 @@
+"""LoRA adapters of a model that is divided: each rank has of an adapter's matrices what it has of their layer's.
+
+Of a layer whose outputs are divided that is some rows of B, of one whose inputs are, some columns of A: what the ranks
+add up or join behind the layer then has the adapters in it.
+"""
+
+from pathlib import Path
+
+from torch import nn
+
+from wingbeat.kernels.layer.stacked_adapters import StackedAdapters
+from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.tensor_parallel.ranks import Ranks
+from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+Change = tuple[int, tuple[str, str, str] | None]
+"""A place, and the `AdapterName` that it now holds; None where it was cleared."""
+
+
+class RankAdapters(ModelAdapters):
+    """A rank's part of all adapters, made on every rank at once. Rank 0 decides which ones there are.
+
+    Args:
+        loaded: this rank's part of the model.
+
+    Raises:
+        AdapterError: as `ModelAdapters`.
+    """
+
+    def __init__(self, loaded: LoadedModel, ranks: Ranks, max_loras: int, max_rank: int) -> None:
+        self._rank = ranks.rank
+        self._changes: list[Change] = []
+        super().__init__(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
+        whole = {path: loaded.model.get_submodule(path) for path in self.linears}
+        self.linears = {path: LinearShape(linear.in_features, linear.out_features) for path, linear in whole.items()}
+
+    def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
+        """See `AdapterPlaces.put`; of the whole adapter."""
+        place = self._places[path]
+        inputs, outputs = place.stack.a.shape[1], place.stack.parts[place.part]
+        # What every rank has whole begins at 0 on each of them.
+        first_in, first_out = (
+            self._rank * mine if mine < whole else 0
+            for mine, whole in zip((inputs, outputs), self.linears[path], strict=True)
+        )
+        a, b = adapter
+        part = LinearAdapter(a[:, first_in : first_in + inputs], b[first_out : first_out + outputs])
+        super().put(adapter_id, path, part)
+
+    def clear(self, adapter_id: int) -> None:
+        """See `AdapterPlaces.clear`."""
+        super().clear(adapter_id)
+        self._changes.append((adapter_id, None))
+
+    def take_changes(self) -> tuple[Change, ...]:
+        """Rank 0: what the other ranks must follow before their next pass."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def follow(self, changes: tuple[Change, ...]) -> None:
+        """The others: do as rank 0 did.
+
+        Raises:
+            AdapterError: an adapter's files have changed since rank 0 read them.
+        """
+        for adapter_id, name in changes:
+            if name is None:
+                super().clear(adapter_id)
+            else:
+                super()._load(AdapterName(*name), adapter_id)
+
+    def _load(self, adapter: AdapterName, adapter_id: int) -> None:
+        super()._load(adapter, adapter_id)
+        # The others read the files themselves, wherever rank 0 was started.
+        path = str(Path(adapter.path).absolute())
+        self._changes.append((adapter_id, tuple(adapter._replace(path=path))))
+
+    def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
+        # A layer goes on to say how large the whole one is.
+        weight, parts = linears[0].weight, tuple(len(linear.weight) for linear in linears)
+        return StackedAdapters.empty(self.max_loras, self.max_rank, weight.shape[1], parts, weight.dtype, weight.device)
