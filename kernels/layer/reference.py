@@ -11,6 +11,9 @@ from torch.nn import functional
 from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
 
+MOST_HIDDEN = 1 << 15
+"""Elements of a row that one program of a kernel norms: it keeps them in registers."""
+
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The root-mean-square norm of a sum, and the sum (Zhang and Sennrich, arXiv 1910.07467).

@@ -9,23 +9,17 @@ from torch import Tensor
 
 def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor of host numbers on `device`; enqueued behind the device's work, not waited for."""
+    made = torch.tensor(values, dtype=dtype)
     if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return _pinned(values, dtype).to(device, non_blocking=True)
+        return made
+    # A copy from pageable memory would wait for everything enqueued before it. `torch.tensor` itself pins no arrays.
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def upload_into(target: Tensor, values: Sequence) -> None:
     """Host numbers into a tensor, as one copy that is not waited for."""
-    if target.device.type == "cpu":
-        target.copy_(torch.tensor(values, dtype=target.dtype))
-        return
-    target.copy_(_pinned(values, target.dtype), non_blocking=True)
-
-
-def _pinned(values: Sequence, dtype: torch.dtype) -> Tensor:
-    """Page-locked: a copy from pageable memory would wait for everything enqueued before it."""
-    # Not by `torch.tensor(..., pin_memory=True)`, which refuses arrays.
-    return torch.tensor(values, dtype=dtype).pin_memory()
+    made, on_host = torch.tensor(values, dtype=target.dtype), target.device.type == "cpu"
+    target.copy_(made if on_host else made.pin_memory(), non_blocking=not on_host)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:

@@ -53,6 +53,7 @@ def test_processes_one_after_the_other_read_a_tensor_where_it_lies(weights: list
     lent = [loan.tensors[name] for name in ("other", "weight")]
     assert all(isinstance(one, LentTensor) for one in lent)
     assert lent[0].handle == lent[1].handle
+    assert float(weights[1].double().sum()) == 2.0 * ROWS * COLUMNS  # its kernels take memory where they are loaded
     free = torch.cuda.mem_get_info(DEVICE)[0]
     for value in (2.0, 4.0):
         weights[1].fill_(value)
