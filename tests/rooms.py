@@ -135,7 +135,8 @@ runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runti
 runtime.static_tree:
 runtime.tensor_files:
 runtime.tensor_parallel: kernels.layer runtime.config runtime.kv runtime.lora runtime.refusals runtime.round
-    runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading
+    runtime.verifier_errors
 runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtime.checks runtime.config
     runtime.drafters runtime.graphs runtime.heads runtime.kv runtime.lora runtime.media runtime.protocol
     runtime.refusals runtime.round runtime.scheduling runtime.tensor_files runtime.tokenizer runtime.verifier

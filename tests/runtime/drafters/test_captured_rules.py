@@ -16,11 +16,14 @@ from tests.runtime.drafters.test_draft_stages import (  # noqa: F401
     kinds,
     new_world,
 )
-from tests.runtime.drafters.test_eagle_stages import assert_same
+from tests.runtime.drafters.test_eagle_stages import a_round, assert_same, new_drafter
+from tests.runtime.drafters.test_eagle_stages import new_world as stages_world
 from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.models import TREE
 from tests.runtime.recorded_graphs import RecordingDevice
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, no_rules
 
 pytestmark = pytest.mark.few(1)
@@ -72,18 +75,21 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 
 @by_shape
 @torch.inference_mode()
-def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(kinds, speculation, monkeypatch):  # noqa: F811
-    """Padded batches of two; another sequence's decided tokens are taken in beside them."""
+def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(speculation, monkeypatch):
+    """Padded batches of two; another sequence's decided tokens are taken in beside them. The head knows half of the
+    vocabulary."""
     few_batches(monkeypatch)
-    eager, captured = attached(kinds, "eagle", speculation), attached(kinds, "eagle", speculation, RecordingDevice())
-    world = new_world(eager, MIXED)
+    eager, captured = new_drafter(speculation), new_drafter(speculation, RecordingDevice())
+    assert captured.growth.columns.size < VOCAB
+    world = stages_world(eager, MIXED)
     for drafter in (eager, captured):
         world.feed(drafter)
     rules, (one, other) = rules_of(NUM_SLOTS), world.slots[:2]
     for slots, deciding in (((one,), other), ((other,), one), ((one, other), one)):
         decode = (deciding, int(world.lens[deciding]) - 1, 1)
         world.lens[deciding] += 1
-        batch = world.batch(decodes=[decode], proposals=list(slots), max_levels=2)._replace(sampling_rules=rules)
+        batch = world.batch(decodes=[decode], proposals=list(slots), max_levels=2)
+        batch = batch._replace(sampling_rules=rules, allowed_tokens=masks_of(len(slots), 5))
         assert_same(captured.draft(batch), eager.draft(batch), 1e-4)
 
 
@@ -108,3 +114,32 @@ def test_tables_by_token_are_written_where_somebody_needs_them_alone(kinds, monk
         assert_same(captured.draft(batch), eager.draft(batch._replace(rule_kinds=RuleKinds.every())), 1e-4)
         assert bool((tables._biases.table == 7.0).all()) == (RuleKinds.LISTED not in kinds_told)
         assert bool((tables._counts.in_output == 7).all()) == (RuleKinds.PENALTIES not in kinds_told)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+@by_shape
+@torch.inference_mode()
+def test_a_gpu_drafts_the_trees_of_the_cpu_and_nobody_waits(speculation, captured):
+    cuda = torch.device("cuda", 0)
+    today = new_drafter(speculation)
+    drafter = new_drafter(speculation, CudaGraphDevice(cuda) if captured else None, device=cuda)
+    world = stages_world(today, MIXED)
+    world.feed(today)
+    world.feed(drafter, cuda)
+    ruled = {"sampling_rules": rules_of(NUM_SLOTS), "allowed_tokens": masks_of(5, 1)}
+    on_gpu = {"sampling_rules": type(ruled["sampling_rules"])(*(part.to(cuda) for part in ruled["sampling_rules"]))}
+    on_gpu["allowed_tokens"] = ruled["allowed_tokens"].to(cuda)
+    batch = a_round(world, world.slots[:5], None, cuda)._replace(**on_gpu)
+    drafter.draft(batch)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tree = drafter.draft(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    expected = today.draft(a_round(world, world.slots[:5], None)._replace(**ruled))
+    assert_same(TokenTree(*(part.cpu() for part in tree)), expected, 1e-3)
+    stats = drafter.graph_stats
+    assert (stats is not None) == captured
+    assert stats is None or (stats.replays[Stage.DRAFT_RULED] and not stats.failed)
