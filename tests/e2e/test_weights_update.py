@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import MODEL, App
 from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.prefixes.identity import weights_digest
 
@@ -56,6 +57,15 @@ def push(app: App, folder: Path, status: int = 200) -> dict:
     answer = app.http.post("/v1/weights/update", json={"folder": str(folder)}, timeout=300)
     assert answer.status_code == status, answer.text
     return answer.json()
+
+
+def weights_of_all(app: App, num_replicas: int) -> set[str]:
+    """That all replicas serve; empty while one of them has no engine."""
+    try:
+        engines = app.engines().values()
+    except EngineFailed:
+        return set()
+    return {engine["weights"] for engine in engines} if len(engines) == num_replicas else set()
 
 
 @contextmanager
@@ -132,9 +142,10 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
             os.kill(next(iter(engines.values()))["engine_pid"], signal.SIGKILL)
             until(lambda: len(answers) > 2 * NUM_CLIENTS)
         assert {*map(tuple, answers)} == {tuple(new)}
-        os.kill(next(iter(app.engines().values()))["pid"], signal.SIGKILL)
+        until(lambda: weights_of_all(app, num_replicas) == {digest}, 120)
+        os.kill(app.engines().popitem()[1]["pid"], signal.SIGKILL)
         assert texts(app) == new
-        until(lambda: {engine["weights"] for engine in app.engines().values()} == {digest}, 120)
+        until(lambda: weights_of_all(app, num_replicas) == {digest}, 120)
         assert app.complete(PROMPTS[0], model=MODEL).usage.completion_tokens == 48
         app.check_integrity()
         # The folder of the settings is one to push as any other.
