@@ -83,7 +83,7 @@ class FleetWeights:
             refusal = await self._ask(left[0], "take_weights", weights=pushed, drain_s=drain_s)
             if refusal is not None:
                 where = (
-                    f" {len(done)} of {len(done) + len(left)} engines have the new weights: push again." if done else ""
+                    f"; {len(done)} of {len(done) + len(left)} engines have the new weights: push again" if done else ""
                 )
                 kind = WeightsRefused if refusal.is_of_folder else WeightsConflict
                 raise kind(f"{refusal.reason}{where}")

@@ -26,7 +26,7 @@ class RayExport:
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         """Values of counters so far: Ray is told steps."""
         self._infos: dict[str, dict[str, str]] = {}
-        """Labels that what ends by `_info` was shown with last: others are not true any more."""
+        """By name, where it ends by `_info`, the labels that were true last: an engine has one row of each."""
 
     def publish(self, families: Iterable[Metric]) -> None:
         """Bring Ray up to date."""
@@ -40,7 +40,8 @@ class RayExport:
                 else:
                     metric = self._metric(self._api.Gauge, name, family, sample.labels)
                     if name.endswith("_info"):
-                        metric.set(0, self._infos.get(name, sample.labels))
+                        if (before := self._infos.get(name, sample.labels)) != sample.labels:
+                            metric.set(0, before)
                         self._infos[name] = sample.labels
                     metric.set(sample.value, sample.labels)
 

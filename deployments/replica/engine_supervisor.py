@@ -136,8 +136,8 @@ class EngineSupervisor:
     async def _take_change(self) -> None:
         (launch, done), self._change = self._change, None
         self._launch, before, self._started_at = launch, self._launch, None
-        await self._life.end()
         try:
+            await self._life.end()
             self._life = self._launch()
             await self._life.start()
         except Exception as error:

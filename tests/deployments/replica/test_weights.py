@@ -4,6 +4,7 @@ whatever goes wrong leaves the old ones served."""
 import asyncio
 import json
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,6 +21,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.fleet.weights import Weights, WeightsConflict, WeightsRefused
+from wingbeat.deployments.learning_folder import learning_root
 from wingbeat.deployments.replica import replica_weights
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.prefixes.identity import weights_digest
@@ -258,4 +260,7 @@ def test_names_drafter_and_the_heads_versions_stay_with_other_weights(folder: Pa
         demo_pair().verifier,
     )
     assert others.choice().source == config.choice().source
+    follows = AppConfig(learn={"trains": False})
+    assert learning_root(follows.with_weights(folder)) == learning_root(follows)
+    assert pickle.loads(pickle.dumps(others)).named_dir() == demo_pair().verifier
     assert others.with_weights(demo_pair().verifier).named_dir() == demo_pair().verifier
