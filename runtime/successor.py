@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.prefixes.identity import tokenizer_digest, weights_digest
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
@@ -40,6 +40,8 @@ def inspect(folder: Path, served: Path) -> Inspected:
             )
         if tokenizer_digest(folder) != tokenizer_digest(served):
             raise ModelCheckpointError(f"{folder} has another tokenizer than {served}, or none: copy its files")
+        if (weights := weight_files(folder)[0]).suffix != ".safetensors":
+            raise ModelCheckpointError(f"{weights} holds pickles: write safetensors")
         check_files(new)
         check_weights(new)
         return Inspected(weights_digest(folder))

@@ -33,8 +33,9 @@ def add_weights_commands(app: typer.Typer) -> None:
         ],
         model: Annotated[str | None, typer.Option(help="Whose weights they are, where several are served.")] = None,
         drain_s: Annotated[
-            float, typer.Option(min=0, max=600, help="What the requests that run in a replica have to end.")
-        ] = 60.0,
+            float | None,
+            typer.Option(min=0, max=600, help="What the requests that run in a replica have to end; 60 by default."),
+        ] = None,
         url: Url = LOCAL,
         operator_key: Key = None,
         as_json: AsJson = False,

@@ -14,9 +14,9 @@ from wingbeat.runtime.demo import demo_pair
 FILE = "model.safetensors"
 
 
-def pushed_folder(folder: Path, seed: int = 1, std: float = 0.05) -> Path:
-    """The demo's verifier with noise on its weights."""
-    shutil.copytree(demo_pair().verifier, folder)
+def pushed_folder(folder: Path, source: Path | None = None, seed: int = 1, std: float = 0.05) -> Path:
+    """The demo's verifier, or that of another folder, with noise on its weights."""
+    shutil.copytree(source or demo_pair().verifier, folder)
     noise = torch.Generator().manual_seed(seed)
     rewrite(
         folder, {n: t + std * torch.randn(t.shape, generator=noise).to(t.dtype) for n, t in tensors(folder).items()}
@@ -47,6 +47,11 @@ def of_another_shape(folder: Path) -> None:
     rewrite(folder, held | {name: held[name][:, :-1].contiguous()})
 
 
+def as_pickles(folder: Path) -> None:
+    torch.save(tensors(folder), folder / "pytorch_model.bin")
+    (folder / FILE).unlink()
+
+
 BAD = {
     "another size": (lambda f: edit(f, "config.json", intermediate_size=12), "intermediate_size is 12, that of the"),
     "another activation": (lambda f: edit(f, "config.json", hidden_act="relu"), "hidden_act is 'relu', that of the"),
@@ -59,6 +64,7 @@ BAD = {
     ),
     "half a file": (lambda f: os.truncate(f / FILE, 1000), "truncated or damaged"),
     "no weights": (lambda f: (f / FILE).unlink(), "has neither model.safetensors nor"),
+    "pickles": (as_pickles, "holds pickles"),
     "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
 }
 """What was done to a folder, and why it is refused."""

@@ -15,6 +15,7 @@ from wingbeat.deployments.fleet.weights import WeightsConflict, WeightsRefused
 
 WEIGHTS_PATH = "/v1/weights"
 UPDATE_PATH = WEIGHTS_PATH + "/update"
+DRAIN_S = 60.0
 
 
 class UpdateWeightsBody(RequestBody):
@@ -24,7 +25,7 @@ class UpdateWeightsBody(RequestBody):
     """Of a checkpoint of the same model, on the machine of each replica."""
     model: str | None = None
     """Whose weights they are; needed where several are served."""
-    drain_s: float = Field(60.0, ge=0, le=600)
+    drain_s: float = Field(DRAIN_S, ge=0, le=600)
     """What the requests that run in a replica have to end."""
 
 
