@@ -2,6 +2,7 @@
 
 import logging
 import re
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,7 +91,9 @@ def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Appl
     except ValueError as error:
         raise SettingsError(str(error)) from None
     pool = _drafter_pool(DRAFTER_POOL + mark).bind(config) if config.shares_drafters() else None
-    return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool)
+    # Serve's controller keeps it for the replicas of this build; what is pushed is gone with the next one.
+    store_key = uuid.uuid4().hex
+    return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
 
 
 def verifier_names(config: AppConfig) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
@@ -146,6 +146,8 @@ class AppConfig(
         None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
+    _named_dir: Path | None = PrivateAttr(None)
+
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _names_of_list(cls, value: Any) -> Any:
@@ -276,6 +278,18 @@ class AppConfig(
         more += ", deterministic" if self.deterministic else ""
         more += "" if self.forced_acceptance is None else f", forced to accept {self.forced_acceptance}"
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
+
+    def with_weights(self, folder: Path) -> Self:
+        """The same model by the same names with the same drafter, by the weights in another folder."""
+        # How well the drafter does by them is for nobody here to say.
+        kept = {"served_model_name": ",".join(self.model_names()), "drafter": str(self.choice().source)}
+        made = self.model_copy(update={"model": folder, "allow_bad_drafter": True, **kept})
+        made._named_dir = self.named_dir()
+        return made
+
+    def named_dir(self) -> Path:
+        """The verifier's checkpoint as the settings have it; see `model_dir` for what it is and what it raises."""
+        return self._named_dir or self.model_dir()
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

@@ -17,7 +17,7 @@ def learning_root(config: AppConfig) -> Path:
         FileNotFoundError: the verifier or the head has no config.json or no weights.
     """
     told = config.learn.dir or cache_dir() / "learning"
-    return told / _identity(config.model_dir(), Path(config.choice().source))
+    return told / _identity(config.named_dir(), Path(config.choice().source))
 
 
 @cache

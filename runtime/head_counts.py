@@ -20,39 +20,45 @@ class HeadCounts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, more: dict[int, Accepted], ledger: Ledger) -> dict[int, Accepted]:
+    def add(self, more: dict[int, Accepted], ledger: Ledger, weights: str = "") -> dict[int, Accepted]:
         """By version, what is known with this; the version that was promoted last counts from its promotion on.
+
+        Args:
+            weights: of the verifier, by their digest; with others nothing is known of any version.
 
         Raises:
             OSError: the folder cannot be read or written, or another process holds its lock for long.
         """
         promotions = ledger.counts.get("promoted", 0)
         with locked(self._folder / LOCK_FILE):
-            before, counted = self._read()
+            before, counted_by, counted = self._read()
+            if counted_by != weights:
+                counted = {}
             if before != promotions:
                 counted.pop(ledger.served, None)
-            elif not more:
+            elif not more and counted_by == weights:
                 return counted
             numbers = {version.number for version in ledger.versions}
             for number, one in more.items():
                 counted[number] = counted.get(number, Accepted()) + one
             counted = {number: one for number, one in counted.items() if number in numbers}
-            self._write(promotions, counted)
+            self._write(promotions, weights, counted)
         return counted
 
-    def _read(self) -> tuple[int, dict[int, Accepted]]:
-        """What was counted up to so many promotions; a file that is none counts for nothing."""
+    def _read(self) -> tuple[int, str, dict[int, Accepted]]:
+        """What was counted up to so many promotions by which weights; a file that is none counts for nothing."""
         try:
             found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
             by_version = {int(number): Accepted(*map(int, counts)) for number, counts in found["by_version"].items()}
-            return int(found["promotions"]), by_version
+            return int(found["promotions"]), str(found.get("weights", "")), by_version
         except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
-            return 0, {}
+            return 0, "", {}
 
-    def _write(self, promotions: int, counted: dict[int, Accepted]) -> None:
+    def _write(self, promotions: int, weights: str, counted: dict[int, Accepted]) -> None:
         path = self._folder / COUNTS_FILE
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"promotions": promotions, "by_version": counted}) + "\n", encoding="utf-8")
+        fields = {"promotions": promotions, "weights": weights, "by_version": counted}
+        temporary.write_text(json.dumps(fields) + "\n", encoding="utf-8")
         temporary.replace(path)
 
 

@@ -64,7 +64,7 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
     deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
     runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv
-    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.successor
     runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
@@ -133,6 +133,7 @@ runtime.speculation: runtime.config
 runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round runtime.scheduling
     runtime.verifier_errors
 runtime.static_tree:
+runtime.successor: runtime.prefixes runtime.tensor_files runtime.verifier.checkpoints
 runtime.tensor_files:
 runtime.tensor_parallel: kernels.layer runtime.config runtime.kv runtime.lora runtime.refusals runtime.round
     runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading

@@ -46,10 +46,8 @@ ALLOWED = {
     ("deployments/replica/engine_client.py", "await self._started"): "engine_start_timeout_s, in `EngineLife.start`",
     ("deployments/replica/engine_client.py", "self._lost.wait"): "for the end of a process, by its pidfd",
     ("deployments/replica/engine_life.py", "self._process.wait"): "for the end of a process, by its pidfd",
-    (
-        "deployments/replica/engine_supervisor.py",
-        "self._changed.wait",
-    ): "for an engine; each start has a limit",
+    ("deployments/replica/engine_supervisor.py", "self._changed.wait"): "for an engine; each start has a limit",
+    ("deployments/replica/engine_supervisor.py", "await change.done"): "for an engine; each start has a limit",
     ("deployments/replica/learner/learner_host.py", "self._child.wait"): "for the end of a process, by its pidfd",
     ("deployments/replica/ray_ranks.py", "asyncio.wait"): "for the end of a rank, which Ray tells",
     ("deployments/replica/ray_ranks.py", "end.result"): OWN_FINISHED,

@@ -17,6 +17,7 @@ from wingbeat.deployments.api.endpoints.drafter_routes import PROMOTE_PATH, ROLL
 from wingbeat.deployments.api.endpoints.embedding_routes import EMBEDDINGS_PATH
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
+from wingbeat.deployments.api.endpoints.weights_routes import UPDATE_PATH, UpdateWeightsBody
 from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
 
@@ -32,6 +33,7 @@ BODIES: Mapping[str, type[BaseModel]] = {
     PREFIXES_PATH: SavePrefixBody,
     PROMOTE_PATH: PromoteBody,
     ROLLBACK_PATH: RollbackBody,
+    UPDATE_PATH: UpdateWeightsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -28,6 +28,7 @@ CLIENT_CLOSED_REQUEST = 499
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/trace", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _OPERATORS |= {"/v1/prefixes", "/v1/prefixes/{name}", "/v1/drafter/promote", "/v1/drafter/rollback"}
+_OPERATORS |= {"/v1/weights/update"}
 """Paths for those who run the server, whose key alone opens them."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""

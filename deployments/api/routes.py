@@ -28,6 +28,7 @@ from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watche
 from wingbeat.deployments.api.endpoints.prefix_routes import add_prefix_routes
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, version_of_package
 from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
+from wingbeat.deployments.api.endpoints.weights_routes import add_weights_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
@@ -75,6 +76,7 @@ def create_app(
     if updates_adapters:
         add_adapter_routes(app, models)
     add_prefix_routes(app, models)
+    add_weights_routes(app, models)
     if heads is not None:
         add_drafter_routes(app, heads)
     add_responses_route(app, models)

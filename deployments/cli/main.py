@@ -20,6 +20,7 @@ from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.cli.vllm_words import without_vllm
+from wingbeat.deployments.cli.weights_command import add_weights_commands
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import show_lines
 from wingbeat.deployments.options.foreign_names import hint
@@ -114,6 +115,9 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     drafter = _new_app("Versions of the draft head of a server that learns.")
     add_drafter_commands(drafter)
     app.add_typer(drafter, name="drafter")
+    weights = _new_app("The verifier's weights on a server that runs.")
+    add_weights_commands(weights)
+    app.add_typer(weights, name="weights")
     return app
 
 

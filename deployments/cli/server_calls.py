@@ -28,7 +28,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def call_server(
-    url: str, key: str | None, method: str, path: str, body: dict[str, Any] | None = None
+    url: str,
+    key: str | None,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """The server's answer.
 
@@ -43,7 +48,7 @@ def call_server(
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise UserError(_message(error)) from error

@@ -67,11 +67,13 @@ class EngineConnection:
         self.other_requests = 0
         """Of other routers there, as it has told; so the tokens they have outstanding."""
         self._other_tokens = 0
+        self.weights = ""
+        """Digest of what the engine serves; empty for what the settings name. Another engine has another connection."""
         self.stalled = False
         """Whether the engine makes no progress: it is replaced unless it goes on."""
         self._answers = answers or AnswerLength()
-        self._going_down = False
-        """The engine has said its last words: its process is still there, and takes nothing."""
+        self._takes = True
+        """Whether the engine takes what has not begun: not while its weights are replaced, nor after its last words."""
         self._transport = transport
         self._on_end = on_end
         self._on_tokens = on_tokens
@@ -191,12 +193,12 @@ class EngineConnection:
 
     async def _receive_loop(self) -> None:
         async for message in self._transport.stream(self.engine_id, self.client_id):
-            if not (self.open or self._going_down):
-                self.open = True
-                self._on_open()
             outputs, report = decode(message)
             if report is not None:
                 self._learn(report)
+            if self._takes and not self.open:
+                self.open = True
+                self._on_open()
             if num_tokens := sum(map(self._take, outputs)):
                 self._on_tokens(num_tokens)
 
@@ -206,7 +208,7 @@ class EngineConnection:
         if stream is None:
             return 0
         if output.given_up is not None and output.given_up.verdict in (Verdict.RETURNED, Verdict.SUSPECTED):
-            self._going_down, self.open = True, False
+            self._takes = self.open = False
         stream.put(output)
         self._trials.written(output.number, num_tokens)
         return num_tokens
@@ -218,6 +220,10 @@ class EngineConnection:
             self._on_names(report.names)
         if report.stalled is not None:
             self.stalled = report.stalled
+        if report.takes is not None:
+            self._takes, self.open = report.takes, self.open and report.takes
+        if report.weights is not None:
+            self.weights = report.weights
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 
@@ -229,7 +235,7 @@ class EngineConnection:
                 async with asyncio.timeout(self._renew_interval_s):
                     await self._send.wait()
             except TimeoutError:
-                renew = self.open
+                renew = self.open or not self._takes
             self._send.clear()
             requests, self._submits = self._submits, []
             withdrawn, self._withdrawals = self._withdrawals, []

@@ -32,6 +32,7 @@ from wingbeat.deployments.fleet.interface import (
 )
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
+from wingbeat.deployments.fleet.weights import FleetWeights
 from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
@@ -85,6 +86,8 @@ class EnginePool:
         """LoRA adapters that requests may name."""
         self.prefixes = FleetPrefixes(self._names.prefixes, self.every_engine)
         """Saved prefixes, likewise."""
+        self.weights = FleetWeights(source.call, lambda: self._live)
+        """Those that are served, and how others are."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -206,6 +209,8 @@ class EnginePool:
         that has caused it, which is not tried again, or those that may have; one that just vanishes says nothing, so
         that every request it ran may have. Whatever outlives `TRIAL_TOKENS` at an engine has not broken those before.
 
+        A text goes on by the weights that it was begun by: while others are pushed, at engines that have them still.
+
         Args:
             session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
 
@@ -216,11 +221,11 @@ class EnginePool:
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, suspected, go_to = 0, False, None
+        num_lost, suspected, go_to, weights = 0, False, None, None
         while True:
             num_emitted, on_trial = len(emitted), suspected or num_lost >= MAX_UNEXPLAINED
             rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
-            connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
+            connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to, weights)
             stream = connection.submit(rest, num_cached_tokens)
             try:
                 while True:
@@ -231,6 +236,7 @@ class EnginePool:
                         self._answers.add(len(emitted))
                         return
             except EngineLost as error:
+                weights = connection.weights if stream.begun else weights
                 if len(emitted) - num_emitted > TRIAL_TOKENS:
                     num_lost, suspected, on_trial = 0, False, False
                 num_lost, suspected, go_to = num_lost + error.taken_up, suspected or error.suspected, error.go_to
@@ -249,8 +255,13 @@ class EnginePool:
     def _open_engines(self) -> list[str]:
         return [engine_id for engine_id, connection in self._connections.items() if connection.open]
 
-    async def _engine_for(self, request: Request, session_id: str, go_to: str | None) -> tuple[EngineConnection, int]:
+    async def _engine_for(
+        self, request: Request, session_id: str, go_to: str | None, weights: str | None
+    ) -> tuple[EngineConnection, int]:
         """The connection for a request, and how many of its tokens the engine there has cached.
+
+        Args:
+            weights: of `EngineConnection.weights`, by which it was begun; None where it was not.
 
         Raises:
             EngineUnavailable: there is no engine, and none came in time.
@@ -261,7 +272,7 @@ class EnginePool:
             return self._connections[engine_id].index.num_cached_tokens(prompt)
 
         deadline = time.monotonic() + self._engine_wait_s
-        while not (loads := moving(self.loads())):
+        while not (loads := moving(self._loads_of(weights))):
             if self._closed:
                 raise EngineUnavailable(SHUTTING_DOWN)
             if time.monotonic() >= deadline:
@@ -270,6 +281,12 @@ class EnginePool:
         engine_id = go_to if any(load.engine_id == go_to for load in loads) else None
         engine_id = engine_id or choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
         return self._connections[engine_id], num_cached_tokens(engine_id)
+
+    def _loads_of(self, weights: str | None) -> list[EngineLoad]:
+        """`loads` of the engines that may go on with a text of these weights; None: of all."""
+        if weights is None:
+            return self.loads()
+        return [load for load in self.loads() if self._connections[load.engine_id].weights == weights]
 
     async def _balance(self) -> None:
         """Let engines with free slots take what waits for others, and others take what waits for one that leaves."""

@@ -191,6 +191,10 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     """What its replica knows of adapters and saved prefixes; None where that is as it was."""
     stalled: bool | None = None
     """Whether it makes no progress; None where that is as it was."""
+    takes: bool | None = None
+    """Whether it takes requests that have not begun; None where that is as it was."""
+    weights: str | None = None
+    """Digest of what was pushed and is served, empty for what the settings name; said once, at the beginning."""
 
 
 class Message(NamedTuple):

@@ -25,6 +25,8 @@ class RayExport:
         self._metrics: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         """Values of counters so far: Ray is told steps."""
+        self._infos: dict[str, dict[str, str]] = {}
+        """By name, where it ends by `_info`, the labels that were true last: an engine has one row of each."""
 
     def publish(self, families: Iterable[Metric]) -> None:
         """Bring Ray up to date."""
@@ -36,7 +38,12 @@ class RayExport:
                     metric = self._metric(self._api.Counter, name, family, sample.labels)
                     self._count(metric, name, sample.labels, sample.value)
                 else:
-                    self._metric(self._api.Gauge, name, family, sample.labels).set(sample.value, sample.labels)
+                    metric = self._metric(self._api.Gauge, name, family, sample.labels)
+                    if name.endswith("_info"):
+                        if (before := self._infos.get(name, sample.labels)) != sample.labels:
+                            metric.set(0, before)
+                        self._infos[name] = sample.labels
+                    metric.set(sample.value, sample.labels)
 
     def _metric(self, kind: Any, name: str, family: Metric, labels: dict[str, str]) -> Any:
         if name not in self._metrics:

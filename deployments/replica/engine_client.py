@@ -37,9 +37,14 @@ class EngineFailed(RuntimeError):
 
 
 class EngineClient:
-    """One life of an engine. All of it is used on one event loop, and nothing waits for the engine."""
+    """One life of an engine. All of it is used on one event loop, and nothing waits for the engine.
 
-    def __init__(self, link: Link, ask_drafter: AskDrafter | None = None) -> None:
+    Args:
+        weights: digest of those that were pushed; empty for what the settings name.
+    """
+
+    def __init__(self, link: Link, ask_drafter: AskDrafter | None = None, weights: str = "") -> None:
+        self.weights = weights
         self._link = link
         self._ask_drafter = ask_drafter
         self._event_loop = asyncio.get_running_loop()
@@ -48,6 +53,7 @@ class EngineClient:
         self._media: dict[tuple[str, int], list[int]] = {}
         """Memory of their media, as file descriptors, of those that have some."""
         self._trials = Trials()
+        self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._started: asyncio.Future[EngineStarted] = self._event_loop.create_future()
@@ -105,6 +111,8 @@ class EngineClient:
         self.check_alive()
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
+        if self._held:
+            requests = [one for one in requests if self._has_begun(client_id, one)]
         by_number = {one.number: one for one in self._with_shared_media(client_id, requests)}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, one in by_number.items():
@@ -113,6 +121,12 @@ class EngineClient:
             if one.request.on_trial:
                 self._trials.submitted((client_id, number))
         self._streams.tell_loads_soon()
+
+    def _has_begun(self, client_id: str, one: WireRequest) -> bool:
+        """Whether a request goes on from tokens of the same weights; others are given back."""
+        if not one.request.output_token_ids:
+            self._streams.get(client_id).give_up(one.number, Verdict.WITHDRAWN, "its engine's weights are replaced")
+        return bool(one.request.output_token_ids)
 
     def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their media in memory that the engine maps; those that find no room fail."""
@@ -145,6 +159,19 @@ class EngineClient:
         """Ask for requests back; those that have not begun to run are given up in the stream, the others go on."""
         if self.failure is None:
             self._send((ToEngine.WITHDRAW, client_id, list(numbers)))
+
+    def hold(self) -> None:
+        """Take no further requests, but those that go on from tokens; give back those that have not begun."""
+        self._held = True
+        self._streams.tell_takes(False)
+        for client_id, numbers in self.loads.unbegun().items():
+            self.withdraw(client_id, numbers)
+
+    def release(self) -> None:
+        """Take requests again; harmless when repeated."""
+        if self._held:
+            self._held = False
+            self._streams.tell_takes(True)
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.

@@ -84,7 +84,7 @@ class EngineLife:
             link.close()
             self._end_others()
             raise
-        self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
+        self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs, start.weights)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._watching_ranks = asyncio.get_running_loop().create_task(self._watch_ranks())
         self._guarding: asyncio.Task[None] | None = None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
@@ -23,6 +23,13 @@ class Life(Protocol):
 
     async def start(self) -> None: ...
     async def end(self) -> None: ...
+
+
+class _Change(NamedTuple):
+    """Another kind of engine that is asked for."""
+
+    launch: Callable[[], Life]
+    done: "asyncio.Future[None]"
 
 
 class EngineSupervisor:
@@ -46,6 +53,7 @@ class EngineSupervisor:
         self._clock = clock
         self._life: Life | None = None
         self._started_at: float | None = None
+        self._change: _Change | None = None
         self._changed = asyncio.Event()
         """Set whenever an engine has started, or none will."""
 
@@ -95,6 +103,9 @@ class EngineSupervisor:
         num_failures = 0
         while True:
             reason = await self._death()
+            if self._change is not None:
+                await self._take_change()
+                continue
             if self._started_at is not None and self._clock() - self._started_at > STABLE_S:
                 num_failures = 0
             self._started_at = None
@@ -107,10 +118,39 @@ class EngineSupervisor:
             await self._sleep(pause_s)
             await self._replace()
 
+    async def change(self, launch: Callable[[], Life]) -> None:
+        """End the engine that runs and start one of another kind, of which later ones are too.
+
+        Raises:
+            Exception: what kept it from starting; one as before has been tried since, and goes on to be.
+        """
+        self._change = change = _Change(launch, asyncio.get_running_loop().create_future())
+        await self._life.end()
+        await change.done
+
     async def stop(self) -> None:
         """End the engine; harmless without one and a second time."""
         if self._life is not None:
             await self._life.end()
+
+    async def _take_change(self) -> None:
+        (launch, done), self._change = self._change, None
+        self._launch, before, self._started_at = launch, self._launch, None
+        try:
+            await self._life.end()
+            self._life = self._launch()
+            await self._life.start()
+        except Exception as error:
+            # Whatever it is: whoever asked for it is told.
+            await self._life.end()
+            self._launch = before
+            await self._replace()
+            if not done.done():
+                done.set_exception(error)
+            return
+        self._begin()
+        if not done.done():
+            done.set_result(None)
 
     async def _replace(self) -> None:
         self.num_restarts += 1

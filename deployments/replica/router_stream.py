@@ -62,6 +62,7 @@ class RouterStream:
         self._others: tuple[int, int] | None = None
         self._names = NameChanges()
         self._stalled: bool | None = None
+        self._takes: bool | None = None
         self._ended_by: Exception | None = None
 
     def put(self, outputs: Iterable[WireOutput]) -> None:
@@ -95,6 +96,11 @@ class RouterStream:
         self._stalled = stalled
         self._ready.set()
 
+    def tell_takes(self, takes: bool) -> None:
+        """Whether the engine takes requests that have not begun."""
+        self._takes = takes
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
@@ -117,6 +123,6 @@ class RouterStream:
 
     def _report(self) -> EngineReport | None:
         names = self._names if any(self._names) else None
-        report = EngineReport(self._changes.take(), self._others, names, self._stalled)
-        self._others, self._names, self._stalled = None, NameChanges(), None
+        report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes)
+        self._others, self._names, self._stalled, self._takes = None, NameChanges(), None, None
         return None if report == EngineReport() else report

@@ -60,6 +60,14 @@ class ClientLoads:
         if output.finish_reason is not None:
             self.answers.add(request.num_done + request.num_written)
 
+    def unbegun(self) -> dict[str, list[int]]:
+        """Requests of which no token has been written, here or before, by client."""
+        found: dict[str, list[int]] = {}
+        for (client_id, number), request in self._open.items():
+            if not request.num_done + request.num_written:
+                found.setdefault(client_id, []).append(number)
+        return found
+
     def ended(self, client_id: str, number: int) -> None:
         """A request is gone, for whatever reason; harmless when repeated."""
         self._open.pop((client_id, number), None)
@@ -115,6 +123,7 @@ class RouterStreams:
         self._streams: dict[str, RouterStream] = {}
         self._cached = PrefixIndex()
         self._stalled = False
+        self._takes = True
         self._told: dict[str, ClientLoad] = {}
         """What each router was last told that others have here."""
         self._telling = False
@@ -129,6 +138,8 @@ class RouterStreams:
             stream.tell_cached(self._cached.snapshot())
         if self._stalled:
             stream.tell_stalled(True)
+        if not self._takes:
+            stream.tell_takes(False)
         self.tell_loads_soon()
         return stream
 
@@ -169,6 +180,12 @@ class RouterStreams:
             self._stalled = stalled
             for stream in self._streams.values():
                 stream.tell_stalled(stalled)
+
+    def tell_takes(self, takes: bool) -> None:
+        """Tell every router whether the engine takes requests that have not begun."""
+        self._takes = takes
+        for stream in self._streams.values():
+            stream.tell_takes(takes)
 
     def tell_loads_soon(self) -> None:
         """Tell routers of each other's requests, not more often than they need to know."""

@@ -20,7 +20,8 @@ from wingbeat.cluster.placement import address_if_remote, address_of_node, assig
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireRequest, encode
+from wingbeat.deployments.fleet.weights import Refusal, Weights
+from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
@@ -31,9 +32,9 @@ from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.learner.replica_learning import ReplicaLearning
 from wingbeat.deployments.replica.live_replica import LiveReplica
+from wingbeat.deployments.replica.replica_weights import ClusterStore, ReplicaWeights
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -60,9 +61,12 @@ class Verifier(LiveReplica):
 
     Args:
         drafters: the `DrafterPool`, where drafters are shared.
+        store_key: of `ClusterStore`.
     """
 
-    async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
+    async def __init__(
+        self, config: AppConfig, drafters: DeploymentHandle | None = None, store_key: str | None = None
+    ) -> None:
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._names = Names()
@@ -77,24 +81,12 @@ class Verifier(LiveReplica):
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
-        start = EngineStart(config, self._engine_id, core, gpus, address)
-        launch = None
-        if config.has_own_drafter():
-            launch = partial(RayDrafter, config, core)
-        elif config.shares_drafters():
-            falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
-            launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
-        self._engines = EngineSupervisor(
-            lambda: EngineLife(
-                start._replace(log_level=self.log_level),
-                launch,
-                self._launch_ranks(),
-                self._names.prefixes,
-                is_first=not self._engines.num_restarts,
-            )
-        )
+        self._start = EngineStart(config, self._engine_id, core, gpus, address)
+        self._drafters = drafters
+        self._weights = ReplicaWeights(config, ClusterStore(store_key), self._new_life)
+        self._engines = self._weights.engines
         try:
-            await self._engines.start()
+            await self._weights.start()
         except BaseException:
             # The process may live on, with the failure's traceback holding all of it.
             await self._end()
@@ -166,7 +158,7 @@ class Verifier(LiveReplica):
         stream = client.connect(client_id)
         stream.tell_names(self._names.changes())
         try:
-            yield encode([])
+            yield encode([], EngineReport(weights=client.weights))
             while True:
                 yield await stream.take()
         finally:
@@ -203,6 +195,7 @@ class Verifier(LiveReplica):
             "engine_pid": figures.pid,
             "rank_pids": [] if life.ranks is None else life.ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
+            "weights": figures.weights,
             "recording": figures.recording,
             **(self._learning.figures() if self._learning else {}),
             "clients": self._reports.clients(),
@@ -260,6 +253,21 @@ class Verifier(LiveReplica):
         self._check(engine_id)
         return await self._engines.client.call("operate", operation, arguments)
 
+    async def weights(self, *, engine_id: str) -> dict[str, Any]:
+        """`ReplicaWeights.card`; raises WrongEngine, as the two that follow."""
+        self._check(engine_id)
+        return self._weights.card()
+
+    async def inspect_weights(self, *, engine_id: str, folder: str) -> tuple[Weights, str | None]:
+        """`ReplicaWeights.inspect`."""
+        self._check(engine_id)
+        return await self._weights.inspect(folder)
+
+    async def take_weights(self, *, engine_id: str, weights: Weights, drain_s: float) -> Refusal | None:
+        """`ReplicaWeights.take`, which goes on where the router that has called leaves."""
+        self._check(engine_id)
+        return await asyncio.shield(self._spawn(self._weights.take(weights, drain_s)))
+
     async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
         """Keep what a router says of names, tell the other routers, and have the engine pin and write its prefixes.
 
@@ -295,15 +303,28 @@ class Verifier(LiveReplica):
         if self._core is not None:
             self._core.release()
 
-    def _spawn(self, coroutine: Any) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+    def _spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
+        self._tasks.append(task := asyncio.get_running_loop().create_task(coroutine))
+        return task
 
-    def _launch_ranks(self) -> "Callable[[], RayRanks] | None":
-        if self._config.tensor_parallel_size == 1:
+    def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
+        """Another engine, by settings that differ from those of the replica in their weights alone."""
+        launch = None
+        if config.has_own_drafter():
+            launch = partial(RayDrafter, config, self._start.core)
+        elif config.shares_drafters():
+            falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
+            launch = partial(PoolDrafter, ServedPool(self._drafters), falls_back=falls_back)
+        start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
+        is_first = not self._engines.num_restarts
+        return EngineLife(start, launch, self._launch_ranks(config), self._names.prefixes, is_first)
+
+    def _launch_ranks(self, config: AppConfig) -> "Callable[[], RayRanks] | None":
+        if config.tensor_parallel_size == 1:
             return None
         from wingbeat.deployments.replica.ray_ranks import RayRanks
 
-        return partial(RayRanks, self._config)
+        return partial(RayRanks, config)
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""

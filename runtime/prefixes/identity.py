@@ -4,9 +4,12 @@ import hashlib
 import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wingbeat.kernels import disk_cache
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _WEIGHTS = (".safetensors", ".bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -14,7 +17,7 @@ _PACKAGES = ("wingbeat", "torch", "transformers")
 _PIECE_BYTES = 1 << 22
 
 
-def identity_of(folder: Path, loaded: LoadedModel, block_size: int, kv_cache_dtype: str = "auto") -> dict[str, str]:
+def identity_of(folder: Path, loaded: "LoadedModel", block_size: int, kv_cache_dtype: str = "auto") -> dict[str, str]:
     """Of an engine, by what each entry is.
 
     Args:
@@ -52,6 +55,16 @@ def weights_digest(folder: Path) -> str:
         found = _digest(files)
         disk_cache.keep(kept, {"digest": found})
     return found
+
+
+def check_digest(folder: Path, digest: str) -> None:
+    """Refuse a checkpoint that has changed.
+
+    Raises:
+        ValueError: its `weights_digest` is another one.
+    """
+    if weights_digest(folder) != digest:
+        raise ValueError(f"{folder} has changed since its weights were pushed: push them again, from another folder")
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -36,7 +36,7 @@ class PromoteBody(RequestBody):
     folder: str | None = Field(None, min_length=1, max_length=4096)
     """Or a head's folder below `incoming` in the folder of the versions."""
     verifier: str | None = None
-    """Refused: weights of the verifier are another model, of another text."""
+    """Refused: weights of the verifier have a door of their own."""
     reason: str = Field("an operator asks for it", max_length=1024)
 
 
@@ -75,9 +75,7 @@ def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
         with none_ignored():
             body = await read_body(PromoteBody, request)
         if body.verifier is not None:
-            raise invalid(
-                "verifier", "weights cannot be pushed: serve the verifier's new folder, which is another model"
-            )
+            raise invalid("verifier", "is pushed by POST /v1/weights/update")
         if (body.version is None) == (body.folder is None):
             raise invalid("version", "or 'folder' must be given, and not both")
         number = body.version

@@ -32,6 +32,8 @@ class EngineFigures(NamedTuple):
     recording: dict[str, Any] | None
     """What was written of live traffic; None where nothing is recorded."""
     pid: int
+    weights: str = ""
+    """Digest of those that were pushed; empty for what the settings name."""
 
 
 class EngineCalls:
@@ -39,10 +41,16 @@ class EngineCalls:
 
     Args:
         channel: to its drafters; None where there is none.
+        weights: of `EngineFigures`.
     """
 
     def __init__(
-        self, setup: EngineSetup, config: AppConfig, engine_id: str, channel: "PairChannel | None" = None
+        self,
+        setup: EngineSetup,
+        config: AppConfig,
+        engine_id: str,
+        channel: "PairChannel | None" = None,
+        weights: str = "",
     ) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
@@ -52,6 +60,7 @@ class EngineCalls:
         self._config = config
         self._engine_id = engine_id
         self._channel = channel
+        self._weights = weights
         self._take_drafter_in = setup.take_drafter_in
         self._recording: TrafficRecording | None = None
         self._traces: dict[int, RoundTrace] = {}
@@ -66,7 +75,7 @@ class EngineCalls:
         stats = self._engine.stats()
         recording = None if self._recording is None else asdict(self._recording.writer.stats)
         fields = asdict(stats) if is_dataclass(stats) else stats._asdict()
-        return EngineFigures(fields, str(self._engine.drafter_state), recording, os.getpid())
+        return EngineFigures(fields, str(self._engine.drafter_state), recording, os.getpid(), self._weights)
 
     def check_integrity(self) -> None:
         """Prove that the KV blocks add up; raises the engine's own error, naming the mismatch."""
@@ -151,7 +160,9 @@ class EngineCalls:
         """
         from wingbeat.deployments.replica.engine.live_recording import start_recording
 
-        self._recording = start_recording(self._config, self._engine, self._engine_id)
+        # A recording is of one verifier.
+        name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
+        self._recording = start_recording(self._config, self._engine, name)
         self._engine.observe(self._recording.rounds)
 
     def start_trace(self) -> int:

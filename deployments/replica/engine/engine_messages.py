@@ -66,6 +66,8 @@ class EngineStart(NamedTuple):
     ranks: RankGroup | None = None
     """The ranks that this process is the first of; None where it has the whole model."""
     log_level: str = "info"
+    weights: str = ""
+    """Digest that the weights must have, where they were pushed."""
 
 
 class EngineStarted(NamedTuple):

@@ -34,6 +34,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.prefixes.identity import check_digest
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -88,7 +89,7 @@ def serve(link: Link) -> bool:
     gc.freeze()
     gc.enable()
     name = None if channel is None else channel.name
-    calls = EngineCalls(setup, config, start.engine_id, channel)
+    calls = EngineCalls(setup, config, start.engine_id, channel, start.weights)
     interval_s = config.stream_interval_ms / 1000
     own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
     loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
@@ -128,6 +129,8 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
     build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
+    if start.weights:
+        check_digest(config.model_dir(), start.weights)
     if not config.has_drafter() or not (setup.channel_spec or config.drafts_in_engine()):
         return setup, None
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel, own_memory

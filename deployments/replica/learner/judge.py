@@ -54,7 +54,7 @@ class HeadJudge:
         figures = await self._figures()
         more = self._since.take(figures.pid, figures.stats["by_head"])
         try:
-            counted = await asyncio.to_thread(self._counts.add, more, ledger)
+            counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
         except OSError as error:  # a full disk, or a lock that is held for long: what was counted since is lost
             logger.error("what was accepted of the head's versions cannot be kept: %s", error)
             return

@@ -64,7 +64,7 @@ class Engines:
         self.num_asked += 1
         reports = self.reports[engine_id]
         reports.add(report)
-        own = {"drafter_lacks_room": False, "clients": reports.clients(), "routers": reports.routers()}
+        own = {"drafter_lacks_room": False, "weights": "", "clients": reports.clients(), "routers": reports.routers()}
         own["heads"] = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
         return asdict(self.stats[engine_id]) | own
 

@@ -94,7 +94,8 @@ def test_every_row_has_a_value_in_this_world(families):
 def collected(caplog, figures: dict[str, Any]) -> set[str]:
     """Names of families that have a row; what was logged is in `caplog`."""
     vllm_families.say_missing.cache_clear()
-    snapshot = FleetSnapshot("demo", {"a": figures | {"clients": None, "routers": {}, "drafter_lacks_room": False}})
+    replicas = {"clients": None, "routers": {}, "drafter_lacks_room": False, "weights": ""}
+    snapshot = FleetSnapshot("demo", {"a": figures | replicas})
     with caplog.at_level("WARNING"):
         return {family.name for family in SnapshotCollector(snapshot).collect() if family.samples}
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tests.deployments.metrics.engine_figures import Engines, engine_stats
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
@@ -72,6 +72,16 @@ def test_published_twice_sums_are_those_of_the_page():
     assert ray.kinds["vllm_spec_decode_num_drafts_total"] == "counter"
     # Of a counter Ray would change the name.
     assert ray.kinds["vllm_request_queue_time_seconds_bucket"] == "gauge"
+
+
+def test_labels_that_are_true_no_more_have_the_value_0():
+    ray = FakeRay()
+    export = RayExport(ray)
+    for digest in ("settings", "d1", "d1"):
+        family = GaugeMetricFamily("weights_info", "What is served.", labels=("engine", "weights"))
+        family.add_metric(("a", digest), 1)
+        export.publish([family])
+    assert (ray.values["weights_info", "a", "settings"], ray.values["weights_info", "a", "d1"]) == (0, 1)
 
 
 def test_a_counter_that_begins_anew_goes_on_where_the_last_one_ended():

@@ -108,3 +108,28 @@ def build_slowly(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
     """An engine whose loading hangs."""
     time.sleep(10_000)
     return build_clocked(config, ask_needs)
+
+
+def token_of_weights(weights: str) -> int:
+    """The only one that the engine of `build_of_weights` writes, of the digest of what was pushed."""
+    return int(weights[:8] or "0", 16) % 40
+
+
+class WeightedEngine(FakeEngine):
+    """Writes what its weights say."""
+
+    def __init__(self, weights: str) -> None:
+        super().__init__(round_s=0.01)
+        self._token = token_of_weights(weights)
+
+    def step(self) -> list[Any]:
+        return [output._replace(token_ids=(self._token,)) for output in super().step()]
+
+
+def build_of_weights(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """An engine whose text is that of its weights; it does not start from a folder that is called unfit."""
+    from wingbeat.runtime.prefixes.identity import weights_digest
+
+    if config.model is not None and config.model.name == "unfit":
+        raise ValueError(f"{config.model} is unfit")
+    return EngineSetup(WeightedEngine("" if config.model is None else weights_digest(config.model)), INFO, None)

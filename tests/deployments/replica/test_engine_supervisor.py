@@ -1,6 +1,7 @@
 """Pauses between the engines of a series of failures, by a clock that only sleeping moves."""
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import PAUSES_S, EngineSupervisor
 
-CANNOT_START, NO_PROCESS = None, -1.0
+CANNOT_START, NO_PROCESS, LIVES_ON = None, -1.0, math.inf
 
 
 class World:
@@ -42,6 +43,7 @@ class FakeLife:
         self._world = world
         self.life_s = world.next_life_s()
         self.client = SimpleNamespace(failure=None, lost=self._lost)
+        self._ended = asyncio.Event()
 
     async def start(self) -> None:
         if self.life_s is CANNOT_START:
@@ -49,10 +51,13 @@ class FakeLife:
 
     async def end(self) -> None:
         self._world.num_ended += 1
+        self._ended.set()
         self.client.failure = self.client.failure or EngineFailed("ended")
 
     async def _lost(self) -> None:
-        if self.life_s is not CANNOT_START:
+        if self.life_s == LIVES_ON:
+            await self._ended.wait()
+        elif self.life_s is not CANNOT_START:
             self._world.now += self.life_s
         self.client.failure = self.client.failure or EngineFailed("died")
 
@@ -86,6 +91,38 @@ def test_an_engine_that_lived_for_a_minute_ends_the_series():
 def test_a_first_engine_that_cannot_start_is_the_start_error():
     with pytest.raises(ValueError, match="cannot start"):
         asyncio.run(World(CANNOT_START).supervisor.start())
+
+
+@pytest.mark.parametrize("other_s", [61.0, CANNOT_START, NO_PROCESS])
+def test_an_engine_of_another_kind_takes_its_place_or_one_as_before_does(other_s: float | None):
+    kinds: list[str] = []
+    world = World(LIVES_ON, other_s, LIVES_ON)
+    before = world.supervisor._launch
+
+    def launch(kind: str) -> "FakeLife":
+        kinds.append(kind)
+        return before()
+
+    world.supervisor._launch = lambda: launch("as before")
+
+    async def main() -> None:
+        supervisor = world.supervisor
+        await supervisor.start()
+        running = asyncio.create_task(supervisor.run())
+        changing = supervisor.change(lambda: launch("other"))
+        if other_s == 61.0:
+            await asyncio.wait_for(changing, 10)
+            while len(kinds) < 3:  # it dies, and the next one is of its kind
+                await asyncio.sleep(0)
+        else:
+            with pytest.raises((ValueError, BlockingIOError)):
+                await asyncio.wait_for(changing, 10)
+        await supervisor.ready()
+        running.cancel()
+
+    asyncio.run(main())
+    assert kinds == ["as before", "other", "other" if other_s == 61.0 else "as before"]
+    assert world.pauses == ([0.0] if other_s == 61.0 else []), "what is asked for is no failure"
 
 
 def test_what_nobody_thought_of_ends_the_replica_rather_than_leaving_it_without_an_engine():

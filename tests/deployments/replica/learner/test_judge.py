@@ -31,10 +31,10 @@ class Engines:
     async def _now(self):
         return self._figures
 
-    def look(self, pid=1, **by_head):
+    def look(self, pid=1, weights="", **by_head):
         """What the judge makes of an engine's counts, `v1` being version 1."""
         counted = {int(name[1:]): counts for name, counts in by_head.items()}
-        self._figures = EngineFigures({"by_head": counted}, "attached", None, pid)
+        self._figures = EngineFigures({"by_head": counted}, "attached", None, pid, weights)
         asyncio.run(self.judge.look())
 
 
@@ -64,6 +64,16 @@ def test_a_version_that_is_measurably_worse_is_rolled_back_and_the_reason_is_kep
 def test_otherwise_it_stays(ledger, counts):
     looked(ledger, **counts)
     assert ledger.read().served == 1
+
+
+def test_what_was_accepted_by_other_weights_of_the_verifier_is_held_against_no_version(ledger):
+    engines = Engines(ledger)
+    engines.look(pid=1, v0=of_length(3.0, 5000))
+    # The verifier is another one, whom both heads know less well.
+    engines.look(pid=2, weights="d1", v1=of_length(2.0, 600))
+    assert ledger.read().served == 1
+    engines.look(pid=2, weights="d1", v0=of_length(2.6, 600), v1=of_length(2.0, 1200))
+    assert ledger.read().served == 0
 
 
 def test_an_engine_that_is_gone_is_asked_again_and_another_engines_roll_back_counts_once(ledger):

@@ -1,0 +1,59 @@
+"""`/v1/weights`: which weights each replica serves, and how operators have others served."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.errors import ApiError, invalid
+from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.deployments.fleet.weights import WeightsConflict, WeightsRefused
+
+WEIGHTS_PATH = "/v1/weights"
+UPDATE_PATH = WEIGHTS_PATH + "/update"
+DRAIN_S = 60.0
+
+
+class UpdateWeightsBody(RequestBody):
+    """`POST /v1/weights/update`."""
+
+    folder: str = Field(min_length=1, max_length=4096)
+    """Of a checkpoint of the same model, on the machine of each replica."""
+    model: str | None = None
+    """Whose weights they are; needed where several are served."""
+    drain_s: float = Field(DRAIN_S, ge=0, le=600)
+    """What the requests that run in a replica have to end."""
+
+
+def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
+    """Add both endpoints."""
+
+    @app.get(WEIGHTS_PATH)
+    async def weights() -> dict[str, Any]:
+        return {"object": "list", "data": [await _card(service) for service in models]}
+
+    @app.post(UPDATE_PATH)
+    async def update(request: Request) -> dict[str, Any]:
+        with none_ignored():
+            body = await read_body(UpdateWeightsBody, request)
+        service = models.choose(body.model)
+        try:
+            await service.pool.weights.push(body.folder, body.drain_s)
+        except WeightsRefused as error:
+            raise invalid("folder", f"cannot be served: {error}") from None
+        except WeightsConflict as error:
+            raise ApiError(f"The weights are not replaced: {error}.", status=409, code="weights_not_replaced") from None
+        return await _card(service)
+
+
+async def _card(service: CompletionService) -> dict[str, Any]:
+    """Of one model; `weights` and `folder` are null where its replicas differ, or there are none."""
+    engines = await service.pool.weights.described()
+    served = {(card["weights"], card["folder"]) if card else None for card in engines.values()}
+    weights, folder = (served.pop() if len(served) == 1 else None) or (None, None)
+    model = service.pool.info.model_name
+    return {"object": "weights", "model": model, "weights": weights, "folder": folder, "engines": engines}

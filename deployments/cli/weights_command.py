@@ -1,0 +1,63 @@
+"""`wingbeat weights`: the weights of a server that runs, over HTTP."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
+
+PATH = "/v1/weights"
+UPDATE_S = 6 * 3600.0
+"""For all replicas, each of which drains, and loads a model."""
+COLUMNS = ("model", "engine", "state", "weights", "folder")
+
+
+def add_weights_commands(app: typer.Typer) -> None:
+    """Add both commands."""
+
+    @app.command()
+    def show(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
+        """Show which weights each replica serves."""
+        answer = call_server(url, operator_key, "GET", PATH)
+        _show(answer, answer["data"], as_json)
+
+    @app.command()
+    def update(
+        folder: Annotated[
+            Path,
+            typer.Argument(help="Checkpoint of the same model, on the machine of each replica.", show_default=False),
+        ],
+        model: Annotated[str | None, typer.Option(help="Whose weights they are, where several are served.")] = None,
+        drain_s: Annotated[
+            float | None,
+            typer.Option(min=0, max=600, help="What the requests that run in a replica have to end; 60 by default."),
+        ] = None,
+        url: Url = LOCAL,
+        operator_key: Key = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Have every replica serve the weights in a folder, one after another; no request is lost."""
+        # Links are followed where the replicas are.
+        body = {"folder": str(folder.absolute()), "model": model, "drain_s": drain_s}
+        body = {name: value for name, value in body.items() if value is not None}
+        answer = call_server(url, operator_key, "POST", PATH + "/update", body, UPDATE_S)
+        _show(answer, [answer], as_json)
+
+
+def _show(answer: dict[str, Any], cards: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer))
+        return
+    table = Table(box=None)
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True)
+    for card in cards:
+        for engine_id, said in card["engines"].items():
+            shown = said or {"state": "does not answer", "weights": "-", "folder": "-"}
+            weights = shown["weights"] or "of the settings"
+            table.add_row(card["model"], engine_id, shown["state"], weights, shown["folder"])
+    Console(soft_wrap=True).print(table)

@@ -1,0 +1,211 @@
+"""What the engines of one replica are loaded from: what its settings name, or the weights that were pushed since."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.weights import Refusal, Weights
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
+from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor, Life
+from wingbeat.runtime.successor import MODULE, Inspected
+
+logger = logging.getLogger(__name__)
+NAMESPACE = b"wingbeat weights"
+POLL_S = 0.02
+
+
+class WeightsStore(Protocol):
+    """Where what was pushed is kept for replicas to come."""
+
+    def read(self) -> Weights: ...
+    def write(self, weights: Weights) -> None: ...
+
+
+class ClusterStore:
+    """The cluster's own memory, which outlives every replica and router, and ends with the cluster.
+
+    Args:
+        key: of one build of an application: another one begins with what its settings name. None keeps nothing.
+    """
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+
+    def read(self) -> Weights:
+        """What was pushed last; where nothing was, what the settings name."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        found = None if self._key is None else _internal_kv_get(self._key, namespace=NAMESPACE)
+        return Weights() if found is None else Weights(*json.loads(found))
+
+    def write(self, weights: Weights) -> None:
+        """Keep what is served from now on."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        if self._key is not None:
+            _internal_kv_put(self._key, json.dumps(weights), namespace=NAMESPACE)
+
+
+class ReplicaWeights:
+    """Of one replica.
+
+    Args:
+        config: the settings.
+        new_life: launches an engine for settings and the digest of their weights.
+    """
+
+    def __init__(self, config: AppConfig, store: WeightsStore, new_life: Callable[[AppConfig, str], Life]) -> None:
+        self._config, self._store, self._new_life = config, store, new_life
+        self._served = Weights()
+        self._state = "serves"
+        self._taking = asyncio.Lock()
+        self.engines = EngineSupervisor(self._launch)
+
+    async def start(self) -> None:
+        """Start the first engine, by what was pushed last, be it while one starts.
+
+        Raises:
+            Exception: what kept it from starting; one line that says what to change.
+        """
+        pushed = await asyncio.to_thread(self._store.read)
+        while True:
+            self._served = pushed
+            if pushed.digest:
+                logger.warning(
+                    "the weights in %s are served, which were pushed, and not those of the settings", pushed.folder
+                )
+            await self.engines.start()
+            pushed = await asyncio.to_thread(self._store.read)
+            if pushed.digest == self._served.digest:
+                return
+            await self.engines.stop()
+
+    def card(self) -> dict[str, Any]:
+        """What is served, and whether that is being replaced."""
+        served = self._served
+        return {
+            "weights": served.digest or None,
+            "folder": served.folder or str(self._config.model_dir(with_weights=False)),
+            "pushed_at": served.version / 1e9 if served.version else None,
+            "state": self._state,
+        }
+
+    async def inspect(self, folder: str) -> tuple[Weights, str | None]:
+        """The weights in a folder, and why they cannot be served here, None where they can."""
+        problem = _refused_by(self._config)
+        if problem is not None:
+            return Weights(), problem
+        return await asyncio.to_thread(self._inspect, folder)
+
+    async def take(self, pushed: Weights, drain_s: float) -> Refusal | None:
+        """Serve other weights, in another engine; None once they are.
+
+        Args:
+            drain_s: what the requests that run have to end. No other begins meanwhile.
+        """
+        if self._taking.locked():
+            return Refusal("other weights are being pushed")
+        async with self._taking:
+            if pushed.version < self._served.version:
+                return Refusal("other weights were pushed later")
+            if pushed.digest != self._served.digest:
+                refusal = await self._replace(pushed, drain_s)
+                if refusal is not None:
+                    return refusal
+            self._served = pushed
+            await asyncio.to_thread(self._store.write, pushed)
+            return None
+
+    async def _replace(self, pushed: Weights, drain_s: float) -> Refusal | None:
+        try:
+            client = self.engines.client
+        except EngineFailed as error:
+            return Refusal(str(error))
+        client.hold()
+        try:
+            self._state = "drains"
+            if (refusal := await _drained(client, drain_s)) is not None:
+                return refusal
+            self._state = "starts"
+            await self.engines.change(partial(self._life_of, pushed))
+        except Exception as error:  # whatever keeps an engine from starting
+            logger.warning("No engine starts with the weights in %s: %s", pushed.folder, root_cause(error))
+            again = "are served again" if self.engines.life is not None else "are tried again"
+            return Refusal(f"no engine starts with it: {root_cause(error)}; those before {again}", is_of_folder=True)
+        finally:
+            self._state = "serves"
+            client.release()
+        return None
+
+    def _launch(self) -> Life:
+        return self._life_of(self._served)
+
+    def _life_of(self, weights: Weights) -> Life:
+        return self._new_life(self._config_of(weights), weights.digest)
+
+    def _config_of(self, weights: Weights) -> AppConfig:
+        return self._config.with_weights(Path(weights.folder)) if weights.digest else self._config
+
+    def _inspect(self, name: str) -> tuple[Weights, str | None]:
+        config = self._config_of(self._served)
+        served = config.model_dir()
+        try:
+            folder = Path(name).resolve()  # where a link leads now, whatever it is made to lead to later
+            if not Path(name).is_absolute():
+                return Weights(), f"{name} must be an absolute path"
+            found = _inspected(folder, served)
+        except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            return Weights(), f"{name} cannot be read: {error}"
+        if found.problem is not None:
+            return Weights(), found.problem
+        if folder == served.resolve() and found.digest != self._served.digest:
+            return Weights(), f"{folder} is the folder that is served: write other weights to another one"
+        others = self._config.with_weights(folder)
+        if (others.resolved_dtype(), others.tries_bfloat16()) != (config.resolved_dtype(), config.tries_bfloat16()):
+            return Weights(), f"{folder} says that its weights are {others.resolved_dtype()}: set dtype"
+        return Weights(found.digest, str(folder)), None
+
+
+def _refused_by(config: AppConfig) -> str | None:
+    """Why these settings go with no weights but those that they name."""
+    if config.engine_dir is not None:
+        return "engine_dir is given, whose engines hold the weights: build others, and serve them"
+    if config.learns():
+        return (
+            "learn is given, which trains the head for the weights of the settings: with trains false they go together"
+        )
+    return None
+
+
+async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
+    """Wait until nothing runs in an engine that takes nothing new."""
+    try:
+        async with asyncio.timeout(drain_s):
+            while client.num_requests:
+                client.check_alive()
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return Refusal(f"{client.num_requests} requests have not ended within {drain_s:g} s")
+    except EngineFailed as error:
+        return Refusal(str(error))
+    return None
+
+
+def _inspected(folder: Path, served: Path) -> Inspected:
+    paths = os.pathsep.join(filter(None, sys.path))
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", MODULE, str(folder), str(served)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Inspected(problem=f"{folder} cannot be looked at: {last}")
+    return Inspected(*json.loads(done.stdout.strip().splitlines()[-1]))

@@ -1,0 +1,266 @@
+"""A replica whose weights are replaced: what runs ends by the old ones, what has not begun waits for the new ones, and
+whatever goes wrong leaves the old ones served."""
+
+import asyncio
+import json
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployments.pool_world import collect, make_request, tokens
+from tests.deployments.replica_world import Replica, pool_of, started
+from tests.runtime.pushed_folder import BAD, edit, pushed_folder
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.fleet.weights import Weights, WeightsConflict, WeightsRefused
+from wingbeat.deployments.learning_folder import learning_root
+from wingbeat.deployments.replica import replica_weights
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.prefixes.identity import weights_digest
+from wingbeat.runtime.scheduling.request import RequestOutput
+from wingbeat.runtime.successor import Inspected
+
+FACTORY = "tests.deployments.replica.child_engines:build_of_weights"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's verifier, by other weights."""
+    return pushed_folder(tmp_path_factory.mktemp("pushed") / "step-1")
+
+
+def written(weights: str, count: int) -> tuple[int, ...]:
+    """What the engine of `build_of_weights` writes."""
+    from tests.deployments.replica.child_engines import token_of_weights
+
+    return (token_of_weights(weights),) * count
+
+
+@asynccontextmanager
+async def fleet(*names: str) -> AsyncIterator[EnginePool]:
+    async with pool_of(*names, engine_factory=FACTORY) as pool:
+        yield pool
+
+
+async def restarted(pool: EnginePool) -> None:
+    while not pool.loads():
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are looked at without a process, which takes seconds."""
+    monkeypatch.setattr(replica_weights, "_inspected", lambda folder, served: Inspected(weights_digest(folder)))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folder: Path):
+    async def scenario() -> None:
+        async with fleet("a", "b") as pool:
+            long = [asyncio.create_task(collect(pool, make_request(f"r{i}", count=60))) for i in range(8)]
+            await asyncio.sleep(0.2)
+            later: list[tuple[int, ...]] = []
+
+            async def keep_asking() -> None:
+                while True:
+                    later.append(tokens(await collect(pool, make_request("later", count=3))))
+
+            asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
+            await pool.weights.push(str(folder), 30.0)
+            asking, over = [], asking
+            for task in over:
+                task.cancel()
+            assert [tokens(await task) for task in long] == [written("", 60)] * 8
+            # Whichever engine: of one weights from the first token to the last.
+            digest = weights_digest(folder)
+            assert set(later) == {written("", 3), written(digest, 3)}
+            assert later[-1] == written(digest, 3)
+            await restarted(pool)
+            assert {c.weights for c in pool._connections.values() if c.open} <= {digest}
+            cards = await pool.weights.described()
+            assert {(card["weights"], card["folder"], card["state"]) for card in cards.values()} == {
+                (digest, str(folder), "serves")
+            }
+            # Pushed again, it is there already.
+            pids = {name: (await one.stats())["engine_pid"] for name, one in pool.replicas.items()}
+            await pool.weights.push(str(folder), 0.0)
+            assert pids == {name: (await one.stats())["engine_pid"] for name, one in pool.replicas.items()}
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_requests_that_do_not_end_in_time_end_by_the_weights_that_they_have_and_nothing_is_replaced(folder: Path):
+    async def scenario() -> None:
+        async with fleet("a") as pool:
+            long = asyncio.create_task(collect(pool, make_request("long", count=150)))
+            await asyncio.sleep(0.3)
+            pushing = asyncio.create_task(pool.weights.push(str(folder), 0.1))
+            while pool.loads():  # until it drains
+                await asyncio.sleep(0.005)
+            held = asyncio.create_task(collect(pool, make_request("held", count=3)))
+            with pytest.raises(WeightsConflict, match=r"1 requests have not ended within 0.1 s"):
+                await pushing
+            assert tokens(await held) == written("", 3)
+            assert tokens(await long) == written("", 150)
+            assert (await pool.weights.described())["a"]["weights"] is None
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_does_a_replica(folder, monkeypatch):
+    kept: dict[str, str] = {}
+
+    class Store:
+        def __init__(self, key: str | None) -> None:
+            pass
+
+        def read(self) -> Weights:
+            return Weights(*json.loads(kept["pushed"])) if kept else Weights()
+
+        def write(self, weights: Weights) -> None:
+            kept["pushed"] = json.dumps(weights)
+
+    monkeypatch.setattr("wingbeat.deployments.replica.verifier_replica.ClusterStore", Store)
+
+    async def scenario() -> None:
+        digest = weights_digest(folder)
+        async with fleet("a") as pool:
+            await pool.weights.push(str(folder), 5.0)
+            await restarted(pool)
+            os.kill((await pool.replicas["a"].stats())["engine_pid"], signal.SIGKILL)
+            while pool.loads():
+                await asyncio.sleep(0.005)
+            assert tokens(await collect(pool, make_request("r", count=5))) == written(digest, 5)
+            assert (await pool.replicas["a"].stats())["num_engine_restarts"] == 1
+        again: Replica = await started("c", AppConfig(drafter="none", engine_factory=FACTORY))
+        try:
+            assert (await again.stats())["weights"] == digest
+        finally:
+            await again.end()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+async def begun_at(pool: EnginePool, engine_id: str) -> tuple[AsyncGenerator[RequestOutput, None], list[int]]:
+    """A request that has begun at an engine, and its tokens so far."""
+    for number in range(100):
+        running = pool.generate(make_request(f"r{number}", count=100), f"session {number}")
+        if (output := await anext(running)).engine_id == engine_id:
+            return running, list(output.token_ids)
+        await running.aclose()
+    raise AssertionError(f"no request comes to {engine_id}")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_text_goes_on_by_its_weights_alone_and_fails_where_no_engine_has_them(folder: Path):
+    async def scenario() -> None:
+        async with fleet("a", "b") as pool:
+            pool.limit(16, 1.0)
+            a, b = pool.replicas["a"], pool.replicas["b"]
+            (weights, problem) = await a.inspect_weights(engine_id="a", folder=str(folder))
+            assert problem is None
+            assert await a.take_weights(engine_id="a", weights=weights._replace(version=1), drain_s=5.0) is None
+            while len(pool.loads()) < 2:
+                await asyncio.sleep(0.01)
+            old, got = await begun_at(pool, "b")
+            # Its engine comes back with the weights that it had, and goes on.
+            os.kill((await b.stats())["engine_pid"], signal.SIGKILL)
+            pool.limit(16, 60.0)
+            async for output in old:
+                got += output.token_ids
+            assert tuple(got) == written("", 100)
+            # Nobody has them any more.
+            pool.limit(16, 0.5)
+            old, got = await begun_at(pool, "b")
+            pool._update(frozenset("a"))
+            (gone,) = pool._retired
+            gone.give_up_all("b is gone")
+            with pytest.raises(EngineUnavailable):
+                got += [token async for output in old for token in output.token_ids]
+            assert set(got) == set(written("", 1))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_held(folder: Path, tmp_path: Path):
+    async def scenario() -> None:
+        async with fleet("a") as pool:
+            pid = (await pool.replicas["a"].stats())["engine_pid"]
+            spoil, missing = BAD["a tensor less"]
+            spoil(bad := shutil.copytree(folder, tmp_path / "bad"))
+            circle = tmp_path / "circle"
+            circle.symlink_to(circle)
+            for named, reason in (
+                (bad, missing),
+                (demo_pair().verifier, "is the folder that is served"),
+                ("step-1", "must be an absolute path"),
+                ("/a\0b", "cannot be read"),
+                (circle, "cannot be read"),
+            ):
+                with pytest.raises(WeightsRefused, match=reason):
+                    await pool.weights.push(str(named), 5.0)
+            assert (await pool.replicas["a"].stats())["engine_pid"] == pid
+            assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)
+
+    asyncio.run(asyncio.wait_for(scenario(), 200))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: Path, tmp_path: Path, monkeypatch):
+    unfit = shutil.copytree(folder, tmp_path / "unfit")  # as `build_of_weights` has it
+
+    async def scenario() -> None:
+        async with fleet("a") as pool:
+            with pytest.raises(
+                WeightsRefused, match=r"no engine starts with it: .*unfit.*; those before are served again"
+            ):
+                await pool.weights.push(str(unfit), 5.0)
+            assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)
+            # Files that change between the look at them and the start are not what was pushed.
+            good = shutil.copytree(folder, tmp_path / "good")
+            (weights, _) = await pool.replicas["a"].inspect_weights(engine_id="a", folder=str(good))
+            edit(good, "config.json", _name_or_path="changed")
+            refusal = await pool.replicas["a"].take_weights(
+                engine_id="a", weights=weights._replace(version=1), drain_s=5.0
+            )
+            assert "has changed since its weights were pushed" in refusal.reason
+            await restarted(pool)
+            assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"engine_dir": Path()}, "engine_dir"), ({"learn": True, "drafter": "auto"}, "learn")],
+    ids=["tensorrt", "learner"],
+)
+def test_settings_that_other_weights_do_not_go_with_are_named(settings: dict[str, Any], reason: str):
+    config = AppConfig().model_copy(update=settings) if "engine_dir" in settings else AppConfig(**settings)
+    assert reason in replica_weights._refused_by(config)
+    assert replica_weights._refused_by(AppConfig(learn={"trains": False})) is None
+
+
+def test_names_drafter_and_the_heads_versions_stay_with_other_weights(folder: Path):
+    config = AppConfig()
+    others = config.with_weights(folder)
+    assert (others.model_names(), others.model_dir(), others.named_dir()) == (
+        config.model_names(),
+        folder,
+        demo_pair().verifier,
+    )
+    assert others.choice().source == config.choice().source
+    follows = AppConfig(learn={"trains": False})
+    assert learning_root(follows.with_weights(folder)) == learning_root(follows)
+    assert pickle.loads(pickle.dumps(others)).named_dir() == demo_pair().verifier
+    assert others.with_weights(demo_pair().verifier).named_dir() == demo_pair().verifier

@@ -1,0 +1,197 @@
+"""Weights that are pushed under load, in the real application: what is written by which, and what survives."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.conftest import MODEL, App
+from tests.runtime.lora_world import merge, write_adapter
+from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
+from tests.two_kv_heads import save_two_kv_heads
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.prefixes.identity import weights_digest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+PROMPTS = (
+    "def main(argv=None):\n    import os\n    ",
+    "class Queue:\n    def put(self, item):\n        ",
+    "import sys\n",
+)
+PREFIX, BEHIND = "import json\nimport os\nimport sys\n\n\nclass Reader:\n    def __init__(self):\n", "        self."
+NUM_TOKENS, NUM_CLIENTS = 40, 3
+
+
+def generated(folder: Path, adapter: Path | None = None) -> list[str]:
+    """transformers' own greedy continuations of the prompts, and of what is behind the saved prefix."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    if adapter is not None:
+        with torch.no_grad():
+            merge(model, adapter)
+    texts = []
+    for parts in (*((prompt,) for prompt in PROMPTS), (PREFIX, BEHIND)):
+        ids = torch.tensor([[token for part in parts for token in tokenizer(part)["input_ids"]]])
+        made = model.generate(ids, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)
+        texts.append(tokenizer.decode(made[0, ids.shape[1] :]))
+    return texts
+
+
+def text(app: App, prompt: str, model: str = MODEL, **fields) -> str:
+    return app.text(prompt, model=model, max_tokens=NUM_TOKENS, extra={"min_tokens": NUM_TOKENS, **fields})
+
+
+def texts(app: App) -> list[str]:
+    return [text(app, prompt) for prompt in PROMPTS]
+
+
+def cached(app: App, prompt: str) -> int:
+    usage = app.complete(prompt, max_tokens=1).usage
+    return usage.prompt_tokens_details.cached_tokens
+
+
+def push(app: App, folder: Path, status: int = 200) -> dict:
+    answer = app.http.post("/v1/weights/update", json={"folder": str(folder)}, timeout=300)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def weights_of_all(app: App, num_replicas: int) -> set[str]:
+    """That all replicas serve; empty while one of them has no engine."""
+    try:
+        engines = app.engines().values()
+    except EngineFailed:
+        return set()
+    return {engine["weights"] for engine in engines} if len(engines) == num_replicas else set()
+
+
+@contextmanager
+def traffic(app: App) -> Iterator[list[list[str]]]:
+    """Clients for as long as the block lasts; every answer is noted, and none fails."""
+    answers, over = [], threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            answers.append(texts(app))
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+        clients = [threads.submit(ask) for _ in range(NUM_CLIENTS)]
+        try:
+            yield answers
+        finally:
+            over.set()
+        for client in clients:
+            client.result()
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_is_read(
+    start_app, tmp_path: Path, until, num_replicas: int
+):
+    folder, digest = pushed_folder(tmp_path / "step-1"), weights_digest(tmp_path / "step-1")
+    (*old, old_behind), (*new, new_behind) = generated(demo_pair().verifier), generated(folder)
+    assert all(one != other for one, other in zip(old, new, strict=True))
+    not_finite = shutil.copytree(folder, tmp_path / "step-2")
+    rewrite(not_finite, {name: held * (torch.nan if "norm" in name else 1) for name, held in tensors(folder).items()})
+    other_size = shutil.copytree(folder, tmp_path / "step-3")
+    edit(other_size, "config.json", intermediate_size=12)
+    settings = {"num_replicas": num_replicas, "prefix_dir": tmp_path / "prefixes", "adaptive": False}
+    with start_app(f"weights-{num_replicas}", **settings) as app:
+        saved = app.http.post("/v1/prefixes", json={"name": "begin", "prompt": PREFIX}, timeout=120)
+        assert saved.status_code == 200, saved.text
+        assert text(app, BEHIND, prefix="begin") == old_behind
+        assert texts(app) == old
+        cached(app, PROMPTS[1] * 4)
+        assert cached(app, PROMPTS[1] * 4) > 0
+        restarts = sum(engine["num_engine_restarts"] for engine in app.engines().values())
+
+        # What does not fit changes nothing; what no engine starts with is taken back.
+        error = push(app, other_size, 400)["error"]
+        assert (error["param"], "intermediate_size is 12" in error["message"]) == ("folder", True)
+        with traffic(app) as answers:
+            error = push(app, not_finite, 400)["error"]
+        assert "NaN" in error["message"]
+        assert "those before are served again" in error["message"]
+        assert {*map(tuple, answers)} == {tuple(old)}
+        assert texts(app) == old
+
+        with traffic(app) as answers:
+            card = push(app, folder)
+            pushed_at = len(answers)
+            until(lambda: len(answers) > pushed_at + 2 * NUM_CLIENTS)
+        assert (card["weights"], card["folder"], len(card["engines"])) == (digest, str(folder), num_replicas)
+        # Each text is of one weights; behind the push none is of the old ones.
+        seen = {(at, one) for row in answers for at, one in enumerate(row)}
+        assert seen <= {(at, one) for row in (old, new) for at, one in enumerate(row)}
+        assert answers[-1] == texts(app) == new
+        for prompt in PROMPTS:
+            assert text(app, prompt, speculation={"enabled": False}) == new[PROMPTS.index(prompt)]
+        assert text(app, BEHIND, prefix="begin") == new_behind != old_behind
+        assert cached(app, PROMPTS[1] * 4) == 0, "a prefix was read that the old weights computed"
+        engines = app.engines()
+        assert {engine["weights"] for engine in engines.values()} == {digest}
+        assert all(engine["drafter_state"] == "attached" for engine in engines.values())
+        assert sum(engine["num_engine_restarts"] for engine in engines.values()) == restarts + 1, "that of the NaNs"
+        assert f'weights="{digest}"' in app.http.get("/metrics").text
+
+        # An engine, and a replica, that come back come back with what was pushed.
+        with traffic(app) as answers:
+            os.kill(next(iter(engines.values()))["engine_pid"], signal.SIGKILL)
+            until(lambda: len(answers) > 2 * NUM_CLIENTS)
+        assert {*map(tuple, answers)} == {tuple(new)}
+        until(lambda: weights_of_all(app, num_replicas) == {digest}, 120)
+        os.kill(app.engines().popitem()[1]["pid"], signal.SIGKILL)
+        assert texts(app) == new
+        until(lambda: weights_of_all(app, num_replicas) == {digest}, 120)
+        assert app.complete(PROMPTS[0], model=MODEL).usage.completion_tokens == 48
+        app.check_integrity()
+        # The folder of the settings is one to push as any other.
+        push(app, demo_pair().verifier)
+        assert texts(app) == old
+
+
+def test_adapters_stay_and_versions_of_the_head_go_on(start_app, tmp_path: Path):
+    model = AutoModelForCausalLM.from_pretrained(demo_pair().verifier)
+    write_adapter(tmp_path / "adapters" / "one", model, seed=1, std=0.3)
+    folder = pushed_folder(tmp_path / "step-1", std=0.02)
+    settings = {"learn": {"trains": False, "dir": tmp_path / "heads"}, "lora_update_dir": tmp_path / "adapters"}
+    with start_app("weights-names", max_loras=1, max_lora_rank=8, **settings) as app:
+        loaded = app.http.post("/v1/load_lora_adapter", json={"lora_name": "one", "lora_path": "one"}, timeout=60)
+        assert loaded.status_code == 200, loaded.text
+        heads = Path(app.http.get("/v1/drafter").json()["folder"])
+        assert text(app, PROMPTS[0], model="one") == generated(demo_pair().verifier, tmp_path / "adapters" / "one")[0]
+        push(app, folder)
+        assert text(app, PROMPTS[0], model="one") == generated(folder, tmp_path / "adapters" / "one")[0]
+        assert text(app, PROMPTS[0]) == generated(folder)[0]
+        # A trainer pushes a head beside the weights: by the same folder as before, and it is drafted by.
+        shutil.copytree(demo_pair().drafter, heads / "incoming" / "step-1")
+        promoted = app.http.post("/v1/drafter/promote", json={"folder": "step-1"}, timeout=60)
+        assert promoted.status_code == 200, promoted.text
+        assert texts(app) == generated(folder)[:3]
+        assert app.engine()["head_version"] == promoted.json()["served"] == 1
+
+
+@pytest.mark.parametrize("kind", ["ranks", "shared drafters", "within the engine"])
+def test_so_are_those_of_other_pairs(start_app, tmp_path: Path, kind: str):
+    settings = {
+        "ranks": {"tensor_parallel_size": 2, "drafter": "ngram", "model": tmp_path / "model"},
+        "shared drafters": {"drafters": {"num": 1}},
+        "within the engine": {"drafter_place": "engine"},
+    }[kind]
+    if kind == "ranks":
+        save_two_kv_heads(tmp_path / "model")
+    folder = pushed_folder(tmp_path / "step-1", settings.get("model"))
+    with start_app(f"weights-{kind.replace(' ', '-')}", served_model_name=MODEL, **settings) as app:
+        push(app, folder)
+        assert texts(app) == generated(folder)[:3]
+        os.kill(app.engine()["engine_pid"], signal.SIGKILL)
+        assert texts(app) == generated(folder)[:3]
+        assert app.engine()["drafter_state"] == "attached"
