@@ -112,7 +112,7 @@ class EngineClient:
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
         if self._held:
-            requests = [one for one in requests if self._has_begun(client_id, one)]
+            requests = list(self._begun(client_id, requests))
         by_number = {one.number: one for one in self._with_shared_media(client_id, requests)}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, one in by_number.items():
@@ -122,11 +122,13 @@ class EngineClient:
                 self._trials.submitted((client_id, number))
         self._streams.tell_loads_soon()
 
-    def _has_begun(self, client_id: str, one: WireRequest) -> bool:
-        """Whether a request goes on from tokens of the same weights; others are given back."""
-        if not one.request.output_token_ids:
-            self._streams.get(client_id).give_up(one.number, Verdict.WITHDRAWN, "its engine's weights are replaced")
-        return bool(one.request.output_token_ids)
+    def _begun(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
+        """The requests that go on from tokens, which are of the same weights; others are given back."""
+        for one in requests:
+            if one.request.output_token_ids:
+                yield one
+            else:
+                self._streams.get(client_id).give_up(one.number, Verdict.WITHDRAWN, "its engine takes nothing new")
 
     def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their media in memory that the engine maps; those that find no room fail."""
