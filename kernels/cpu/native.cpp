@@ -95,11 +95,9 @@ void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_no
 
 int64_t wingbeat_check_trees(const Answer* from, const TreeColumns* into) { return check_trees(*from, *into); }
 
-int64_t wingbeat_choose_nodes(const Choice* choice, const TreeColumns* trees, const TreeColumns* into) {
-    return choose_nodes(*choice, *trees, *into);
-}
+void wingbeat_take_trees(const Intake* from, int64_t* out, Taken* taken) { *taken = take_trees(*from, out); }
 
-int64_t wingbeat_lay_out(const Layout* layout) { return lay_out(*layout); }
+void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_accepted(*round, *counts); }
 
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
 

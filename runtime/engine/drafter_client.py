@@ -34,7 +34,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, To
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck, TreeInbox
+from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox, sent_of
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
@@ -162,15 +162,16 @@ class DrafterClient(RoundObserver):
         return with_replays(plan, self._states)
 
     @torch.inference_mode()
-    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:
+    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | ArrivedTrees | TreeInbox | None:
         """Wait for the trees asked for in the last round.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. On a
-            device that is not the host, the inbox, where they lie as they came.
+            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. Where
+            our kernels look at them and nothing is to be added, they are as they came; on a device that is not the
+            host, so they are in the inbox.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -183,6 +184,8 @@ class DrafterClient(RoundObserver):
         if self._inbox is not None:
             self._inbox.take(reply)
             return self._inbox
+        if self._intake is not None and not plan.is_masked:
+            return ArrivedTrees(self._intake, rows, sent_of(reply))
         return self._reader.believed(reply, rows, self.slots)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:

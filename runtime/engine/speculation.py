@@ -7,8 +7,13 @@ from contextlib import contextmanager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.round.flight import RoundObserver
+from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.round.tree_check import ArrivedTrees, TreeInbox
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
+
+AnyTrees = TokenTree | ArrivedTrees | TreeInbox | None
+"""Of a round's decodes: checked, as they came to a host, or where they came to a device; None where all are bare."""
 
 
 class Speculation(RoundObserver, ABC):
@@ -62,8 +67,8 @@ class Speculation(RoundObserver, ABC):
         """Nodes to keep of each tree where the device chooses them; None keeps all."""
 
     @abstractmethod
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
-        """What to verify of the trees of a round; None where all are bare roots.
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
+        """What to verify of the trees of a round, laid out where our kernels do both; None where all are bare roots.
 
         Args:
             trees: of all decoding sequences, what is certain included; bare roots where there is none.
@@ -111,9 +116,12 @@ class FixedSpeculation(Speculation):
         """Every level is grown."""
         return 0
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
         """All of them."""
-        return trees
+        if not isinstance(trees, ArrivedTrees):
+            return trees
+        taken = trees.taken()
+        return None if taken is None or taken.is_bare else trees.decodes(taken)
 
     def stats(self) -> PolicyStats | None:
         """Nothing is decided."""

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import TakenTrees
 from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -54,6 +55,21 @@ class Decodes(NamedTuple):
     """Where the trees lie side by side without padding."""
     flat: tuple[Tensor, Tensor, Tensor] | None = None
     """Tokens, positions and slot mapping as `packed` gives them, where they were made so; they follow no change."""
+    segment: "Segment | None" = None
+    """Of its rows, likewise."""
+
+    @classmethod
+    def of_taken(cls, slots: Tensor, taken: TakenTrees) -> "Decodes":
+        """Those of trees that our kernels have laid out."""
+        tree, (nodes, *flat), packing = TokenTree(*taken.trees), taken.flat, None
+        if len(nodes) < tree.token_ids.numel():
+            packing = Packing(taken.rows, nodes, taken.starts)
+        starts = None if packing is None else packing.starts
+        shape = tree.token_ids.shape
+        segment = Segment(0, *shape, taken.block_tables, taken.roots, taken.positions, taken.ancestors, starts)
+        return cls(
+            slots, taken.roots, tree.token_ids, tree, taken.positions, taken.mapping, packing, tuple(flat), segment
+        )
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
