@@ -7,6 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 _WORD_BITS = 64
+MOST_KEPT = 256
+"""Shapes of paths that room is kept for."""
 
 
 class Forced(Structure):
@@ -21,7 +23,9 @@ class VerifiedTrees(Structure):
     _fields_ = [
         ("num_reqs", c_int64),
         ("num_nodes", c_int64),
-        *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "taps")),
+        *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "logits")),
+        ("vocab", c_int64),
+        ("taps", c_void_p),
         ("tap_bytes", c_int64),
         ("slots", c_void_p),
         ("forced", Forced),
@@ -73,7 +77,7 @@ class Decree(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Paths of a round's trees."""
+    """Paths of a round's trees; but for the taps, until the call after the next."""
 
     nodes: Tensor
     """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
@@ -105,13 +109,14 @@ class TreeAcceptance:
         self._committed_lens, self._last_token_ids = committed_lens, last_token_ids
         self._compacted = compacted
         self._pools = Pools() if compacted is None else _pools(compacted)
+        self._rooms: list[dict[tuple[int, ...], Accepted]] = [{}, {}]
 
     def accept(
         self,
         slots: Tensor,
         token_ids: Tensor,
-        parents: Tensor,
-        num_valid: Tensor,
+        parents: Tensor | None,
+        num_valid: Tensor | None,
         targets: Tensor,
         rows: Tensor | None,
         taps: Tensor | None,
@@ -124,37 +129,45 @@ class TreeAcceptance:
 
         Args:
             slots: [num_reqs], each another one.
-            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number.
-            num_valid: [num_reqs]: nodes that count; the root always does.
-            targets: [num_rows]: the token that the target chooses after each row.
+            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number; None of bare roots.
+            num_valid: [num_reqs]: nodes that count; the root always does. None likewise.
+            targets: [num_rows]: the token that the target chooses after each row; or the logits that its best one is
+                chosen by, float32 [num_rows, vocab_size], of which only rows along the paths are looked at.
             rows: [num_reqs, num_nodes]: row of each node; None where nodes follow one another.
             taps: [num_rows or more, taps_size], of any dtype.
             longest: most tokens of a path; `width`, no less, columns of its tokens.
             decree: in place of the target's choice, for benchmarks.
         """
-        num_reqs, num_nodes = token_ids.shape
-        found = Accepted(
-            nodes=slots.new_empty(num_reqs, longest),
-            token_ids=slots.new_empty(num_reqs, width),
-            num_tokens=slots.new_empty(num_reqs),
-            taps=None if taps is None else taps.new_empty(num_reqs, longest, taps.shape[1]),
-            moved=False,
-        )
-        read = (token_ids, parents, num_valid, rows, targets, taps, slots)
+        (num_reqs, num_nodes), vocab = token_ids.shape, targets.shape[1] if targets.dim() == 2 else 0
+        found, state = self._room(num_reqs, longest, width), (self._committed_lens, self._last_token_ids)
+        if taps is not None:
+            found = found._replace(taps=taps.new_empty(num_reqs, longest, taps.shape[1]))
+        read = (slots, token_ids, parents, num_valid, rows, targets, taps)
         held = [None if part is None else part.contiguous() for part in read]
-        *addresses, slots_address = _addresses(held)
-        tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
+        slots_address, *addresses, chosen, taps_address = _addresses(held)
         forced = Forced()
         if decree is not None:
             limits, epochs, roots = (part.contiguous() for part in decree)
             forced = Forced(limits.data_ptr(), len(limits), epochs.data_ptr(), roots.data_ptr())
             held += [limits, epochs, roots]
-        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address, forced)
+        by = (None, chosen, vocab) if vocab else (chosen, None, 0)
+        tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
+        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, *by, taps_address, tap_bytes, slots_address, forced)
         written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
-        state = (self._committed_lens, self._last_token_ids)
         paths = Paths(longest, width, *_addresses((*written, *state)))
         moved = self._accept(byref(trees), byref(paths), byref(self._pools))
         return found._replace(moved=bool(moved))
+
+    def _room(self, *shape: int) -> Accepted:
+        """For the paths of so many requests, of so many nodes and columns."""
+        self._rooms.reverse()  # a round is settled before the one after the next is decided
+        rooms, (num_reqs, longest, width) = self._rooms[0], shape
+        if shape not in rooms:
+            if len(rooms) >= MOST_KEPT:
+                rooms.clear()
+            new = self._committed_lens.new_empty
+            rooms[shape] = Accepted(new(num_reqs, longest), new(num_reqs, width), new(num_reqs), None, moved=False)
+        return rooms[shape]
 
 
 def _pools(compacted: Compacted) -> Pools:

@@ -23,7 +23,7 @@ struct Answer {
     int64_t num_reqs, num_nodes;
     const int64_t* slots;  // [num_reqs]
     const bool* wanted;    // [num_reqs]
-    TreeColumns trees;           // [num_slots, num_nodes]
+    TreeColumns trees;           // [num_slots, num_nodes]; null: bare roots
     const int64_t *epochs, *committed_lens;  // that they were grown for
     const int64_t *own_epochs, *own_lens, *last_token_ids;
     int64_t vocab, chains;  // `chains`: each node follows the one before it
@@ -266,9 +266,9 @@ static void lay_out(const Intake& from, int64_t width, const Placed& trees, cons
 }
 
 // Checks trees, chooses what is verified of them, and lays that out. Leaves one behind another: the evidence
-// [num_reqs, num_nodes] where nodes are chosen, what `Placed` and `SideBySide` have, the block tables [num_reqs, num_blocks] and
-// the words of ancestors [num_reqs, width, words] where they are wanted.
-static Taken take_trees(const Intake& from, int64_t* out) {
+// [num_reqs, num_nodes] where nodes are chosen, what `Placed` and `SideBySide` have, and the words of ancestors
+// [num_reqs, width, words] where they are wanted; and the block tables, as far as they are read, in rows of `tables`.
+static Taken take_trees(const Intake& from, int64_t* out, int64_t* tables) {
     static thread_local std::vector<int64_t> numbers;
     static thread_local std::vector<float> scores;
     static thread_local Chooser chooser;
@@ -276,7 +276,10 @@ static Taken take_trees(const Intake& from, int64_t* out) {
     int64_t num_reqs = answer.num_reqs, num_nodes = answer.num_nodes, all = num_reqs * num_nodes;
     int64_t believed = 1;
     TreeColumns trees = answer.trees;
-    if (answer.epochs) {
+    if (!trees.token_ids) {
+        numbers.assign(2 * all, 0), numbers.resize(2 * all + num_reqs, 1), scores.assign(all, 0.0f);
+        trees = {&numbers[0], &numbers[0], &numbers[all], &scores[0], &numbers[2 * all]};
+    } else if (answer.epochs) {
         numbers.resize(3 * all + num_reqs), scores.resize(all);
         trees = {&numbers[0], &numbers[all], &numbers[2 * all], &scores[0], &numbers[3 * all]};
         believed = check_trees(answer, trees);
@@ -306,10 +309,8 @@ static Taken take_trees(const Intake& from, int64_t* out) {
     Placed placed(parts, num_reqs, taken.width);
     prune(from, trees, chooser, taken.width, placed);
     lay_out(from, taken.width, placed, SideBySide(parts, num_reqs, taken.num_rows));
-    int64_t* tables = parts.take(num_reqs * taken.num_blocks);
-    for (int64_t req = 0; req < num_reqs; req++)
-        std::copy_n(from.layout.block_tables + answer.slots[req] * from.layout.num_blocks, taken.num_blocks,
-                    tables + req * taken.num_blocks);
+    for (int64_t req = 0, stride = from.layout.num_blocks; req < num_reqs; req++)
+        std::copy_n(from.layout.block_tables + answer.slots[req] * stride, taken.num_blocks, tables + req * stride);
     int64_t num_words = (taken.width + 63) / 64;
     if (from.layout.shows_ancestors)
         ancestors(placed.parents, num_reqs, taken.width, num_words, parts.take(num_reqs * taken.width * num_words));

@@ -1,6 +1,7 @@
 """Drafted trees on the host by the C++ of `drafted.h`: which are believed, which of their nodes are verified, where
 these lie, and how what was accepted of them is counted."""
 
+from collections import deque
 from ctypes import CDLL, POINTER, Array, Structure, addressof, byref, c_double, c_int64, c_void_p
 from typing import NamedTuple
 
@@ -140,7 +141,7 @@ class NodeChoice(NamedTuple):
 
 
 class TakenTrees(NamedTuple):
-    """What is verified of trees, and where it lies; all int64, [num_reqs, width] where it says nothing else."""
+    """What is verified of trees, and where it lies; int64 [num_reqs, width] as a rule. Gone after three more calls."""
 
     trees: TreeFields
     roots: Tensor
@@ -154,12 +155,12 @@ class TakenTrees(NamedTuple):
     """[num_reqs + 1]: first row of each tree."""
     flat: tuple[Tensor, Tensor, Tensor, Tensor]
     """[num_rows] each: index of each row among the nodes, its token, position and address."""
-    block_tables: Tensor
-    """[num_reqs, num_blocks], as far as the longest sequence goes."""
     ancestors: Tensor | None
     """[num_reqs, width, words]: see `wingbeat.kernels.tree.reference.ancestor_words`; None of chains."""
     evidence: Tensor | None
     """[num_reqs, num_nodes]: see `wingbeat.runtime.speculation.acceptance`; None where all nodes stay."""
+    block_tables: Tensor
+    """[num_reqs, num_blocks], as far as the longest sequence goes, and no further than twice that."""
     num_drafting: int
     """Trees that had a node before."""
     levels: int
@@ -169,6 +170,10 @@ class TakenTrees(NamedTuple):
     def is_bare(self) -> bool:
         """Whether only roots are left."""
         return self.positions.shape[1] == 1
+
+
+MOST_KEPT = 256
+"""Shapes of rounds whose views are kept."""
 
 
 class DraftIntake:
@@ -181,7 +186,7 @@ class DraftIntake:
     def __init__(self, library: CDLL, present: Present, shape: Shape) -> None:
         library.wingbeat_check_trees.argtypes = [POINTER(Answer), POINTER(TreeColumns)]
         library.wingbeat_check_trees.restype = c_int64
-        library.wingbeat_take_trees.argtypes = [POINTER(Intake), c_void_p, POINTER(Taken)]
+        library.wingbeat_take_trees.argtypes = [POINTER(Intake), c_void_p, c_void_p, POINTER(Taken)]
         library.wingbeat_take_trees.restype = None
         self._check, self._take = library.wingbeat_check_trees, library.wingbeat_take_trees
         self._present, self._shape = present, shape
@@ -189,6 +194,13 @@ class DraftIntake:
         self._layout = Layout(
             tables.data_ptr(), tables.shape[1], shape.block_size, shape.last_position, not shape.chains
         )
+        self._bare = Sent((None,) * 5, None, None)
+        # Two for a round, whose trees may turn out to be bare; a round is settled before the one after the next begins.
+        self._rooms = deque(_Room(tables) for _ in range(4))
+
+    def roots(self, slots: Tensor) -> TakenTrees:
+        """Bare roots of sequences in `slots`, int64 [num_reqs], laid out."""
+        return self.take(slots, None, self._bare)
 
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
         """One tree per decode, a bare root where what was sent does not count; None where nothing does.
@@ -218,19 +230,20 @@ class DraftIntake:
         num_reqs, num_nodes = answer.num_reqs, answer.num_nodes
         choice = Choice() if by is None else self._choice(by)
         words = 0 if self._shape.chains else -(-num_nodes // 64)
-        room = num_reqs * (num_nodes * (12 + words) + self._layout.num_blocks + 3) + 1
-        out, taken = torch.empty(room, dtype=torch.int64), Taken()
-        self._take(byref(Intake(answer, choice, self._layout)), out.data_ptr(), byref(taken))
-        return _taken(out, taken, num_reqs, num_nodes if by is not None else 0, words) if taken.believed else None
+        room, taken = self._rooms[0], Taken()
+        self._rooms.rotate()
+        room.reserve(num_reqs * (num_nodes * (12 + words) + 3) + 1)
+        self._take(byref(Intake(answer, choice, self._layout)), *room.addresses, byref(taken))
+        return room.views(taken, num_reqs, num_nodes if by is not None else 0, words > 0) if taken.believed else None
 
     def _answer(self, slots: Tensor, wanted: Tensor | None, source: Sent | TreeFields) -> Answer:
         sent = source if isinstance(source, Sent) else Sent(tuple(field.contiguous() for field in source), None, None)
         present, shape = self._present, self._shape
         answer = Answer(
             len(slots),
-            sent.trees[0].shape[1],
+            1 if sent is self._bare else sent.trees[0].shape[1],
             *map(_address, (slots, wanted)),
-            TreeColumns.of(sent.trees),
+            TreeColumns(*map(_address, sent.trees)),
             *map(_address, (sent.epochs, sent.committed_lens, *present[:3])),
             shape.vocab_size,
             shape.chains,
@@ -254,32 +267,61 @@ class DraftIntake:
         return choice
 
 
-def _taken(out: Tensor, taken: Taken, num_reqs: int, num_seen: int, num_words: int) -> TakenTrees:
-    """What lies in `out`, part by part.
+class _Room:
+    """Where one round's trees are left, and views of it: making one takes longer than what is computed.
 
     Args:
-        num_seen: nodes of a tree that there is evidence of.
-        num_words: of a node's ancestors; 0 where none are there.
+        block_tables: as `Present`.
     """
-    width, rows, blocks = taken.width, taken.num_rows, taken.num_blocks
-    num_words, nodes = num_words and -(-width // 64), num_reqs * width
-    sizes = [num_reqs * num_seen, num_reqs, num_reqs, *[nodes] * 7, num_reqs + 1, *[rows] * 4]
-    sizes += [num_reqs * blocks, nodes * num_words]
+
+    def __init__(self, block_tables: Tensor) -> None:
+        self._out = torch.empty(0, dtype=torch.int64)
+        self._tables = torch.zeros_like(block_tables)  # behind what is copied there may be anybody's blocks
+        self._views: dict[tuple[int, ...], tuple] = {}
+        self.addresses = 0, self._tables.data_ptr()
+
+    def reserve(self, size: int) -> None:
+        """Have room for so many numbers."""
+        if size > len(self._out):
+            self._out = torch.empty(size, dtype=torch.int64)
+            self.addresses = self._out.data_ptr(), self._tables.data_ptr()
+            self._views.clear()
+
+    def views(self, taken: Taken, num_reqs: int, num_seen: int, has_words: bool) -> TakenTrees:
+        """What lies there, part by part.
+
+        Args:
+            num_seen: nodes of a tree that there is evidence of.
+            has_words: of the nodes' ancestors.
+        """
+        blocks = min(1 << (taken.num_blocks - 1).bit_length(), self._tables.shape[1])
+        key = (num_reqs, taken.width, taken.num_rows, blocks, num_seen)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= MOST_KEPT:
+                self._views.clear()
+            words = -(-taken.width // 64) if has_words else 0
+            parts = _parts(self._out, num_reqs, taken.width, taken.num_rows, num_seen, words)
+            found = self._views[key] = (*parts, self._tables[:num_reqs, :blocks])
+        return TakenTrees(*found, taken.num_drafting, taken.levels)
+
+
+def _parts(out: Tensor, num_reqs: int, width: int, num_rows: int, num_seen: int, num_words: int) -> tuple:
+    """The tensors of `TakenTrees`, as `take_trees` leaves them one behind another, but for the block tables."""
+    nodes = num_reqs * width
+    sizes = [num_reqs * num_seen, num_reqs, num_reqs, *[nodes] * 7, num_reqs + 1, *[num_rows] * 4, nodes * num_words]
     parts = out[: sum(sizes)].split_with_sizes(sizes)
-    evidence, num_valid, roots, *by_node, scores, starts, at, ids, positions, mapping, tables, words = parts
+    evidence, num_valid, roots, *by_node, scores, starts, at, ids, positions, mapping, words = parts
     token_ids, parents, depths, *where = (part.view(num_reqs, width) for part in by_node)
     scores = scores.view(torch.float32)[:nodes].view(num_reqs, width)
-    return TakenTrees(
+    return (
         (token_ids, parents, depths, scores, num_valid),
         roots,
         *where,
         starts,
         (at, ids, positions, mapping),
-        tables.view(num_reqs, blocks),
         words.view(num_reqs, width, num_words) if num_words else None,
         evidence.view(num_reqs, num_seen) if num_seen else None,
-        taken.num_drafting,
-        taken.levels,
     )
 
 

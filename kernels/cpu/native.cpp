@@ -95,7 +95,9 @@ void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_no
 
 int64_t wingbeat_check_trees(const Answer* from, const TreeColumns* into) { return check_trees(*from, *into); }
 
-void wingbeat_take_trees(const Intake* from, int64_t* out, Taken* taken) { *taken = take_trees(*from, out); }
+void wingbeat_take_trees(const Intake* from, int64_t* out, int64_t* tables, Taken* taken) {
+    *taken = take_trees(*from, out, tables);
+}
 
 void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_accepted(*round, *counts); }
 

@@ -69,7 +69,9 @@ class BatchBuilder:
             slots: int64 [num_reqs].
             tree: one per sequence; None where all are bare roots.
         """
-        if self.intake is not None and tree is not None:
+        if self.intake is not None:
+            if tree is None:
+                return Decodes.of_taken(slots, self.intake.roots(slots), bare=True)
             return Decodes.of_taken(slots, self.intake.take(slots, None, tuple(tree)))
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]

@@ -59,17 +59,19 @@ class Decodes(NamedTuple):
     """Of its rows, likewise."""
 
     @classmethod
-    def of_taken(cls, slots: Tensor, taken: TakenTrees) -> "Decodes":
-        """Those of trees that our kernels have laid out."""
-        tree, (nodes, *flat), packing = TokenTree(*taken.trees), taken.flat, None
-        if len(nodes) < tree.token_ids.numel():
-            packing = Packing(taken.rows, nodes, taken.starts)
-        starts = None if packing is None else packing.starts
-        shape = tree.token_ids.shape
-        segment = Segment(0, *shape, taken.block_tables, taken.roots, taken.positions, taken.ancestors, starts)
-        return cls(
-            slots, taken.roots, tree.token_ids, tree, taken.positions, taken.mapping, packing, tuple(flat), segment
-        )
+    def of_taken(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "Decodes":
+        """Those of trees that our kernels have laid out.
+
+        Args:
+            bare: they are roots alone.
+        """
+        token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
+        if len(nodes) < token_ids.numel():
+            packing, starts = Packing(taken.rows, nodes, taken.starts), taken.starts
+        tables, roots, positions = taken.block_tables, taken.roots, taken.positions
+        segment = Segment(0, *token_ids.shape, tables, roots, positions, None if bare else taken.ancestors, starts)
+        tree = None if bare else TokenTree(*taken.trees)
+        return cls(slots, roots, token_ids, tree, positions, taken.mapping, packing, tuple(flat), segment)
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
