@@ -103,6 +103,8 @@ void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_acce
 
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
 
+void wingbeat_tell(const DecidedPaths* paths, const Told* told) { tell(*paths, *told); }
+
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths, const Pools* pools) {
     return accept(*trees, *paths, *pools);
 }

@@ -193,6 +193,10 @@ class CpuKernels:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
+    def path_teller(self, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> accept.PathTeller:
+        """Tells a drafter on the host of accepted paths; arguments as those of `PathTeller`."""
+        return accept.PathTeller(self._library, history, committed_lens, last_token_ids)
+
     def native_choice(self) -> NativeChoice:
         """Chooses tokens of rows of logits."""
         return NativeChoice(self._library)

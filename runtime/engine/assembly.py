@@ -84,6 +84,7 @@ def assemble(
         states=states,
         contexts=contexts,
         intake=runner.builder.intake,
+        kernels=runner.kernels,
         tell_media=None if loaded.media is None else loaded.media.tell,
     )
     return EngineParts(
