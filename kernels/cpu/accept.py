@@ -128,7 +128,8 @@ class TreeAcceptance:
         self._committed_lens, self._last_token_ids = committed_lens, last_token_ids
         self._compacted = compacted
         self._pools = Pools() if compacted is None else _pools(compacted)
-        self._rooms: list[dict[tuple[int, ...], Accepted]] = [{}, {}]
+        self._trees = VerifiedTrees()
+        self._rooms: list[dict[tuple[int, ...], _Room]] = [{}, {}]
 
     def accept(
         self,
@@ -158,35 +159,43 @@ class TreeAcceptance:
             decree: in place of the target's choice, for benchmarks.
         """
         (num_reqs, num_nodes), vocab = token_ids.shape, targets.shape[1] if targets.dim() == 2 else 0
-        found, state = self._room(num_reqs, longest, width), (self._committed_lens, self._last_token_ids)
-        if taps is not None:
-            found = found._replace(taps=taps.new_empty(num_reqs, longest, taps.shape[1]))
+        room, trees, forced = self._room(num_reqs, longest, width), self._trees, Forced()
         read = (slots, token_ids, parents, num_valid, rows, targets, taps)
         held = [None if part is None else part.contiguous() for part in read]
-        slots_address, *addresses, chosen, taps_address = _addresses(held)
-        forced = Forced()
+        trees.num_reqs, trees.num_nodes, trees.vocab = num_reqs, num_nodes, vocab
+        trees.slots, trees.token_ids, trees.parents, trees.num_valid, trees.rows, chosen, trees.taps = _addresses(held)
+        trees.targets, trees.logits = (None, chosen) if vocab else (chosen, None)
         if decree is not None:
             limits, epochs, roots = (part.contiguous() for part in decree)
             forced = Forced(limits.data_ptr(), len(limits), epochs.data_ptr(), roots.data_ptr())
             held += [limits, epochs, roots]
-        by = (None, chosen, vocab) if vocab else (chosen, None, 0)
-        tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
-        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, *by, taps_address, tap_bytes, slots_address, forced)
-        written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
-        paths = Paths(longest, width, *_addresses((*written, *state)))
-        moved = self._accept(byref(trees), byref(paths), byref(self._pools))
-        return found._replace(moved=bool(moved))
+        trees.forced, path_taps = forced, None
+        if taps is not None:
+            path_taps = taps.new_empty(num_reqs, longest, taps.shape[1])
+            trees.tap_bytes = taps.shape[1] * taps.element_size()
+        room.paths.taps = _address(path_taps)
+        moved = self._accept(byref(trees), byref(room.paths), byref(self._pools))
+        return Accepted(room.nodes, room.token_ids, room.num_tokens, path_taps, moved != 0)
 
-    def _room(self, *shape: int) -> Accepted:
+    def _room(self, *shape: int) -> "_Room":
         """For the paths of so many requests, of so many nodes and columns."""
         self._rooms.reverse()  # a round is settled before the one after the next is decided
-        rooms, (num_reqs, longest, width) = self._rooms[0], shape
+        rooms = self._rooms[0]
         if shape not in rooms:
             if len(rooms) >= MOST_KEPT:
                 rooms.clear()
-            new = self._committed_lens.new_empty
-            rooms[shape] = Accepted(new(num_reqs, longest), new(num_reqs, width), new(num_reqs), None, moved=False)
+            rooms[shape] = _Room(*shape, self._committed_lens, self._last_token_ids)
         return rooms[shape]
+
+
+class _Room:
+    """Where paths of one shape are left, and at last the ends of their sequences."""
+
+    def __init__(self, num_reqs: int, longest: int, width: int, committed_lens: Tensor, last_token_ids: Tensor) -> None:
+        new = committed_lens.new_empty
+        self.nodes, self.token_ids, self.num_tokens = new(num_reqs, longest), new(num_reqs, width), new(num_reqs)
+        written = (self.nodes, self.token_ids, self.num_tokens, None, committed_lens, last_token_ids)
+        self.paths = Paths(longest, width, *_addresses(written))
 
 
 class Buffers(NamedTuple):
@@ -265,6 +274,10 @@ def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
     numbers = map(c_int64, (num_reqs, num_nodes, num_words))
     library.wingbeat_ancestors(c_void_p(parents.data_ptr()), *numbers, c_void_p(words.data_ptr()))
     return words
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:

@@ -95,8 +95,9 @@ class Sent(NamedTuple):
     """A reply as it lies, by slot; contiguous, on the host, int64 but for the scores."""
 
     trees: TreeFields
-    epochs: Tensor
-    committed_lens: Tensor
+    epochs: Tensor | None
+    """As the next one, None where the trees are checked, and lie by request."""
+    committed_lens: Tensor | None
 
 
 class Present(NamedTuple):
@@ -174,6 +175,8 @@ class TakenTrees(NamedTuple):
 
 MOST_KEPT = 256
 """Shapes of rounds whose views are kept."""
+MOST_SOURCES = 4
+"""Trees whose addresses are."""
 
 
 class DraftIntake:
@@ -195,12 +198,21 @@ class DraftIntake:
             tables.data_ptr(), tables.shape[1], shape.block_size, shape.last_position, not shape.chains
         )
         self._bare = Sent((None,) * 5, None, None)
+        num_slots = len(present.epochs)
+        self._useful, self._forced = _numbers([0] * num_slots), _numbers([0] * num_slots)
+        self._sources: dict[int, _Source] = {}
+        self._taken = Taken()
+        self._taken_reference = byref(self._taken)
         # Two for a round, whose trees may turn out to be bare; a round is settled before the one after the next begins.
-        self._rooms = deque(_Room(tables) for _ in range(4))
+        self._rooms = deque(_Room(tables, not shape.chains) for _ in range(4))
 
     def roots(self, slots: Tensor) -> TakenTrees:
         """Bare roots of sequences in `slots`, int64 [num_reqs], laid out."""
         return self.take(slots, None, self._bare)
+
+    def lay_out(self, slots: Tensor, trees: TreeFields) -> TakenTrees:
+        """All nodes of trees that are checked, by request; `slots` likewise."""
+        return self.take(slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
 
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
         """One tree per decode, a bare root where what was sent does not count; None where nothing does.
@@ -209,62 +221,59 @@ class DraftIntake:
             slots: int64 [num_reqs].
             wanted: bool [num_reqs]: a tree was asked for.
         """
-        answer = self._answer(slots, wanted, sent)
-        ids = torch.empty(3, answer.num_reqs, answer.num_nodes, dtype=torch.int64)
-        into = (*ids.unbind(), torch.empty(ids.shape[1:]), slots.new_empty(answer.num_reqs))
+        answer, num_reqs = self._source(sent).answer, len(slots)
+        answer.num_reqs, answer.slots, answer.wanted = num_reqs, slots.data_ptr(), wanted.data_ptr()
+        ids = torch.empty(3, num_reqs, answer.num_nodes, dtype=torch.int64)
+        into = (*ids.unbind(), torch.empty(ids.shape[1:]), slots.new_empty(num_reqs))
         width = self._check(byref(answer), byref(TreeColumns.of(into)))
         return None if not width else (*(field[:, :width] for field in into[:4]), into[4])
 
-    def take(
-        self, slots: Tensor, wanted: Tensor | None, source: Sent | TreeFields, by: NodeChoice | None = None
-    ) -> TakenTrees | None:
+    def take(self, slots: Tensor, wanted: Tensor | None, sent: Sent, by: NodeChoice | None = None) -> TakenTrees | None:
         """Check trees, choose what is verified of them and lay it out; None where no tree counts.
 
         Args:
             slots: int64 [num_reqs].
             wanted: bool [num_reqs]: a tree was asked for; not read where trees are checked.
-            source: what was sent; or trees by request, which are checked.
             by: None verifies all nodes.
         """
-        answer = self._answer(slots, wanted, source)
-        num_reqs, num_nodes = answer.num_reqs, answer.num_nodes
-        choice = Choice() if by is None else self._choice(by)
-        words = 0 if self._shape.chains else -(-num_nodes // 64)
-        room, taken = self._rooms[0], Taken()
+        num_reqs, taken = len(slots), self._taken
+        source = self._source(sent)
+        answer, choice, room = source.answer, source.choice, self._rooms[0]
+        answer.num_reqs, answer.slots, answer.wanted = num_reqs, slots.data_ptr(), _address(wanted)
+        choice.table = None
+        if by is not None:
+            self._useful[:num_reqs], self._forced[:num_reqs] = by.useful, by.forced
+            choice.max_depth, choice.price = by.max_depth, _address(by.prices)
+            choice.table, choice.edges, choice.num_bins = by.table.data_ptr(), by.edges.data_ptr(), by.table.shape[1]
         self._rooms.rotate()
-        room.reserve(num_reqs * (num_nodes * (12 + words) + 3) + 1)
-        self._take(byref(Intake(answer, choice, self._layout)), *room.addresses, byref(taken))
-        return room.views(taken, num_reqs, num_nodes if by is not None else 0, words > 0) if taken.believed else None
+        room.reserve(num_reqs * (source.num_nodes * (12 + source.num_words) + 3) + 1)
+        self._take(source.reference, *room.addresses, self._taken_reference)
+        return room.views(taken, num_reqs, source.num_nodes if by is not None else 0) if taken.believed else None
 
-    def _answer(self, slots: Tensor, wanted: Tensor | None, source: Sent | TreeFields) -> Answer:
-        sent = source if isinstance(source, Sent) else Sent(tuple(field.contiguous() for field in source), None, None)
-        present, shape = self._present, self._shape
-        answer = Answer(
-            len(slots),
-            1 if sent is self._bare else sent.trees[0].shape[1],
-            *map(_address, (slots, wanted)),
-            TreeColumns(*map(_address, sent.trees)),
-            *map(_address, (sent.epochs, sent.committed_lens, *present[:3])),
-            shape.vocab_size,
-            shape.chains,
-        )
-        answer.held = sent.trees  # by their addresses
-        return answer
+    def _source(self, sent: Sent) -> "_Source":
+        """Trees as the library reads them; those of the latest ones are kept, of which a channel has two."""
+        source = self._sources.get(id(sent))
+        if source is None:
+            if len(self._sources) == MOST_SOURCES:
+                self._sources.clear()
+            places = self._present.temperatures.data_ptr(), addressof(self._useful), addressof(self._forced)
+            source = self._sources[id(sent)] = _Source(sent, self._present, self._shape, self._layout, places)
+        return source
 
-    def _choice(self, by: NodeChoice) -> Choice:
-        useful, forced = (_numbers(column) for column in (by.useful, by.forced))
-        choice = Choice(
-            by.max_depth,
-            self._present.temperatures.data_ptr(),
-            addressof(useful),
-            addressof(forced),
-            by.table.data_ptr(),
-            by.edges.data_ptr(),
-            by.table.shape[1],
-            _address(by.prices),
-        )
-        choice.held = useful, forced
-        return choice
+
+class _Source:
+    """Trees, and what is asked of them."""
+
+    def __init__(
+        self, sent: Sent, present: Present, shape: Shape, layout: Layout, places: tuple[int, int, int]
+    ) -> None:
+        self.sent = sent
+        self.num_nodes = 1 if sent.trees[0] is None else sent.trees[0].shape[1]
+        self.num_words = 0 if shape.chains else -(-self.num_nodes // 64)
+        self._intake = Intake(Answer(), Choice(0, *places), layout)
+        self.reference, self.answer, self.choice = byref(self._intake), self._intake.answer, self._intake.choice
+        trees, ends = TreeColumns(*map(_address, sent.trees)), (sent.epochs, sent.committed_lens, *present[:3])
+        self._intake.answer = Answer(0, self.num_nodes, None, None, trees, *map(_address, ends), shape[0], shape.chains)
 
 
 class _Room:
@@ -272,9 +281,11 @@ class _Room:
 
     Args:
         block_tables: as `Present`.
+        has_words: of the nodes' ancestors.
     """
 
-    def __init__(self, block_tables: Tensor) -> None:
+    def __init__(self, block_tables: Tensor, has_words: bool) -> None:
+        self._has_words = has_words
         self._out = torch.empty(0, dtype=torch.int64)
         self._tables = torch.zeros_like(block_tables)  # behind what is copied there may be anybody's blocks
         self._views: dict[tuple[int, ...], tuple] = {}
@@ -287,12 +298,11 @@ class _Room:
             self.addresses = self._out.data_ptr(), self._tables.data_ptr()
             self._views.clear()
 
-    def views(self, taken: Taken, num_reqs: int, num_seen: int, has_words: bool) -> TakenTrees:
+    def views(self, taken: Taken, num_reqs: int, num_seen: int) -> TakenTrees:
         """What lies there, part by part.
 
         Args:
             num_seen: nodes of a tree that there is evidence of.
-            has_words: of the nodes' ancestors.
         """
         blocks = min(1 << (taken.num_blocks - 1).bit_length(), self._tables.shape[1])
         key = (num_reqs, taken.width, taken.num_rows, blocks, num_seen)
@@ -300,7 +310,7 @@ class _Room:
         if found is None:
             if len(self._views) >= MOST_KEPT:
                 self._views.clear()
-            words = -(-taken.width // 64) if has_words else 0
+            words = -(-taken.width // 64) if self._has_words else 0
             parts = _parts(self._out, num_reqs, taken.width, taken.num_rows, num_seen, words)
             found = self._views[key] = (*parts, self._tables[:num_reqs, :blocks])
         return TakenTrees(*found, taken.num_drafting, taken.levels)

@@ -37,7 +37,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, To
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox, sent_of
+from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
@@ -194,7 +194,7 @@ class DrafterClient(RoundObserver):
             self._inbox.take(reply)
             return self._inbox
         if self._intake is not None and not plan.is_masked:
-            return ArrivedTrees(self._intake, rows, sent_of(reply))
+            return self._reader.arrived(reply, rows)
         return self._reader.believed(reply, rows, self.slots)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:

@@ -72,7 +72,7 @@ class BatchBuilder:
         if self.intake is not None:
             if tree is None:
                 return Decodes.of_taken(slots, self.intake.roots(slots), bare=True)
-            return Decodes.of_taken(slots, self.intake.take(slots, None, tuple(tree)))
+            return Decodes.of_taken(slots, self.intake.lay_out(slots, tree))
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
         if tree is None:

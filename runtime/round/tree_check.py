@@ -92,11 +92,17 @@ class HostTrees:
 
     def __init__(self, check: TreeCheck, intake: DraftIntake | None) -> None:
         self._check, self.intake = check, intake
+        self._sent: dict[int, tuple[TreeReply, Sent]] = {}
+        """By the id of the reply it is of; a channel has two replies, which take turns."""
+
+    def arrived(self, reply: TreeReply, rows: DecodeRows) -> "ArrivedTrees":
+        """What came, unchecked; where there is an intake."""
+        return ArrivedTrees(self.intake, rows, self._sent_of(reply))
 
     def believed(self, reply: TreeReply, rows: DecodeRows, state: SlotState) -> TokenTree | None:
         """One tree per decode, as wide as the widest; None where nothing counts."""
         if self.intake is not None:
-            found = self.intake.check(*rows, sent_of(reply))
+            found = self.intake.check(*rows, self._sent_of(reply))
             return None if found is None else TokenTree(*found)
         fields = (getattr(reply, name) for name in TokenTree._fields)
         trees = TokenTree(*(field.index_select(0, rows.slots) for field in fields))
@@ -106,11 +112,14 @@ class HostTrees:
         width = int(trees.num_valid.max())
         return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
 
-
-def sent_of(reply: TreeReply) -> Sent:
-    """A reply as our kernels read it."""
-    trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
-    return Sent(trees, reply.epochs, reply.committed_lens)
+    def _sent_of(self, reply: TreeReply) -> Sent:
+        """A reply as our kernels read it."""
+        if id(reply) not in self._sent:
+            if len(self._sent) == 2:  # of a channel that makes its replies anew
+                self._sent.clear()
+            trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
+            self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)
+        return self._sent[id(reply)][1]
 
 
 class ArrivedTrees(NamedTuple):

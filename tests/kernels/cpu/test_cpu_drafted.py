@@ -17,7 +17,7 @@ from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.pruning import keep_nodes
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, sent_of
+from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
     FORGET,
@@ -181,7 +181,7 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
     check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
     believed = HostTrees(check, None).believed(reply, rows, state)
 
-    arrived = ArrivedTrees(own.intake, rows, sent_of(reply))
+    arrived = HostTrees(check, own.intake).arrived(reply, rows)
     by = (None if part is None else torch.from_numpy(part) for part in (acceptance.table, EDGES, prices))
     taken = arrived.taken(NodeChoice(*by, useful, forced, max_depth))
 
