@@ -106,14 +106,16 @@ class AdaptiveSpeculation(Speculation):
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """Costs are known."""
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """As the policy says."""
         num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
         context = _mean_context(running if num_unfollowed else proposals or running)
-        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed)
+        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed, num_rounds)
         self._asks = bool(self._plan.levels)
         if self._plan.reason != Reason.IDLE:
-            self._following.decided(self.policy.pays)
+            self._following.decided(self.policy.pays, num_rounds)
         return self._plan
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:

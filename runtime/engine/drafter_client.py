@@ -49,6 +49,10 @@ FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
 
 
+PLAN_EVERY = 8
+"""Rounds of sequences that nobody drafts for: one plan is made for so many of them."""
+
+
 class DrafterState(StrEnum):
     """Whether rounds are drafted."""
 
@@ -107,6 +111,8 @@ class DrafterClient(RoundObserver):
         self._stateless = False
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         self._asked: list[Sequence] = []
+        self._num_unplanned = 0
+        """Rounds since the latest plan, of nobody that the drafter follows."""
         self._deferred: DeferredPairs | None = None
         self._reader: HostTrees | None = None
         self._teller: PathTeller | None = None
@@ -242,8 +248,15 @@ class DrafterClient(RoundObserver):
             self._round = self._end.publish_outcome()
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on."""
+        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on.
+
+        That is decided once in some rounds: it takes as long as some hundredths of a small model's round, and plain
+        decoding has been better for long.
+        """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
+            return
+        self._num_unplanned += 1
+        if self._num_unplanned < PLAN_EVERY and not self._asked:
             return
         _, draft = self._plan_draft(plan, flight, [])
         self._ask([], draft)
@@ -256,7 +269,8 @@ class DrafterClient(RoundObserver):
         """Sequences that could use a tree next, and what the policy says; it may want more of them followed."""
         proposals = self._proposals(plan, flight) + held
         unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
-        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed))
+        num_rounds, self._num_unplanned = max(self._num_unplanned, 1), 0
+        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed), num_rounds)
         if unfollowed:
             for seq in self._speculation.to_follow(unfollowed):
                 self._follow(seq)

@@ -52,9 +52,11 @@ class MeasuredSpeculation(Speculation):
         finally:
             self.current = current
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """As what decides now, like everything below."""
-        return self.current.plan(running, proposals, num_unfollowed)
+        return self.current.plan(running, proposals, num_unfollowed, num_rounds)
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         return self.current.to_follow(unfollowed)

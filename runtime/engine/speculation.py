@@ -36,13 +36,16 @@ class Speculation(RoundObserver, ABC):
         """
 
     @abstractmethod
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """Decide the next draft.
 
         Args:
             running: sequences that decode in the next round.
             proposals: those that may be drafted for.
             num_unfollowed: others could be, if the drafter had their context.
+            num_rounds: since the latest plan; more than one where nobody was drafted for.
         """
 
     @abstractmethod
@@ -100,7 +103,9 @@ class FixedSpeculation(Speculation):
         """As it is anyway; see `MeasuredSpeculation.fixed`."""
         yield
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """Always the same."""
         return self._plan
 
