@@ -27,13 +27,17 @@ struct Forced {
 // Trees of one round, [num_reqs, num_nodes] by the row: a node's parent lies before it, the root's is below 0.
 struct VerifiedTrees {
     int64_t num_reqs, num_nodes;
-    const int64_t *token_ids, *parents, *num_valid;
+    const int64_t *token_ids, *parents, *num_valid;  // the last two null: bare roots
     const int64_t* rows;     // [num_reqs, num_nodes], row of each node in `targets` and `taps`; null: one after another
-    const int64_t* targets;  // the token that the target chooses after each row
+    const int64_t* targets;  // the token that the target chooses after each row; null: the best one by
+    const float* logits;     // [num_rows, vocab]
+    int64_t vocab;
     const void* taps;        // [num_rows] of `tap_bytes` each, or null
     int64_t tap_bytes;
     const int64_t* slots;    // [num_reqs]
     Forced forced;
+
+    int64_t target(int64_t row) const { return targets ? targets[row] : best_of(logits + row * vocab, vocab); }
 };
 
 // The paths, and what slots hold at their ends.
@@ -87,12 +91,12 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& 
     bool moved = false;
     for (int64_t req = 0; req < trees.num_reqs; req++) {
         int64_t first = req * trees.num_nodes, node = 0, count = 0, slot = trees.slots[req];
-        const int64_t *token_ids = trees.token_ids + first, *parents = trees.parents + first;
+        const int64_t *token_ids = trees.token_ids + first, *parents = trees.parents ? trees.parents + first : nullptr;
         int64_t *nodes = paths.nodes + req * paths.longest, *emitted = paths.token_ids + req * paths.width;
         auto row_of = [&](int64_t index) { return trees.rows ? trees.rows[first + index] : first + index; };
         int64_t forced = trees.forced.limits ? trees.forced.levels(req, slot) : -1;
-        for (int64_t end = std::min(trees.num_valid[req], trees.num_nodes);;) {
-            int64_t target = trees.targets[row_of(node)], child = node + 1;
+        for (int64_t end = trees.num_valid ? std::min(trees.num_valid[req], trees.num_nodes) : 1;;) {
+            int64_t target = trees.target(row_of(node)), child = node + 1;
             auto is_child = [&] { return std::max<int64_t>(parents[child], 0) == node; };
             if (forced >= 0) {  // the first child is the target's choice, as far as it goes
                 while (child < end && !is_child()) child++;
@@ -119,4 +123,38 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& 
                    (const char*)trees.taps + row_of(nodes[step]) * trees.tap_bytes, trees.tap_bytes);
     }
     return moved;
+}
+
+// Decided paths that a drafter is told of: roots at `positions`, `width` columns of tokens and `longest` of taps.
+struct DecidedPaths {
+    int64_t num_reqs, longest, width;
+    const int64_t *slots, *positions, *num_tokens, *token_ids;
+    const void* taps;  // [num_reqs, longest] of `tap_bytes` each, or null
+};
+
+// A channel's buffers, of `num_slots` rows each, and what the verifier has of all slots.
+struct Told {
+    int64_t *slots, *positions, *num_tokens, *token_ids;  // the last one [num_slots, max_path]
+    void* taps;                                           // [num_slots, max_path] of `tap_bytes` each
+    int64_t *committed_lens, *last_token_ids, *history;   // by slot; the last one [num_slots, history_width]
+    const int64_t *own_lens, *own_last;                   // by slot
+    int64_t num_slots, max_path, tap_bytes, history_width;
+};
+
+static void tell(const DecidedPaths& paths, const Told& told) {
+    std::copy_n(paths.slots, paths.num_reqs, told.slots);
+    std::copy_n(paths.positions, paths.num_reqs, told.positions);
+    std::copy_n(paths.num_tokens, paths.num_reqs, told.num_tokens);
+    for (int64_t req = 0; req < paths.num_reqs; req++) {
+        const int64_t* token_ids = paths.token_ids + req * paths.width;
+        std::copy_n(token_ids, paths.width, told.token_ids + req * told.max_path);
+        if (paths.taps)
+            memcpy((char*)told.taps + req * told.max_path * told.tap_bytes,
+                   (const char*)paths.taps + req * paths.longest * told.tap_bytes, paths.longest * told.tap_bytes);
+        int64_t* history = told.history + paths.slots[req] * told.history_width;
+        for (int64_t step = 0; step < paths.num_tokens[req]; step++)
+            history[std::min(paths.positions[req] + 1 + step, told.history_width - 1)] = token_ids[step];
+    }
+    std::copy_n(told.own_lens, told.num_slots, told.committed_lens);
+    std::copy_n(told.own_last, told.num_slots, told.last_token_ids);
 }

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 _WORD_BITS = 64
+MOST_KEPT = 256
+"""Shapes of paths that room is kept for."""
 
 
 class Forced(Structure):
@@ -21,7 +23,9 @@ class VerifiedTrees(Structure):
     _fields_ = [
         ("num_reqs", c_int64),
         ("num_nodes", c_int64),
-        *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "taps")),
+        *((name, c_void_p) for name in ("token_ids", "parents", "num_valid", "rows", "targets", "logits")),
+        ("vocab", c_int64),
+        ("taps", c_void_p),
         ("tap_bytes", c_int64),
         ("slots", c_void_p),
         ("forced", Forced),
@@ -52,6 +56,25 @@ class Pools(Structure):
     ]
 
 
+class DecidedPaths(Structure):
+    """What a drafter is told of."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("num_reqs", "longest", "width")),
+        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
+    ]
+
+
+class Told(Structure):
+    """Where it is told."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
+        *((name, c_void_p) for name in ("committed_lens", "last_token_ids", "history", "own_lens", "own_last")),
+        *((name, c_int64) for name in ("num_slots", "max_path", "tap_bytes", "history_width")),
+    ]
+
+
 class Compacted(NamedTuple):
     """What accepted nodes' keys and values are moved in, to the places of their tokens."""
 
@@ -73,7 +96,7 @@ class Decree(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Paths of a round's trees."""
+    """Paths of a round's trees; but for the taps, until the call after the next."""
 
     nodes: Tensor
     """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
@@ -105,13 +128,15 @@ class TreeAcceptance:
         self._committed_lens, self._last_token_ids = committed_lens, last_token_ids
         self._compacted = compacted
         self._pools = Pools() if compacted is None else _pools(compacted)
+        self._trees = VerifiedTrees()
+        self._rooms: list[dict[tuple[int, ...], _Room]] = [{}, {}]
 
     def accept(
         self,
         slots: Tensor,
         token_ids: Tensor,
-        parents: Tensor,
-        num_valid: Tensor,
+        parents: Tensor | None,
+        num_valid: Tensor | None,
         targets: Tensor,
         rows: Tensor | None,
         taps: Tensor | None,
@@ -124,37 +149,111 @@ class TreeAcceptance:
 
         Args:
             slots: [num_reqs], each another one.
-            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number.
-            num_valid: [num_reqs]: nodes that count; the root always does.
-            targets: [num_rows]: the token that the target chooses after each row.
+            token_ids: [num_reqs, num_nodes]; `parents` likewise, each below its node's own number; None of bare roots.
+            num_valid: [num_reqs]: nodes that count; the root always does. None likewise.
+            targets: [num_rows]: the token that the target chooses after each row; or the logits that its best one is
+                chosen by, float32 [num_rows, vocab_size], of which only rows along the paths are looked at.
             rows: [num_reqs, num_nodes]: row of each node; None where nodes follow one another.
             taps: [num_rows or more, taps_size], of any dtype.
             longest: most tokens of a path; `width`, no less, columns of its tokens.
             decree: in place of the target's choice, for benchmarks.
         """
-        num_reqs, num_nodes = token_ids.shape
-        found = Accepted(
-            nodes=slots.new_empty(num_reqs, longest),
-            token_ids=slots.new_empty(num_reqs, width),
-            num_tokens=slots.new_empty(num_reqs),
-            taps=None if taps is None else taps.new_empty(num_reqs, longest, taps.shape[1]),
-            moved=False,
-        )
-        read = (token_ids, parents, num_valid, rows, targets, taps, slots)
+        (num_reqs, num_nodes), vocab = token_ids.shape, targets.shape[1] if targets.dim() == 2 else 0
+        room, trees, forced = self._room(num_reqs, longest, width), self._trees, Forced()
+        read = (slots, token_ids, parents, num_valid, rows, targets, taps)
         held = [None if part is None else part.contiguous() for part in read]
-        *addresses, slots_address = _addresses(held)
-        tap_bytes = 0 if taps is None else taps.shape[1] * taps.element_size()
-        forced = Forced()
+        trees.num_reqs, trees.num_nodes, trees.vocab = num_reqs, num_nodes, vocab
+        trees.slots, trees.token_ids, trees.parents, trees.num_valid, trees.rows, chosen, trees.taps = _addresses(held)
+        trees.targets, trees.logits = (None, chosen) if vocab else (chosen, None)
         if decree is not None:
             limits, epochs, roots = (part.contiguous() for part in decree)
             forced = Forced(limits.data_ptr(), len(limits), epochs.data_ptr(), roots.data_ptr())
             held += [limits, epochs, roots]
-        trees = VerifiedTrees(num_reqs, num_nodes, *addresses, tap_bytes, slots_address, forced)
-        written = (found.nodes, found.token_ids, found.num_tokens, found.taps)
-        state = (self._committed_lens, self._last_token_ids)
-        paths = Paths(longest, width, *_addresses((*written, *state)))
-        moved = self._accept(byref(trees), byref(paths), byref(self._pools))
-        return found._replace(moved=bool(moved))
+        trees.forced, path_taps = forced, None
+        if taps is not None:
+            path_taps = taps.new_empty(num_reqs, longest, taps.shape[1])
+            trees.tap_bytes = taps.shape[1] * taps.element_size()
+        room.paths.taps = _address(path_taps)
+        moved = self._accept(byref(trees), byref(room.paths), byref(self._pools))
+        return Accepted(room.nodes, room.token_ids, room.num_tokens, path_taps, moved != 0)
+
+    def _room(self, *shape: int) -> "_Room":
+        """For the paths of so many requests, of so many nodes and columns."""
+        self._rooms.reverse()  # a round is settled before the one after the next is decided
+        rooms = self._rooms[0]
+        if shape not in rooms:
+            if len(rooms) >= MOST_KEPT:
+                rooms.clear()
+            rooms[shape] = _Room(*shape, self._committed_lens, self._last_token_ids)
+        return rooms[shape]
+
+
+class _Room:
+    """Where paths of one shape are left, and at last the ends of their sequences."""
+
+    def __init__(self, num_reqs: int, longest: int, width: int, committed_lens: Tensor, last_token_ids: Tensor) -> None:
+        new = committed_lens.new_empty
+        self.nodes, self.token_ids, self.num_tokens = new(num_reqs, longest), new(num_reqs, width), new(num_reqs)
+        written = (self.nodes, self.token_ids, self.num_tokens, None, committed_lens, last_token_ids)
+        self.paths = Paths(longest, width, *_addresses(written))
+
+
+class Buffers(NamedTuple):
+    """Of a channel, in host memory: what a drafter reads of a round's paths; int64 [num_slots] but for two."""
+
+    slots: Tensor
+    positions: Tensor
+    num_tokens: Tensor
+    token_ids: Tensor
+    """[num_slots, max_path]"""
+    taps: Tensor
+    """[num_slots, max_path, taps_size], of any dtype."""
+    committed_lens: Tensor
+    last_token_ids: Tensor
+
+
+class PathTeller:
+    """Tells a drafter on the host of accepted paths; every tensor is contiguous, and int64 unless it says otherwise.
+
+    Args:
+        library: of `wingbeat.kernels.cpu.library`.
+        history: [num_slots, most_tokens]: tokens by slot, which the drafter reads.
+        committed_lens: [num_slots or more]; `last_token_ids` likewise: the verifier's.
+    """
+
+    def __init__(self, library: CDLL, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> None:
+        library.wingbeat_tell.argtypes, library.wingbeat_tell.restype = [POINTER(DecidedPaths), POINTER(Told)], None
+        self._tell, self._state = library.wingbeat_tell, (history, committed_lens, last_token_ids)
+        self._told: dict[int, tuple[Told, Buffers]] = {}
+        """By address: a channel has two, which take turns."""
+
+    def tell(
+        self,
+        buffers: Buffers,
+        slots: Tensor,
+        positions: Tensor,
+        num_tokens: Tensor,
+        token_ids: Tensor,
+        taps: Tensor | None,
+    ) -> None:
+        """Write paths, and where all sequences are by now, into a channel's buffers.
+
+        Args:
+            slots: [num_reqs]; `positions` and `num_tokens` likewise.
+            token_ids: [num_reqs, width]
+            taps: [num_reqs, longest, taps_size] in the buffers' dtype; None leaves theirs.
+        """
+        (num_reqs, width), key = token_ids.shape, buffers.slots.data_ptr()
+        if key not in self._told:
+            if len(self._told) == 2:  # of another channel
+                self._told.clear()
+            rows, room = len(buffers.slots), buffers.taps
+            sizes = (rows, room.shape[1], room.shape[2] * room.element_size(), self._state[0].shape[1])
+            self._told[key] = Told(*_addresses((*buffers, *self._state)), *sizes), buffers
+        taps = None if taps is None else taps.contiguous()
+        longest = 0 if taps is None else taps.shape[1]
+        addresses = _addresses((slots, positions, num_tokens, token_ids, taps))
+        self._tell(byref(DecidedPaths(num_reqs, longest, width, *addresses)), byref(self._told[key][0]))
 
 
 def _pools(compacted: Compacted) -> Pools:
@@ -175,6 +274,10 @@ def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
     numbers = map(c_int64, (num_reqs, num_nodes, num_words))
     library.wingbeat_ancestors(c_void_p(parents.data_ptr()), *numbers, c_void_p(words.data_ptr()))
     return words
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:

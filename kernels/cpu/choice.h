@@ -31,14 +31,6 @@ struct RowChoice {
     std::vector<float> scaled, ranked, noise;
     std::vector<int64_t> ids;
 
-    // Of equal scores the first one.
-    static int64_t best_of(const float* scores, int64_t count) {
-        int64_t best = 0;
-        for (int64_t i = 1; i < count; i++)
-            if (scores[i] > scores[best]) best = i;
-        return best;
-    }
-
     // Whether every number of a row can be compared, and one of them is above none.
     static bool comparable(const float* logits, int64_t count) {
         bool any = false;

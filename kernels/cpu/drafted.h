@@ -1,13 +1,15 @@
-// What a verifier makes of drafted trees on the host before they are rows: which it believes, and which of their nodes
-// are worth verifying.
+// What a verifier makes of drafted trees on the host: which it believes, which of their nodes are worth verifying, the rows
+// that these become, and what is learned once they are decided.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <numeric>
+#include <cstring>
+#include <utility>
 #include <vector>
+
+#include "accept.h"
 
 // TreeColumns by the row, [num_reqs, num_nodes]; column 0 holds the roots.
 struct TreeColumns {
@@ -21,7 +23,7 @@ struct Answer {
     int64_t num_reqs, num_nodes;
     const int64_t* slots;  // [num_reqs]
     const bool* wanted;    // [num_reqs]
-    TreeColumns trees;           // [num_slots, num_nodes]
+    TreeColumns trees;           // [num_slots, num_nodes]; null: bare roots
     const int64_t *epochs, *committed_lens;  // that they were grown for
     const int64_t *own_epochs, *own_lens, *last_token_ids;
     int64_t vocab, chains;  // `chains`: each node follows the one before it
@@ -63,134 +65,303 @@ static int64_t check_trees(const Answer& from, const TreeColumns& into) {
     return most;
 }
 
-// What nodes are chosen by, and what is left of it; as `runtime/speculation` has both.
+// How nodes are chosen, as `runtime/speculation` has it; where there is no table, all nodes stay.
 struct Choice {
-    int64_t num_reqs, num_nodes, max_depth;
-    const int64_t* kinds;   // [num_reqs], row of the table
-    const int64_t* useful;  // [num_reqs], levels that could still be emitted
-    const bool* forced;     // [num_reqs], all of whose useful nodes stay; or null
-    const double* table;    // [2, num_bins], acceptance by bin of the confidence
+    int64_t max_depth;
+    const float* temperatures;  // by slot; above 0: the table's second row
+    const int64_t* useful;      // [num_reqs], levels that could still be emitted
+    const int64_t* forced;      // [num_reqs], not 0: all of its useful nodes stay
+    const double* table;        // [2, num_bins], acceptance by bin of the confidence; or null
+    const double* edges;        // [num_bins - 1], ascending
     int64_t num_bins;
-    const double* edges;    // [num_bins - 1], ascending
-    const double* price;    // [num_reqs * num_nodes], in tokens: of a pass with so many drafted nodes; null: all stay
-    float* log_probs;       // [num_reqs, num_nodes], out: given the parent
-    bool *real, *kept;      // likewise: drafted nodes that count, and those to verify
-    double* path;           // likewise: P(a node and its ancestors are accepted)
+    const double* price;        // [num_reqs * num_nodes or more], in tokens: of a pass with so many nodes; null: all stay
+};
+
+// Where the rows of decodes go, as `runtime/round/builder.py` has it.
+struct Layout {
+    const int64_t* block_tables;  // [slots, num_blocks]
+    int64_t num_blocks, block_size, last_position;
+    int64_t shows_ancestors;      // nodes have words that say which others they see
+};
+
+// What is verified of drafted trees, and where. `answer.epochs` null: the trees are checked, and lie by request.
+struct Intake {
+    Answer answer;
+    Choice choice;
+    Layout layout;
+};
+
+// Sizes of what `take_trees` leaves.
+struct Taken {
+    int64_t believed;      // 0 where no tree counts
+    int64_t width;         // of those that are left; 1 where bare roots are
+    int64_t num_rows;      // of all of them, without padding
+    int64_t num_blocks;    // that their block tables have
+    int64_t num_drafting;  // trees that had a node
+    int64_t levels;        // depth of the deepest one
 };
 
 constexpr float NO_CONFIDENCE = -50.0f;
 
-static void weigh(const Choice& choice, const TreeColumns& trees) {
-    for (int64_t req = 0; req < choice.num_reqs; req++) {
-        int64_t first = req * choice.num_nodes;
-        const double* row = choice.table + choice.kinds[req] * choice.num_bins;
-        choice.real[first] = false, choice.log_probs[first] = NO_CONFIDENCE, choice.path[first] = 1.0;
-        for (int64_t node = 1; node < choice.num_nodes; node++) {
+// One word a node, as `runtime/speculation/acceptance.py` has it: the log-probability given the parent, parent, depth and two flags.
+struct Evidence {
+    static constexpr int PARENT = 32, DEPTH = 47, REAL = 61, KEPT = 62;
+    int64_t word;
+
+    static Evidence of(float given, int64_t parent, int64_t depth, bool real, bool kept) {
+        uint32_t bits;
+        memcpy(&bits, &given, sizeof bits);
+        return {(int64_t)bits | parent << PARENT | depth << DEPTH | (int64_t)real << REAL | (int64_t)kept << KEPT};
+    }
+    float given() const {
+        uint32_t bits = (uint32_t)word;
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        return number;
+    }
+    int64_t parent() const { return word >> PARENT & ((1 << (DEPTH - PARENT)) - 1); }
+    bool real() const { return word >> REAL & 1; }
+    bool kept() const { return word >> KEPT & 1; }
+};
+
+static int64_t bin_of(const double* edges, int64_t num_bins, float given) {
+    return std::lower_bound(edges, edges + num_bins - 1, (double)given) - edges;
+}
+
+// Trees whose nodes are being chosen, [num_reqs, num_nodes].
+struct Chooser {
+    std::vector<float> given;  // log-probability given the parent
+    std::vector<double> path;  // P(a node and its ancestors are accepted)
+    std::vector<char> real, kept;
+    std::vector<int64_t> order, number;
+
+    void choose(const Intake& from, const TreeColumns& trees) {
+        int64_t num_nodes = from.answer.num_nodes, all = from.answer.num_reqs * num_nodes;
+        kept.assign(all, false);
+        if (!from.choice.table) {
+            for (int64_t at = 0; at < all; at++) kept[at] = at % num_nodes && at % num_nodes < trees.num_valid[at / num_nodes];
+            return;
+        }
+        given.resize(all), path.resize(all), real.resize(all);
+        for (int64_t req = 0; req < from.answer.num_reqs; req++) weigh(from, trees, req);
+        take_best(from, trees);
+    }
+
+    void weigh(const Intake& from, const TreeColumns& trees, int64_t req) {
+        const Choice& choice = from.choice;
+        int64_t first = req * from.answer.num_nodes;
+        const double* row = choice.table + (choice.temperatures[from.answer.slots[req]] > 0) * choice.num_bins;
+        real[first] = false, given[first] = NO_CONFIDENCE, path[first] = 1.0;
+        for (int64_t node = 1; node < from.answer.num_nodes; node++) {
             int64_t at = first + node, parent = first + std::max<int64_t>(trees.parents[at], 0);
-            bool real = node < trees.num_valid[req] && trees.depths[at] <= choice.max_depth;
-            float given = real ? trees.scores[at] - trees.scores[parent] : NO_CONFIDENCE;
-            given = std::fmin(std::fmax(given, NO_CONFIDENCE), 0.0f);
-            int64_t bin = std::lower_bound(choice.edges, choice.edges + choice.num_bins - 1, (double)given) - choice.edges;
-            choice.real[at] = real;
-            choice.log_probs[at] = given;
-            choice.path[at] = real ? row[bin] * choice.path[parent] : 0.0;
+            real[at] = node < trees.num_valid[req] && trees.depths[at] <= choice.max_depth;
+            float step = real[at] ? trees.scores[at] - trees.scores[parent] : NO_CONFIDENCE;
+            given[at] = std::fmin(std::fmax(step, NO_CONFIDENCE), 0.0f);
+            path[at] = real[at] ? row[bin_of(choice.edges, choice.num_bins, given[at])] * path[parent] : 0.0;
         }
     }
-}
 
-// The best nodes of all trees together, as many as are worth their price; in a tree a child is no likelier than its parent.
-static void take_best(const Choice& choice, const TreeColumns& trees) {
-    static thread_local std::vector<int64_t> order;
-    order.clear();
-    int64_t all = choice.num_reqs * choice.num_nodes;
-    for (int64_t at = 0; at < all; at++) {
-        bool within = choice.real[at] && trees.depths[at] <= choice.useful[at / choice.num_nodes];
-        choice.kept[at] = within && (!choice.price || (choice.forced && choice.forced[at / choice.num_nodes]));
-        if (within) order.push_back(at);
+    // The best nodes of all trees together, as many as are worth their price; in a tree a child is no likelier than its
+    // parent.
+    void take_best(const Intake& from, const TreeColumns& trees) {
+        const Choice& choice = from.choice;
+        int64_t num_nodes = from.answer.num_nodes;
+        order.clear();
+        for (int64_t at = 0; at < (int64_t)real.size(); at++) {
+            bool within = real[at] && trees.depths[at] <= choice.useful[at / num_nodes];
+            kept[at] = within && (!choice.price || choice.forced[at / num_nodes]);
+            if (within) order.push_back(at);
+        }
+        if (!choice.price) return;
+        std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return path[a] > path[b]; });
+        double gain = 0.0, most = -choice.price[0];
+        int64_t best = 0;
+        for (int64_t count = 1; count <= (int64_t)order.size(); count++) {
+            gain += path[order[count - 1]];
+            if (gain - choice.price[count] > most) most = gain - choice.price[count], best = count;
+        }
+        for (int64_t i = 0; i < best; i++) kept[order[i]] = true;
     }
-    if (!choice.price) return;
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return choice.path[a] > choice.path[b]; });
-    double gain = 0.0, most = -choice.price[0];
-    int64_t best = 0;
-    for (int64_t count = 1; count <= (int64_t)order.size(); count++) {
-        gain += choice.path[order[count - 1]];
-        if (gain - choice.price[count] > most) most = gain - choice.price[count], best = count;
-    }
-    for (int64_t i = 0; i < best; i++) choice.kept[order[i]] = true;
-}
 
-// The trees of their kept nodes alone, in their old order, [num_reqs, width]; returns the width, 1 where nothing stays.
-static int64_t prune(const Choice& choice, const TreeColumns& trees, const TreeColumns& into) {
-    int64_t width = 1;
-    for (int64_t req = 0; req < choice.num_reqs; req++) {
-        const bool* kept = choice.kept + req * choice.num_nodes;
-        into.num_valid[req] = 1 + std::count(kept + 1, kept + choice.num_nodes, true);
-        width = std::max(width, into.num_valid[req]);
+    int64_t num_kept(int64_t req, int64_t num_nodes) const {
+        return std::count(kept.begin() + req * num_nodes, kept.begin() + (req + 1) * num_nodes, (char)true);
     }
-    static thread_local std::vector<int64_t> number;
-    number.assign(choice.num_nodes, 0);
-    for (int64_t req = 0; req < choice.num_reqs; req++) {
-        int64_t first = req * choice.num_nodes, target = req * width, count = 0;
-        for (int64_t node = 0; node < choice.num_nodes; node++) {
-            int64_t at = first + node, parent = trees.parents[at];
-            if (node && !choice.kept[at]) continue;
-            number[node] = count;
-            into.token_ids[target + count] = trees.token_ids[at];
-            into.parents[target + count] = node ? number[std::max<int64_t>(parent, 0)] : -1;
+};
+
+// Numbers one behind another: each part begins where the one before it ends.
+struct Parts {
+    int64_t* next;
+
+    int64_t* take(int64_t count) { return std::exchange(next, next + count); }
+};
+
+// Trees of their kept nodes alone, in their old order, and where they lie; [num_reqs, width] but for roots, counts and
+// starts. Roots are the sequences' present ends.
+struct Placed {
+    int64_t *num_valid, *roots, *token_ids, *parents, *depths, *positions, *mapping, *rows;
+    float* scores;  // as far apart as the others
+
+    Placed(Parts& parts, int64_t num_reqs, int64_t width)
+        : num_valid(parts.take(num_reqs)), roots(parts.take(num_reqs)), token_ids(parts.take(num_reqs * width)),
+          parents(parts.take(num_reqs * width)), depths(parts.take(num_reqs * width)),
+          positions(parts.take(num_reqs * width)), mapping(parts.take(num_reqs * width)),
+          rows(parts.take(num_reqs * width)), scores((float*)parts.take(num_reqs * width)) {}
+};
+
+static void prune(const Intake& from, const TreeColumns& trees, Chooser& chosen, int64_t width, const Placed& into) {
+    int64_t num_nodes = from.answer.num_nodes;
+    chosen.number.assign(num_nodes, 0);
+    for (int64_t req = 0; req < from.answer.num_reqs; req++) {
+        int64_t first = req * num_nodes, target = req * width, count = 0;
+        for (int64_t node = 0; node < num_nodes; node++) {
+            int64_t at = first + node;
+            if (node && !chosen.kept[at]) continue;
+            chosen.number[node] = count;
+            into.token_ids[target + count] = node ? trees.token_ids[at] : from.answer.last_token_ids[from.answer.slots[req]];
+            into.parents[target + count] = node ? chosen.number[std::max<int64_t>(trees.parents[at], 0)] : -1;
             into.depths[target + count] = trees.depths[at];
             into.scores[target + count++] = trees.scores[at];
         }
+        into.num_valid[req] = count;
         for (; count < width; count++) {
             into.token_ids[target + count] = into.parents[target + count] = into.depths[target + count] = 0;
             into.scores[target + count] = 0.0f;
         }
     }
-    return width;
 }
 
-static int64_t choose_nodes(const Choice& choice, const TreeColumns& trees, const TreeColumns& into) {
-    weigh(choice, trees);
-    take_best(choice, trees);
-    return prune(choice, trees, into);
-}
+// The trees' nodes side by side, without padding.
+struct SideBySide {
+    int64_t *starts, *nodes, *token_ids, *positions, *mapping;  // [num_reqs + 1], and [num_rows] each
 
-// Where the rows of decodes lie; as `runtime/round/builder.py` has it.
-struct Layout {
-    int64_t num_reqs, num_nodes;
-    const int64_t *slots, *depths, *num_valid;  // of the trees
-    const int64_t *committed_lens, *last_token_ids;  // by slot
-    const int64_t* block_tables;                 // [num_slots, num_blocks]
-    int64_t num_blocks, block_size, last_position;
-    int64_t* token_ids;                          // [num_reqs, num_nodes]; roots are filled in
-    int64_t* roots;                              // [num_reqs], out: positions
-    int64_t *positions, *mapping, *rows;         // [num_reqs, num_nodes], out
-    int64_t *nodes, *row_ids, *row_positions, *row_mapping;  // [number of rows], out: the real nodes side by side
-    int64_t* starts;                             // [num_reqs + 1], out
+    SideBySide(Parts& parts, int64_t num_reqs, int64_t num_rows)
+        : starts(parts.take(num_reqs + 1)), nodes(parts.take(num_rows)), token_ids(parts.take(num_rows)),
+          positions(parts.take(num_rows)), mapping(parts.take(num_rows)) {}
 };
 
-// Returns the number of rows.
-static int64_t lay_out(const Layout& layout) {
+static void lay_out(const Intake& from, int64_t width, const Placed& trees, const SideBySide& rows) {
+    const Layout& layout = from.layout;
     int64_t count = 0;
-    for (int64_t req = 0; req < layout.num_reqs; req++) {
-        int64_t slot = layout.slots[req], root = layout.committed_lens[slot] - 1, first = req * layout.num_nodes;
+    for (int64_t req = 0; req < from.answer.num_reqs; req++) {
+        int64_t slot = from.answer.slots[req], root = from.answer.own_lens[slot] - 1, first = req * width;
         const int64_t* table = layout.block_tables + slot * layout.num_blocks;
-        layout.roots[req] = root;
-        layout.token_ids[first] = layout.last_token_ids[slot];
-        layout.starts[req] = count;
-        for (int64_t node = 0; node < layout.num_nodes; node++) {
+        trees.roots[req] = root;
+        rows.starts[req] = count;
+        for (int64_t node = 0; node < width; node++) {
             int64_t at = first + node, stored = root + node;
-            bool real = node < layout.num_valid[req];
+            bool real = node < trees.num_valid[req];
             // Nodes past the last position are never accepted, but a table of positions has no row for them.
-            layout.positions[at] = std::min(root + (real ? layout.depths[at] : 0), layout.last_position);
+            trees.positions[at] = std::min(root + (real ? trees.depths[at] : 0), layout.last_position);
             int64_t block = std::clamp<int64_t>(stored / layout.block_size, 0, layout.num_blocks - 1);
-            layout.mapping[at] = real ? table[block] * layout.block_size + stored % layout.block_size : 0;
-            layout.rows[at] = std::max<int64_t>(real ? count : count - 1, 0);
+            trees.mapping[at] = real ? table[block] * layout.block_size + stored % layout.block_size : 0;
+            trees.rows[at] = std::max<int64_t>(real ? count : count - 1, 0);
             if (!real) continue;
-            layout.nodes[count] = at;
-            layout.row_ids[count] = layout.token_ids[at];
-            layout.row_positions[count] = layout.positions[at];
-            layout.row_mapping[count++] = layout.mapping[at];
+            rows.nodes[count] = at;
+            rows.token_ids[count] = trees.token_ids[at];
+            rows.positions[count] = trees.positions[at];
+            rows.mapping[count++] = trees.mapping[at];
         }
     }
-    return layout.starts[layout.num_reqs] = count;
+    rows.starts[from.answer.num_reqs] = count;
+}
+
+// Checks trees, chooses what is verified of them, and lays that out. Leaves one behind another: the evidence
+// [num_reqs, num_nodes] where nodes are chosen, what `Placed` and `SideBySide` have, and the words of ancestors
+// [num_reqs, width, words] where they are wanted; and the block tables, as far as they are read, in rows of `tables`.
+static Taken take_trees(const Intake& from, int64_t* out, int64_t* tables) {
+    static thread_local std::vector<int64_t> numbers;
+    static thread_local std::vector<float> scores;
+    static thread_local Chooser chooser;
+    const Answer& answer = from.answer;
+    int64_t num_reqs = answer.num_reqs, num_nodes = answer.num_nodes, all = num_reqs * num_nodes;
+    int64_t believed = 1;
+    TreeColumns trees = answer.trees;
+    if (!trees.token_ids) {
+        numbers.assign(2 * all, 0), numbers.resize(2 * all + num_reqs, 1), scores.assign(all, 0.0f);
+        trees = {&numbers[0], &numbers[0], &numbers[all], &scores[0], &numbers[2 * all]};
+    } else if (answer.epochs) {
+        numbers.resize(3 * all + num_reqs), scores.resize(all);
+        trees = {&numbers[0], &numbers[all], &numbers[2 * all], &scores[0], &numbers[3 * all]};
+        believed = check_trees(answer, trees);
+    }
+    chooser.choose(from, trees);
+    Taken taken = {believed > 0, 1, 0, 0, 0, 0};
+    for (int64_t req = 0; req < num_reqs; req++) {
+        int64_t count = 1 + chooser.num_kept(req, num_nodes), stored = answer.own_lens[answer.slots[req]] - 1;
+        taken.width = std::max(taken.width, count);
+        taken.num_rows += count;
+        taken.num_blocks = std::max(taken.num_blocks, stored);
+        taken.num_drafting += trees.num_valid[req] > 1;
+        for (int64_t node = 0; node < trees.num_valid[req]; node++)
+            taken.levels = std::max(taken.levels, trees.depths[req * num_nodes + node]);
+    }
+    // Of the longest sequence with its nodes.
+    taken.num_blocks = (taken.num_blocks + taken.width + from.layout.block_size - 1) / from.layout.block_size;
+    taken.num_blocks = std::min(taken.num_blocks, from.layout.num_blocks);
+    Parts parts = {out};
+    if (from.choice.table) {
+        int64_t* evidence = parts.take(all);
+        for (int64_t at = 0; at < all; at++)
+            evidence[at] = Evidence::of(chooser.given[at], std::max<int64_t>(trees.parents[at], 0),
+                                        std::min(trees.depths[at], from.choice.max_depth), chooser.real[at],
+                                        chooser.kept[at]).word;
+    }
+    Placed placed(parts, num_reqs, taken.width);
+    prune(from, trees, chooser, taken.width, placed);
+    lay_out(from, taken.width, placed, SideBySide(parts, num_reqs, taken.num_rows));
+    for (int64_t req = 0, stride = from.layout.num_blocks; req < num_reqs; req++)
+        std::copy_n(from.layout.block_tables + answer.slots[req] * stride, taken.num_blocks, tables + req * stride);
+    int64_t num_words = (taken.width + 63) / 64;
+    if (from.layout.shows_ancestors)
+        ancestors(placed.parents, num_reqs, taken.width, num_words, parts.take(num_reqs * taken.width * num_words));
+    return taken;
+}
+
+// A round's verified trees, and how acceptance is counted by their drafter's confidence, as
+// `runtime/speculation/acceptance.py` has it.
+struct Verified {
+    int64_t num_reqs, num_nodes, longest;
+    const int64_t* evidence;    // [num_reqs, num_nodes]
+    const int64_t* path_nodes;  // [num_reqs, longest], by their numbers among the verified ones; the last one repeated
+    const int64_t* kinds;       // [num_reqs], row of the table; below 0: says nothing
+};
+
+struct Counts {
+    double *trials, *successes, *table;  // [2, num_bins]
+    const double* edges;                 // [num_bins - 1], ascending
+    int64_t num_bins;
+    double prior, keeps;                 // trials of a bin that nothing was seen of, and what of the others stays each time
+    double expected;                     // out: sum of the probabilities of nodes whose parent was accepted
+    int64_t accepted;                    // out
+};
+
+static void count_accepted(const Verified& round, Counts& counts) {
+    static thread_local std::vector<double> tried, accepted;
+    static thread_local std::vector<char> on_path;
+    int64_t cells = 2 * counts.num_bins;
+    tried.assign(cells, 0.0), accepted.assign(cells, 0.0), on_path.resize(round.num_nodes);
+    counts.expected = 0.0, counts.accepted = 0;
+    bool any = false;
+    for (int64_t req = 0; req < round.num_reqs; req++) {
+        const Evidence* tree = (const Evidence*)round.evidence + req * round.num_nodes;
+        bool is_tree = std::any_of(tree, tree + round.num_nodes, [](const Evidence& node) { return node.real(); });
+        if (round.kinds[req] < 0 || !is_tree) continue;
+        any = true;
+        const int64_t* path = round.path_nodes + req * round.longest;
+        for (int64_t node = 0, number = 0; node < round.num_nodes; node++) {
+            bool stays = !node || tree[node].kept();
+            on_path[node] = stays && std::find(path, path + round.longest, number) != path + round.longest;
+            number += stays;
+            if (!tree[node].kept() || !on_path[tree[node].parent()]) continue;
+            int64_t cell = round.kinds[req] * counts.num_bins + bin_of(counts.edges, counts.num_bins, tree[node].given());
+            tried[cell]++, accepted[cell] += on_path[node];
+            counts.expected += counts.table[cell], counts.accepted += on_path[node];
+        }
+    }
+    for (int64_t cell = 0; any && cell < cells; cell++) {
+        double keeps = counts.trials[cell] > counts.prior ? counts.keeps : 1.0;
+        counts.trials[cell] = counts.trials[cell] * keeps + tried[cell];
+        counts.successes[cell] = counts.successes[cell] * keeps + accepted[cell];
+        counts.table[cell] = counts.successes[cell] / counts.trials[cell];
+    }
 }

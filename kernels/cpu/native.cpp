@@ -95,13 +95,15 @@ void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_no
 
 int64_t wingbeat_check_trees(const Answer* from, const TreeColumns* into) { return check_trees(*from, *into); }
 
-int64_t wingbeat_choose_nodes(const Choice* choice, const TreeColumns* trees, const TreeColumns* into) {
-    return choose_nodes(*choice, *trees, *into);
+void wingbeat_take_trees(const Intake* from, int64_t* out, int64_t* tables, Taken* taken) {
+    *taken = take_trees(*from, out, tables);
 }
 
-int64_t wingbeat_lay_out(const Layout* layout) { return lay_out(*layout); }
+void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_accepted(*round, *counts); }
 
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
+
+void wingbeat_tell(const DecidedPaths* paths, const Told* told) { tell(*paths, *told); }
 
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths, const Pools* pools) {
     return accept(*trees, *paths, *pools);

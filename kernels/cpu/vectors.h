@@ -2,6 +2,7 @@
 // than a register would live in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -177,6 +178,34 @@ static inline bool any(ints lanes) {
     for (int lane = 0; lane < LANES; lane++) found |= lanes[lane];
     return found;
 #endif
+}
+
+// Of a row's numbers the highest, of equal ones the first; one that is no number is above all others, as torch has it.
+static int64_t best_of(const float* scores, int64_t count) {
+    if (count < LANES) {
+        int64_t best = 0;
+        for (int64_t i = 1; i < count && scores[best] == scores[best]; i++)
+            if (!(scores[i] <= scores[best])) best = i;
+        return best;
+    }
+    // The last register overlaps the one before it: that a number is seen twice changes nothing.
+    vec most = load(scores);
+    ints odd = most != most;
+    for (int64_t i = LANES; i < count; i += LANES) {
+        vec some = load(scores + std::min(i, count - LANES));
+        odd |= some != some;
+        most = larger(some, most);
+    }
+    bool is_odd = any(odd);
+    vec top = all(largest(most));
+    for (int64_t i = 0;; i += LANES) {
+        int64_t first = std::min(i, count - LANES);
+        vec some = load(scores + first);
+        ints found = is_odd ? some != some : some == top;
+        if (!any(found)) continue;
+        for (int64_t lane = 0; lane < LANES; lane++)
+            if (found[lane]) return first + lane;
+    }
 }
 
 // e^x to about one unit in the last place; x below -87 gives the smallest normal number.

@@ -11,20 +11,27 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from wingbeat.kernels.cpu.drafted import DraftIntake, Prices
+from wingbeat.kernels.cpu.drafted import AcceptanceCounts, NodeChoice
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.engine.kept_times import KeptTimes
-from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.engine.speculation import AnyTrees, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
-from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
+from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes
+from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.round.tree_check import ArrivedTrees
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
+    FORGET,
+    PRIOR_TRIALS,
     Acceptance,
     DraftedTrees,
     along_rows,
+    pack_evidence,
     path_probabilities,
+    unpack_evidence,
 )
 from wingbeat.runtime.speculation.costs import DraftTook, RoundTook
 from wingbeat.runtime.speculation.following import Following
@@ -38,7 +45,7 @@ _COUNT_ALWAYS, _COUNT_EVERY = 256, 2
 """Likewise for counting what was accepted, the cheaper half, on the host: believing in a weak head costs more."""
 
 
-_NOBODY = np.zeros(0, dtype=np.int64)
+_NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
 
 class _Round(NamedTuple):
@@ -48,21 +55,19 @@ class _Round(NamedTuple):
     """That its trees were grown by."""
     num_decodes: int
     context: float
-    kinds: np.ndarray
-    """int64 [num_decodes]: 1 where the temperature is above 0, the row of `Acceptance.table`; empty where there are no
-    trees, as the next one."""
-    certain: np.ndarray
-    """bool [num_decodes]: whether what came next was certain, which says nothing of the drafter."""
+    kinds: list[int]
+    """By decode: 1 where the temperature is above 0, the row of `Acceptance.table`; empty where there are no trees, as
+    the next one."""
+    certain: list[bool]
+    """By decode: whether what came next was certain, which says nothing of the drafter."""
     num_drafting: int
     """Sequences that the drafter brought a tree for, where the host has seen it; as the next one."""
     levels: int
     """Of the drafter's trees."""
     num_context_tokens: int
     """That the drafter took in before it grew the trees."""
-    trees: DraftedTrees | None = None
-    """Before pruning, where the host has seen them."""
-    kept: np.ndarray | None = None
-    """bool [num_decodes, num_nodes]: drafted nodes that were verified, likewise."""
+    evidence: np.ndarray | None = None
+    """As `RoundResult.evidence`, where the host has seen the trees."""
 
 
 class AdaptiveSpeculation(Speculation):
@@ -71,7 +76,7 @@ class AdaptiveSpeculation(Speculation):
     Args:
         pruner: chooses the nodes on the device; None where the trees lie on the host.
         kept: corrects the times on disk that the costs were made of, where the host's clock tells.
-        intake: chooses the nodes on the host; None leaves that to numpy.
+        kernels: count what was accepted of trees that they have seen; None leaves all to numpy.
     """
 
     def __init__(
@@ -79,11 +84,16 @@ class AdaptiveSpeculation(Speculation):
         policy: SpeculationPolicy,
         pruner: DevicePruner | None = None,
         kept: KeptTimes | None = None,
-        intake: DraftIntake | None = None,
+        kernels: CpuKernels | None = None,
     ) -> None:
         self.policy = policy
         self.acceptance, self._following = Acceptance(), Following()
-        self._pruner, self._kept, self._intake = pruner, kept, intake
+        self._pruner, self._kept = pruner, kept
+        counted = self.acceptance.trials, self.acceptance.successes, self.acceptance.table, EDGES
+        trials, successes, *self._by = map(torch.from_numpy, counted)
+        self._counts: AcceptanceCounts | None = None
+        if kernels is not None:
+            self._counts = kernels.acceptance_counts(trials, successes, *self._by, prior=PRIOR_TRIALS, keeps=FORGET)
         self._plan = DraftPlan(0, Reason.IDLE)
         self._num_context_tokens = 0
         self._pruned: _Round | None = None
@@ -96,14 +106,16 @@ class AdaptiveSpeculation(Speculation):
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """Costs are known."""
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """As the policy says."""
         num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
         context = _mean_context(running if num_unfollowed else proposals or running)
-        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed)
+        self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed, num_rounds)
         self._asks = bool(self._plan.levels)
         if self._plan.reason != Reason.IDLE:
-            self._following.decided(self.policy.pays)
+            self._following.decided(self.policy.pays, num_rounds)
         return self._plan
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
@@ -130,14 +142,16 @@ class AdaptiveSpeculation(Speculation):
         """As planned."""
         return self._plan.num_nodes
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
         """Leave the nodes that are worth their time, where the trees are on the host; None where none is."""
-        kinds = certain = _NOBODY
-        if trees is not None or self._pruner is not None:
-            kinds = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=np.int64)
-            certain = np.array([bool(seq.certain(1)) for seq in decodes], dtype=bool)
-        asked, num_drafting, levels = DraftPlan(0, Reason.IDLE), 0, 0
         self._asks = False
+        if isinstance(trees, ArrivedTrees):
+            return self._take(trees, decodes)
+        kinds, certain = [], []
+        if trees is not None or self._pruner is not None:
+            kinds = [int(seq.request.params.temperature > 0) for seq in decodes]
+            certain = [bool(seq.certain(1)) for seq in decodes]
+        asked, num_drafting, levels = _NOT_ASKED, 0, 0
         if drafted is not None:
             asked = self._plan
             if self._pruner is None:
@@ -152,33 +166,39 @@ class AdaptiveSpeculation(Speculation):
         self._pruned = this
         return trees
 
+    def _take(self, arrived: ArrivedTrees, decodes: list[Sequence]) -> Decodes | None:
+        """`prune` of trees that our kernels look at, of sequences whose next token is never certain."""
+        context, num_reqs = _mean_context(decodes), len(decodes)
+        prices = self.policy.prices(num_reqs, num_reqs * arrived.num_nodes, context)
+        forced, useful = list(map(_is_forced, decodes)), list(map(_useful_depth, decodes))
+        tokens = None if prices is None else torch.from_numpy(prices)
+        taken = arrived.taken(NodeChoice(*self._by, tokens, useful, forced, self.policy.max_levels))
+        if taken is None:
+            self._pruned = _Round(_NOT_ASKED, num_reqs, context, [], [], 0, 0, self._num_context_tokens)
+            return None
+        self._pruned = _Round(
+            self._plan,
+            num_reqs,
+            context,
+            [int(seq.request.params.temperature > 0) for seq in decodes],
+            [False] * num_reqs,
+            taken.num_drafting,
+            taken.levels,
+            self._num_context_tokens,
+            taken.evidence.numpy(),
+        )
+        return None if taken.is_bare else arrived.decodes(taken)
+
     def _choose(self, trees: TokenTree, decodes: list[Sequence], this: _Round) -> tuple[TokenTree | None, _Round]:
         useful = np.array([_useful_depth(seq) for seq in decodes])
         forced = np.array([_is_forced(seq) for seq in decodes])
-        if self._intake is not None:
-            pruned, this = self._choose_by_kernel(self._intake, trees, useful, forced, this)
-        else:
-            parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-            drafted = DraftedTrees.of_scores(*(part.numpy() for part in parts), self.policy.max_levels)
-            path = path_probabilities(self.acceptance.table[this.kinds], drafted)
-            within = drafted.real & (drafted.depths <= useful[:, None])
-            kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context)
-            this = this._replace(trees=drafted, kept=kept | (within & forced[:, None]))
-            pruned = _pruned(trees, this.kept)
-        return (pruned if this.kept.any() else None), this
-
-    def _choose_by_kernel(
-        self, intake: DraftIntake, trees: TokenTree, useful: np.ndarray, forced: np.ndarray, this: _Round
-    ) -> tuple[TokenTree, _Round]:
-        prices = self.policy.prices(this.num_decodes, trees.token_ids.numel(), this.context)
-        by, most = (self.acceptance.table, EDGES, prices), self.policy.max_levels
-        table, edges, tokens = (None if part is None else torch.from_numpy(part) for part in by)
-        kinds, levels = torch.from_numpy(this.kinds), torch.from_numpy(useful)
-        also = torch.from_numpy(forced) if forced.any() else None
-        chosen = intake.choose(tuple(trees), kinds, levels, also, Prices(table, edges, tokens), most)
-        up, depths = np.maximum(trees.parents.numpy(), 0), np.minimum(trees.depths.numpy(), most)
-        drafted = DraftedTrees(up, depths, chosen.log_probs.numpy(), chosen.real.numpy())
-        return TokenTree(*chosen.trees), this._replace(trees=drafted, kept=chosen.kept.numpy())
+        parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
+        drafted = DraftedTrees.of_scores(*(part.numpy() for part in parts), self.policy.max_levels)
+        path = path_probabilities(self.acceptance.table[this.kinds], drafted)
+        within = drafted.real & (drafted.depths <= useful[:, None])
+        kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context) | (within & forced[:, None])
+        this = this._replace(evidence=pack_evidence(drafted, kept))
+        return (_pruned(trees, kept) if kept.any() else None), this
 
     def launched(self, flight: RoundInFlight) -> None:
         """The round pruned last is on its way."""
@@ -191,36 +211,44 @@ class AdaptiveSpeculation(Speculation):
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Learn what the round accepted and, where the host's clock tells, what it took."""
         this = self._launched.popleft()
-        if result.evidence is not None:
-            trees, kept = unpack_evidence(result.evidence)
-            this = this._replace(trees=trees, kept=kept)
-        if this.trees is not None:
+        evidence = this.evidence if result.evidence is None else result.evidence
+        if evidence is not None:
             self._num_drafted += 1
             probed, count = this.plan.reason == Reason.PROBE_DRAFT, self._num_drafted
             learns = probed or count <= _LEARN_ALWAYS or count % _LEARN_EVERY == 0
             counts = self._pruner is None and (count <= _COUNT_ALWAYS or count % _COUNT_EVERY == 0)
             if learns or counts:
-                self._learn(this, result, np.array(flight.live[: this.num_decodes]), whole=learns)
+                self._learn(this, evidence, result.path_nodes, flight.live, whole=learns)
         if self._pruner is None and this.num_decodes:
             self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))
 
-    def _learn(self, this: _Round, result: RoundResult, live: np.ndarray, whole: bool) -> None:
+    def _learn(self, this: _Round, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], whole: bool) -> None:
         """Count what was accepted; as a whole, also see what trees are worth by that.
 
         Args:
-            live: bool [num_decodes].
+            path_nodes: as `RoundResult.path_nodes`.
+            live: by decode, and more.
         """
-        rows = live & this.trees.real.any(axis=1) & ~this.certain
-        if not rows.any():
-            return
-        kept, kinds, trees = this.kept[rows], this.kinds[rows], this.trees.rows(rows)
-        on_path = _before_pruning(result.path_nodes[rows], kept)
-        tried = kept & along_rows(on_path, trees.parents)
-        if whole:
-            self.policy.observe(path_probabilities(self.acceptance.table[kinds], trees), trees, this.plan.levels)
-        self.acceptance.record(trees, kinds, tried, tried & on_path)
-        if whole and self._pruner is not None:
-            self._pruner.upload(self.acceptance.table)
+        if whole or self._counts is None:
+            trees, kept = unpack_evidence(evidence)
+            rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
+            if not rows.any():
+                return
+            kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
+            if whole:
+                path = path_probabilities(self.acceptance.table[kinds], trees)
+                self.policy.observe(path, trees, this.plan.levels)
+        if self._counts is None:
+            on_path = _before_pruning(path_nodes[rows], kept)
+            tried = kept & along_rows(on_path, trees.parents)
+            self.acceptance.record(trees, kinds, tried, tried & on_path)
+            if self._pruner is not None:
+                self._pruner.upload(self.acceptance.table)
+        else:
+            told = zip(this.kinds, this.certain, live, strict=False)
+            kinds = [kind if is_live and not certain else -1 for kind, certain, is_live in told]
+            on_host = torch.from_numpy(evidence), torch.from_numpy(path_nodes)
+            self.acceptance.add(*self._counts.count(*on_host, kinds))
 
     def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
         costs, times, draft = self.policy.costs, flight.times, None

@@ -83,7 +83,8 @@ def assemble(
         inbox=runner.inbox,
         states=states,
         contexts=contexts,
-        intake=None if runner.kernels is None else runner.kernels.draft_intake(),
+        intake=runner.builder.intake,
+        kernels=runner.kernels,
         tell_media=None if loaded.media is None else loaded.media.tell,
     )
     return EngineParts(

@@ -14,7 +14,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.accept import PathTeller
 from wingbeat.kernels.cpu.drafted import DraftIntake
+from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
@@ -23,6 +25,7 @@ from wingbeat.runtime.engine.outcome_writer import (
     OutcomeWriter,
     rows_of,
     write_context,
+    write_first_tokens,
     write_history,
     write_root_masks,
 )
@@ -34,7 +37,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, To
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck, TreeInbox
+from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
@@ -44,6 +47,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
+
+
+PLAN_EVERY = 8
+"""Rounds of sequences that nobody drafts for: one plan is made for so many of them."""
 
 
 class DrafterState(StrEnum):
@@ -67,6 +74,7 @@ class DrafterClient(RoundObserver):
         states: of layers that keep a state of their own, which says where a replay may begin.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
         intake: looks at trees on the host; None leaves that to torch.
+        kernels: tell of paths on the host; None likewise.
         tell_media: see `OutcomeWriter`.
     """
 
@@ -81,10 +89,11 @@ class DrafterClient(RoundObserver):
         states: StateKeeper | None = None,
         contexts: RecordedContexts | None = None,
         intake: DraftIntake | None = None,
+        kernels: CpuKernels | None = None,
         tell_media: TellMedia | None = None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
-        self._inbox, self._intake = inbox, intake
+        self._inbox, self._intake, self._kernels = inbox, intake, kernels
         self._states = states
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self._tell_media = tell_media
@@ -102,8 +111,11 @@ class DrafterClient(RoundObserver):
         self._stateless = False
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         self._asked: list[Sequence] = []
+        self._num_unplanned = 0
+        """Rounds since the latest plan, of nobody that the drafter follows."""
         self._deferred: DeferredPairs | None = None
         self._reader: HostTrees | None = None
+        self._teller: PathTeller | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -117,6 +129,9 @@ class DrafterClient(RoundObserver):
         chains = self.config.speculation.draft_top_k == 1
         check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
         self._reader = HostTrees(check, self._intake)
+        if self._kernels is not None:
+            ends = self.slots.committed_lens, self.slots.last_token_ids
+            self._teller = self._kernels.path_teller(end.token_ids, *ends)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -162,15 +177,16 @@ class DrafterClient(RoundObserver):
         return with_replays(plan, self._states)
 
     @torch.inference_mode()
-    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:
+    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | ArrivedTrees | TreeInbox | None:
         """Wait for the trees asked for in the last round.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. On a
-            device that is not the host, the inbox, where they lie as they came.
+            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. Where
+            our kernels look at them and nothing is to be added, they are as they came; on a device that is not the
+            host, so they are in the inbox.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -183,6 +199,8 @@ class DrafterClient(RoundObserver):
         if self._inbox is not None:
             self._inbox.take(reply)
             return self._inbox
+        if self._intake is not None and not plan.is_masked:
+            return self._reader.arrived(reply, rows)
         return self._reader.believed(reply, rows, self.slots)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
@@ -212,24 +230,33 @@ class DrafterClient(RoundObserver):
         writer = OutcomeWriter(outcome, self._tell_media)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
-        self._write_decodes(plan.decodes, flight.decodes, writer)
-        self._publish_history(plan, flight)
+        told = self._tell(plan, flight, writer)
+        if not told:
+            self._write_decodes(plan.decodes, flight.decodes, writer)
+            self._publish_history(plan, flight)
         if with_context:
             proposals, draft = self._plan_draft(plan, flight, held)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
         masks = write_root_masks(outcome, self._asked, flight if before is None else before)
-        writer.copy(self.slots.publish(outcome))
+        writer.copy(self.slots.publish(outcome, with_ends=not told))
         longest = max(seq.max_len for seq in seqs)
-        told = self.slots.told_rules
-        ruled = told.kinds(self._asked) if told.ruled else 0
+        rules = self.slots.told_rules
+        ruled = rules.kinds(self._asked) if rules.ruled else 0
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks, ruled)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
 
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on."""
+        """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on.
+
+        That is decided once in some rounds: it takes as long as some hundredths of a small model's round, and plain
+        decoding has been better for long.
+        """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
+            return
+        self._num_unplanned += 1
+        if self._num_unplanned < PLAN_EVERY and not self._asked:
             return
         _, draft = self._plan_draft(plan, flight, [])
         self._ask([], draft)
@@ -242,7 +269,8 @@ class DrafterClient(RoundObserver):
         """Sequences that could use a tree next, and what the policy says; it may want more of them followed."""
         proposals = self._proposals(plan, flight) + held
         unfollowed = [seq for seq in plan.decodes if seq.draft.may_be_followed and self._has_room(seq, 1)]
-        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed))
+        num_rounds, self._num_unplanned = max(self._num_unplanned, 1), 0
+        draft = self._speculation.plan(plan.decodes, proposals, len(unfollowed), num_rounds)
         if unfollowed:
             for seq in self._speculation.to_follow(unfollowed):
                 self._follow(seq)
@@ -310,6 +338,18 @@ class DrafterClient(RoundObserver):
     def abandoned(self) -> None:
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
+
+    def _tell(self, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> bool:
+        """What the two methods below do, and the ends of all sequences, by our kernels; False, and nothing done, where
+        they do not."""
+        paths = flight.decodes
+        taps = None if self._stateless else paths.taps
+        same = taps is None or taps.dtype == writer.outcome.decode_taps.dtype
+        if self._teller is None or not (same and plan.decodes and all(seq.draft.complete for seq in plan.decodes)):
+            return False
+        writer.tell(self._teller, paths, taps)
+        write_first_tokens(self._end.token_ids, plan, flight)
+        return True
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
         seqs = [seq for seq in decodes if seq.draft.complete]

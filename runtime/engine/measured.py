@@ -8,10 +8,11 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
 from wingbeat.runtime.engine.kept_times import KeptTimes
-from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
+from wingbeat.runtime.engine.speculation import AnyTrees, FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -51,9 +52,11 @@ class MeasuredSpeculation(Speculation):
         finally:
             self.current = current
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """As what decides now, like everything below."""
-        return self.current.plan(running, proposals, num_unfollowed)
+        return self.current.plan(running, proposals, num_unfollowed, num_rounds)
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         return self.current.to_follow(unfollowed)
@@ -68,7 +71,7 @@ class MeasuredSpeculation(Speculation):
     def num_nodes(self) -> int | None:
         return self.current.num_nodes
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
         return self.current.prune(trees, decodes, drafted)
 
     def launched(self, flight: RoundInFlight) -> None:
@@ -97,5 +100,4 @@ class MeasuredSpeculation(Speculation):
             RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
         )
         kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
-        intake = None if runner.kernels is None else runner.kernels.draft_intake()
-        return AdaptiveSpeculation(policy, runner.pruner, kept, intake)
+        return AdaptiveSpeculation(policy, runner.pruner, kept, runner.kernels)

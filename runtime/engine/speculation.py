@@ -7,8 +7,13 @@ from contextlib import contextmanager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.round.flight import RoundObserver
+from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.round.tree_check import ArrivedTrees, TreeInbox
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
+
+AnyTrees = TokenTree | ArrivedTrees | TreeInbox | None
+"""Of a round's decodes: checked, as they came to a host, or where they came to a device; None where all are bare."""
 
 
 class Speculation(RoundObserver, ABC):
@@ -31,13 +36,16 @@ class Speculation(RoundObserver, ABC):
         """
 
     @abstractmethod
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """Decide the next draft.
 
         Args:
             running: sequences that decode in the next round.
             proposals: those that may be drafted for.
             num_unfollowed: others could be, if the drafter had their context.
+            num_rounds: since the latest plan; more than one where nobody was drafted for.
         """
 
     @abstractmethod
@@ -62,8 +70,8 @@ class Speculation(RoundObserver, ABC):
         """Nodes to keep of each tree where the device chooses them; None keeps all."""
 
     @abstractmethod
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
-        """What to verify of the trees of a round; None where all are bare roots.
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
+        """What to verify of the trees of a round, laid out where our kernels do both; None where all are bare roots.
 
         Args:
             trees: of all decoding sequences, what is certain included; bare roots where there is none.
@@ -95,7 +103,9 @@ class FixedSpeculation(Speculation):
         """As it is anyway; see `MeasuredSpeculation.fixed`."""
         yield
 
-    def plan(self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0) -> DraftPlan:
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
         """Always the same."""
         return self._plan
 
@@ -111,9 +121,12 @@ class FixedSpeculation(Speculation):
         """Every level is grown."""
         return 0
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
         """All of them."""
-        return trees
+        if not isinstance(trees, ArrivedTrees):
+            return trees
+        taken = trees.taken()
+        return None if taken is None or taken.is_bare else trees.decodes(taken)
 
     def stats(self) -> PolicyStats | None:
         """Nothing is decided."""

@@ -90,7 +90,7 @@ class AcceptedPaths(NamedTuple):
     taps: Tensor | None
     """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
     evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `runtime.round.pruning`; None where trees were not pruned there."""
+    """int64 [num_decodes, num_nodes]: see `runtime.speculation.acceptance`; None where trees were not pruned there."""
     logprobs: Tensor | None = None
     """int64 [num_asking, 1..max_path, n]: see `runtime.round.choice`; None where nobody asks. Where the
     round is captured every decode has a row, and else those that ask."""

@@ -69,9 +69,13 @@ class Download:
     Args:
         parts: [num_rows, ...] each where they are packed.
         packed: [num_rows, n], the parts side by side in the rows, where the device has put them so.
+        stays: nobody writes where the parts lie before they are done with, so that on a host they are read there.
     """
 
-    def __init__(self, parts: list[Tensor], packed: Tensor | None = None) -> None:
+    def __init__(self, parts: list[Tensor], packed: Tensor | None = None, *, stays: bool = False) -> None:
+        self._parts = parts if stays and packed is None and parts[0].device.type == "cpu" else None
+        if self._parts is not None:
+            return
         self._shapes = [part.shape for part in parts]
         self._event: torch.cuda.Event | None = None
         self._is_packed = packed is not None
@@ -86,6 +90,8 @@ class Download:
 
     def wait(self) -> list[np.ndarray]:
         """The numbers on the host, once they have arrived; as arrays, of which taking parts costs less."""
+        if self._parts is not None:
+            return [part.numpy() for part in self._parts]
         if self._event is not None:
             self._event.synchronize()
         arrived, begin, parts = self._host.numpy(), 0, []

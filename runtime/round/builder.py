@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import DraftIntake, Present
+from wingbeat.kernels.cpu.drafted import DraftIntake, Shape
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
@@ -15,7 +15,7 @@ from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
-from wingbeat.runtime.round.rows import Decodes, Feature, Packing, Placed, Rows, Segment, columns_of, joined, pack
+from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined, pack
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -53,8 +53,13 @@ class BatchBuilder:
         self._of_decodes = tuple(feature for feature in features if not feature.of_chunks)
         self._pieces = pieces
         self._kernels = kernels
-        self._intake = None if kernels is None else kernels.draft_intake()
         self._last_position = last_position
+        self.intake: DraftIntake | None = None
+        """Lays trees out on the host; None leaves that to torch."""
+        if kernels is not None:
+            chains = config.speculation.draft_top_k == 1
+            shape = Shape(slots.vocab_size, chains, config.block_size, last_position)
+            self.intake = kernels.draft_intake(slots.present(), shape)
         self._max_depth = config.speculation.max_path - 1
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
@@ -64,8 +69,10 @@ class BatchBuilder:
             slots: int64 [num_reqs].
             tree: one per sequence; None where all are bare roots.
         """
-        if self._intake is not None and tree is not None:
-            return self._laid_out(self._intake, slots, tree)
+        if self.intake is not None:
+            if tree is None:
+                return Decodes.of_taken(slots, self.intake.roots(slots), bare=True)
+            return Decodes.of_taken(slots, self.intake.lay_out(slots, tree))
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
         if tree is None:
@@ -79,19 +86,6 @@ class BatchBuilder:
         mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
         packing = pack(real) if self.on_host else None
         return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
-
-    def _laid_out(self, intake: DraftIntake, slots: Tensor, tree: TokenTree) -> Decodes:
-        """`decodes` of trees on the host, in one call of our kernels."""
-        tree = tree._replace(token_ids=tree.token_ids.contiguous())
-        state = self.slots
-        present = Present(state.epochs, state.committed_lens, state.last_token_ids)
-        size, last = self.config.block_size, self._last_position
-        laid = intake.lay_out(slots, tuple(tree), present, state.block_tables, size, last)
-        packing, flat = None, None
-        if len(laid.nodes) < tree.token_ids.numel():
-            packing = Packing(laid.rows, laid.nodes, laid.starts)
-            flat = (laid.row_ids, laid.row_positions, laid.row_mapping)
-        return Decodes(slots, laid.roots, tree.token_ids, tree, laid.positions, laid.mapping, packing, flat)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
         """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -188,6 +182,8 @@ class BatchBuilder:
         return next((seen for feature in self.features if (seen := feature.visible(chunk)) is not None), None)
 
     def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> Segment:
+        if decodes.segment is not None:
+            return decodes.segment
         longest = max(seq.max_len for seq in seqs) - 1 + decodes.token_ids.shape[1]
         return self._tree_segment(
             decodes, self.slots.block_tables[decodes.slots, : -(-longest // self.config.block_size)]

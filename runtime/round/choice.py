@@ -13,7 +13,7 @@ from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspac
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
@@ -98,12 +98,14 @@ class TokenChooser:
     def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
         """The tokens of the rows of some sequences' decodes: int64 [num_rows].
 
+        Where our kernels walk the trees and the best token is taken everywhere, the logits: they look along the paths.
+
         Args:
             logits: [num_rows, vocab_size].
         """
         params = [seq.request.params for seq in seqs]
         if _is_greedy(params):
-            return logits.argmax(dim=-1)
+            return logits if self._native is not None and logits.dtype == torch.float32 else logits.argmax(dim=-1)
         rows = decodes.packed(decodes.slots[:, None].expand_as(decodes.positions))
         processors, positions = None, decodes.packed(decodes.positions) + 1
         if any(param.alters_logits for param in params):
@@ -241,17 +243,17 @@ class PathAcceptance:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
 
         Args:
-            chosen: int64 [num_rows] of the decodes.
+            chosen: int64 [num_rows] of the decodes, or logits: as `TokenChooser.choose` gives it.
             taps: [num_rows or more, taps_size].
         """
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.slots.device)
             none = empty.view(0, self.max_depth + 1)
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
+        if self._on_host is not None:
+            return self._accept_on_host(self._on_host, decodes, chosen, taps)
         if decodes.tree is None:
             return self._accept_bare(decodes, chosen, taps)
-        if self._on_host is not None:
-            return self._accept_on_host(self._on_host, decodes, decodes.tree, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
@@ -281,28 +283,34 @@ class PathAcceptance:
         )
 
     def _accept_on_host(
-        self, paths: TreeAcceptance, decodes: Decodes, tree: TokenTree, chosen: Tensor, taps: Tensor | None
+        self, paths: TreeAcceptance, decodes: Decodes, chosen: Tensor, taps: Tensor | None
     ) -> AcceptedPaths:
         """`accept` in one call of our kernels."""
+        slots, tree, width = decodes.slots, decodes.tree, self.max_depth + 1
+        if tree is None:
+            walk = paths.accept(slots, decodes.token_ids, None, None, chosen, None, None, longest=1, width=width)
+            path_taps = None if taps is None else taps[: len(slots), None]
+            ones = walk.num_tokens
+            return AcceptedPaths(slots, decodes.roots, walk.token_ids, ones, ones, walk.nodes, path_taps)
         decree = None
         if self.forcer is not None:
             decree = Decree(self.forcer.limits, self.slots.epochs, decodes.roots)
         walk = paths.accept(
-            decodes.slots,
+            slots,
             tree.token_ids,
             tree.parents,
             tree.num_valid,
             chosen,
             None if decodes.packing is None else decodes.packing.rows,
             taps,
-            longest=min(self.max_depth + 1, tree.token_ids.shape[1]),
-            width=self.max_depth + 1,
+            longest=min(width, tree.token_ids.shape[1]),
+            width=width,
             decree=decree,
         )
         if walk.moved and self._compacts:
             self._compact(decodes, walk.nodes, walk.num_tokens)
         return AcceptedPaths(
-            decodes.slots,
+            slots,
             decodes.roots,
             walk.token_ids,
             walk.num_tokens,

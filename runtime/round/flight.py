@@ -194,7 +194,7 @@ def launched_round(
         sampled=first.sampled,
         chunk_taps=first.taps,
         times=RoundTimes(forward_s),
-        download=Download(list(told.values()), accepted.packed),
+        download=Download(list(told.values()), accepted.packed, stays=asking is not None),
         told=tuple(told),
         asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.speculation.acceptance import NO_CONFIDENCE, Acceptance, DraftedTrees, bin_edges
-
-# One int64 a node: float32 log-probability in the low word, then parent, depth and two flags.
-_PARENT, _DEPTH, _REAL, _KEPT = 32, 47, 61, 62
-_PARENT_MASK, _DEPTH_MASK = (1 << (_DEPTH - _PARENT)) - 1, (1 << (_REAL - _DEPTH)) - 1
+from wingbeat.runtime.speculation.acceptance import (
+    DEPTH_BIT,
+    KEPT_BIT,
+    NO_CONFIDENCE,
+    PARENT_BIT,
+    REAL_BIT,
+    Acceptance,
+    bin_edges,
+)
 
 
 class PrunedTrees(NamedTuple):
@@ -26,7 +30,7 @@ class PrunedTrees(NamedTuple):
     trees: TokenTree
     """As wide as asked for."""
     evidence: Tensor
-    """int64 [num_reqs, num_nodes]: the nodes before pruning, packed; `unpack_evidence` reads them."""
+    """int64 [num_reqs, num_nodes]: the nodes before pruning; `speculation.acceptance.unpack_evidence` reads it."""
 
 
 class DevicePruner:
@@ -120,20 +124,9 @@ def first_nodes(trees: TokenTree, num_valid: Tensor, num_nodes: int) -> TokenTre
 def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
     """Which drafted node each verified one was: int64 [num_reqs, num_nodes]; the last one where there are fewer."""
     index = torch.arange(evidence.shape[1], device=evidence.device)
-    stays = ((evidence >> _KEPT) & 1).bool() | (index == 0)
+    stays = ((evidence >> KEPT_BIT) & 1).bool() | (index == 0)
     last = evidence.shape[1] - 1
     return torch.where(stays, index, last).sort(dim=1).values[:, :num_nodes]
-
-
-def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
-    """Read `PrunedTrees.evidence` on the host: the trees before pruning, and which of their nodes were verified."""
-    trees = DraftedTrees(
-        parents=(words >> _PARENT) & _PARENT_MASK,
-        depths=(words >> _DEPTH) & _DEPTH_MASK,
-        log_probs=(words & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64),
-        real=(words >> _REAL) & 1 == 1,
-    )
-    return trees, (words >> _KEPT) & 1 == 1
 
 
 def _conditional_log_probs(scores: Tensor, up: Tensor, real: Tensor) -> Tensor:
@@ -153,5 +146,5 @@ def _ranks(values: Tensor) -> Tensor:
 
 def _pack(parents: Tensor, depths: Tensor, log_probs: Tensor, real: Tensor, kept: Tensor) -> Tensor:
     bits = log_probs.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    flags = (real.to(torch.int64) << _REAL) | (kept.to(torch.int64) << _KEPT)
-    return bits | (parents << _PARENT) | (depths << _DEPTH) | flags
+    flags = (real.to(torch.int64) << REAL_BIT) | (kept.to(torch.int64) << KEPT_BIT)
+    return bits | (parents << PARENT_BIT) | (depths << DEPTH_BIT) | flags

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import TakenTrees
 from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -54,6 +55,23 @@ class Decodes(NamedTuple):
     """Where the trees lie side by side without padding."""
     flat: tuple[Tensor, Tensor, Tensor] | None = None
     """Tokens, positions and slot mapping as `packed` gives them, where they were made so; they follow no change."""
+    segment: "Segment | None" = None
+    """Of its rows, likewise."""
+
+    @classmethod
+    def of_taken(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "Decodes":
+        """Those of trees that our kernels have laid out.
+
+        Args:
+            bare: they are roots alone.
+        """
+        token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
+        if len(nodes) < token_ids.numel():
+            packing, starts = Packing(taken.rows, nodes, taken.starts), taken.starts
+        tables, roots, positions = taken.block_tables, taken.roots, taken.positions
+        segment = Segment(0, *token_ids.shape, tables, roots, positions, None if bare else taken.ancestors, starts)
+        tree = None if bare else TokenTree(*taken.trees)
+        return cls(slots, roots, token_ids, tree, positions, taken.mapping, packing, tuple(flat), segment)
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""

@@ -26,7 +26,7 @@ from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
+from wingbeat.runtime.round.rows import Decodes, Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
@@ -125,14 +125,15 @@ class ModelRunner:
         self,
         plan: SchedulerOutput,
         rows: DecodeRows,
-        trees: TokenTree | TreeInbox | None,
+        trees: TokenTree | Decodes | TreeInbox | None,
         num_nodes: int | None = None,
     ) -> RoundInFlight:
         """Enqueue one round.
 
         Args:
             rows: what `SlotState.load` made of the plan.
-            trees: one per decoding sequence, or the inbox, or None where all are bare roots; roots are filled in here.
+            trees: one per decoding sequence, laid out or not, or the inbox, or None where all are bare roots; roots are
+                filled in here.
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes, masks = num_nodes or self.config.speculation.num_nodes, None

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.drafted import Present
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
@@ -14,7 +15,8 @@ from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
-_PUBLISHED = ("epochs", "committed_lens", "last_token_ids", "block_tables", "temperatures", "seeds", "position_deltas")
+_PUBLISHED = ("epochs", "block_tables", "temperatures", "seeds", "position_deltas")
+_ENDS = ("committed_lens", "last_token_ids")
 
 
 class DecodeRows(NamedTuple):
@@ -66,12 +68,17 @@ class SlotState:
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
         self._published = {name: getattr(self, name)[:-1] for name in _PUBLISHED}
+        self._ends = {name: getattr(self, name)[:-1] for name in _ENDS}
         none = torch.zeros(0, dtype=torch.int64, device=device)
         self._latest_columns: tuple[list[int], list[bool]] = [], []
         self._latest_rows = DecodeRows(none, none.bool())
         self._num_changes = dict.fromkeys(self._published, 0)
-        self._written: dict[tuple[int, str], int] = {}
+        self._written: dict[tuple[int, str], int | tuple[int, ...]] = {}
         self.reset_spare()
+
+    def present(self) -> Present:
+        """What our kernels read of it where trees are looked at on the host."""
+        return Present(*(getattr(self, name) for name in Present._fields))
 
     def reset_spare(self) -> None:
         """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
@@ -83,20 +90,26 @@ class SlotState:
         same &= self.committed_lens[: len(epochs)] == committed_lens
         return same
 
-    def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
+    def publish(self, outcome: Outcome, *, with_ends: bool = True) -> list[tuple[Tensor, Tensor]]:
         """The copies, (target, source), that bring what a drafter gets of this up to date.
 
         Most of it seldom changes: what a buffer holds already is not written again.
+
+        Args:
+            with_ends: lengths and last tokens, which change in every round, are not written yet.
         """
-        for name in ("committed_lens", "last_token_ids"):
-            self._num_changes[name] += 1
-        copies = []
+        copies = [(getattr(outcome, name), self._ends[name]) for name in self._ends] if with_ends else []
+        rules, whole = self.told_rules, (outcome.epochs.data_ptr(), "all")
+        version = (*self._num_changes.values(), rules.num_changes)
+        if self._written.get(whole) == version:
+            return copies
+        self._written[whole] = version
         for name, by_slot in self._published.items():
             target, changes = getattr(outcome, name), self._num_changes[name]
             if self._written.get((target.data_ptr(), name)) != changes:
                 self._written[target.data_ptr(), name] = changes
                 copies.append((target, by_slot))
-        rules, written = self.told_rules, (outcome.biases.data_ptr(), "rules")
+        written = outcome.biases.data_ptr(), "rules"
         if self._written.get(written, 0) != rules.num_changes:
             self._written[written] = rules.num_changes
             copies += rules.copies(outcome.rules)

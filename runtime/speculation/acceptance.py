@@ -14,11 +14,15 @@ import numpy as np
 from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
-_PRIOR_TRIALS = 4.0
-_FORGET = 1.0 - 1.0 / 2048
+PRIOR_TRIALS = 4.0
+FORGET = 1.0 - 1.0 / 2048
 """Per recorded round: evidence fades over some thousand rounds."""
 NO_CONFIDENCE = -50.0
 """Log-probability of what no drafter can have meant."""
+
+PARENT_BIT, DEPTH_BIT, REAL_BIT, KEPT_BIT = 32, 47, 61, 62
+"""Evidence is one int64 a node: the float32 log-probability in the low word, then parent, depth and two flags."""
+_PARENT_MASK, _DEPTH_MASK = (1 << (DEPTH_BIT - PARENT_BIT)) - 1, (1 << (REAL_BIT - DEPTH_BIT)) - 1
 
 
 def bin_edges() -> np.ndarray:
@@ -60,6 +64,24 @@ class DraftedTrees(NamedTuple):
         return DraftedTrees(*(field[rows] for field in self))
 
 
+def pack_evidence(trees: DraftedTrees, kept: np.ndarray) -> np.ndarray:
+    """Trees before pruning, and which of their nodes were verified, bool [num_reqs, num_nodes]: int64 likewise."""
+    bits = trees.log_probs.astype(np.float32).view(np.uint32).astype(np.int64)
+    flags = (trees.real.astype(np.int64) << REAL_BIT) | (kept.astype(np.int64) << KEPT_BIT)
+    return bits | (trees.parents << PARENT_BIT) | (trees.depths << DEPTH_BIT) | flags
+
+
+def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
+    """The inverse."""
+    trees = DraftedTrees(
+        parents=(words >> PARENT_BIT) & _PARENT_MASK,
+        depths=(words >> DEPTH_BIT) & _DEPTH_MASK,
+        log_probs=(words & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64),
+        real=(words >> REAL_BIT) & 1 == 1,
+    )
+    return trees, (words >> KEPT_BIT) & 1 == 1
+
+
 def along_rows(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """`values[row, index[row]]` of each row: `np.take_along_axis` in a fraction of its time, where arrays are small."""
     return values[np.arange(len(index))[:, None], index]
@@ -92,16 +114,16 @@ def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
 
 
 class Acceptance:
-    """Acceptance by confidence, of greedy and of sampled requests."""
+    """Acceptance by confidence, of greedy and of sampled requests; its arrays stay where they are."""
 
     def __init__(self) -> None:
         centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
         # Before any evidence: what a greedy target agrees with far more often than heads believe, as EAGLE heads go.
         greedy = 1.0 / (1.0 + np.exp(-(1.2 * centres + 2.4)))
         sampled = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
-        self._trials = np.full((2, NUM_BINS), _PRIOR_TRIALS)
-        self._successes = _PRIOR_TRIALS * np.stack([greedy, sampled])
-        self.table = self._successes / self._trials
+        self.trials = np.full((2, NUM_BINS), PRIOR_TRIALS)
+        self.successes = PRIOR_TRIALS * np.stack([greedy, sampled])
+        self.table = self.successes / self.trials
         """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
         self.expected_accepted = 0.0
         """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
@@ -116,12 +138,16 @@ class Acceptance:
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
         cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
-        self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
-        self.num_accepted += int(accepted.sum())
+        self.add(float(given_parent(self.table[kinds], trees.log_probs)[tried].sum()), int(accepted.sum()))
         # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
-        old = self._trials > _PRIOR_TRIALS
-        self._trials[old] *= _FORGET
-        self._successes[old] *= _FORGET
-        for counts, part in ((self._trials, tried), (self._successes, accepted)):
+        old = self.trials > PRIOR_TRIALS
+        self.trials[old] *= FORGET
+        self.successes[old] *= FORGET
+        for counts, part in ((self.trials, tried), (self.successes, accepted)):
             counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
-        self.table = self._successes / self._trials
+        np.divide(self.successes, self.trials, out=self.table)
+
+    def add(self, expected: float, num_accepted: int) -> None:
+        """To the two sums, where the arrays were counted in by others."""
+        self.expected_accepted += expected
+        self.num_accepted += num_accepted

@@ -112,7 +112,9 @@ class ScaleByRows:
     def observe(self, seconds: float, of_s: float, beside_s: float, rows: int) -> None:
         """Note what a pass of so many rows really took; arguments as those of `Scale.observe`."""
         power = power_of(rows)
-        scale = self._by_power.setdefault(power, Scale())
+        scale = self._by_power.get(power)
+        if scale is None:
+            scale = self._by_power[power] = Scale()
         if self._num_rounds - self._seen_at.get(power, self._num_rounds) > _STALE_AFTER:
             scale.num_seen = 1  # all that is known counts as much as the next one
         scale.observe(seconds, of_s, beside_s)
@@ -247,7 +249,7 @@ class RoundCosts:
         scales.observe(took.seconds, pass_s, beside_s, took.num_reqs + took.num_extra)
 
     def _observe_draft(self, draft: DraftTook) -> None:
-        trees_s = float(self._trees_s(draft.num_reqs, np.array(draft.levels)))
+        trees_s = self._trees_s(draft.num_reqs, draft.levels)
         if self._num_unseen > _STALE_AFTER:
             # All that is known counts as much as the next one, and each after that as much as what was seen anew:
             # one quick answer among plain rounds must not be believed for longer than the next ones are slow.
@@ -268,9 +270,9 @@ class RoundCosts:
             batch.known_s[num_extra] = float(self.pass_s(num_reqs, np.array(num_extra), 0.0))
         return batch.known_s[num_extra] + batch.context_s * mean_context
 
-    def _trees_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
+    def _trees_s(self, num_reqs: int, levels: SecondsT) -> SecondsT:
         batch = self._of_batch(num_reqs)
-        return batch.draft_base_s + batch.draft_level_s * np.asarray(levels)
+        return batch.draft_base_s + batch.draft_level_s * levels
 
     def _of_batch(self, num_reqs: int) -> "_BatchCosts":
         if num_reqs not in self._by_batch:

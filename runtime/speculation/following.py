@@ -22,10 +22,10 @@ class Following:
         """Rounds by which plain decoding is ahead, at most `_SURE`; negative never."""
         self._num_asked = 0
 
-    def decided(self, pays: bool) -> None:
-        """Note a round, and whether drafts for all would pay in it."""
+    def decided(self, pays: bool, num_rounds: int = 1) -> None:
+        """Note some rounds, and whether drafts for all would pay in them."""
         step = -_SURE // _BACK if pays else 1
-        self._ahead = min(max(self._ahead + step, 0), _SURE)
+        self._ahead = min(max(self._ahead + step * num_rounds, 0), _SURE)
         if self._ahead == _SURE:
             self.follows_all = False
         elif not self._ahead and not self.follows_all:

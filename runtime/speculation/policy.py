@@ -130,7 +130,13 @@ class SpeculationPolicy:
         self._decisions: dict[str, int] = {}
 
     def plan(
-        self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False, num_unfollowed: int = 0
+        self,
+        num_reqs: int,
+        num_drafting: int,
+        mean_context: float,
+        forced: bool = False,
+        num_unfollowed: int = 0,
+        num_rounds: int = 1,
     ) -> DraftPlan:
         """Decide the next draft.
 
@@ -141,14 +147,17 @@ class SpeculationPolicy:
             forced: some of those ask for drafts, pay they or not. What is held and probed does not change by it.
             num_unfollowed: sequences that could be drafted for if the drafter had their context. While there are such,
                 drafts are probes; `pays` says whether drafts for all would be better.
+            num_rounds: that have passed since the latest decision.
         """
-        plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed)
+        plan = self._now = self._plan(num_reqs, num_drafting, mean_context, num_unfollowed, num_rounds)
         if forced and not plan.levels:
             plan = DraftPlan(self.max_levels, Reason.FORCED, self.widths[-1] if self.widths else None)
-        self._decisions[str(plan.reason)] = self._decisions.get(str(plan.reason), 0) + 1
+        self._decisions[str(plan.reason)] = self._decisions.get(str(plan.reason), 0) + num_rounds
         return plan
 
-    def _plan(self, num_reqs: int, num_drafting: int, mean_context: float, num_unfollowed: int) -> DraftPlan:
+    def _plan(
+        self, num_reqs: int, num_drafting: int, mean_context: float, num_unfollowed: int, num_rounds: int
+    ) -> DraftPlan:
         if not num_drafting:
             self._probe_left = 0
             if not num_unfollowed:
@@ -157,10 +166,10 @@ class SpeculationPolicy:
         if self._probe_left:
             self._probe_left -= 1
             return self._now
-        self._until_probe -= 1
+        self._until_probe -= num_rounds
         if self._until_probe <= 0 and num_drafting:  # a probe waits for somebody to draft for
             return self._probe(speculates=bool(self._now.levels))
-        self._held += 1
+        self._held += num_rounds
         load = (num_reqs, num_drafting, num_unfollowed)
         if self._load == load and self._held < self._hold:
             return self._now

@@ -101,4 +101,5 @@ def test_a_router_that_hangs_holds_up_no_engine(narrow_app):
             os.kill(router, signal.SIGCONT)
     assert stats["num_requests"] == 0, "those of a router that is silent are aborted"
     narrow_app.http.get("/health").raise_for_status()
-    assert narrow_app.text(PROMPTS[1], max_tokens=4)
+    # Its router may still count what was aborted while it hung: a 503 then says when to come again.
+    assert narrow_app.text(PROMPTS[1], narrow_app.client.with_options(max_retries=5), max_tokens=4)

@@ -1,13 +1,15 @@
 """Trees on the host by the CPU's kernels: what nodes see, and the paths that the target chooses."""
 
+import platform
 import random
 
 import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.accept import Compacted, Decree
-from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu import library
+from wingbeat.kernels.cpu.accept import Buffers, Compacted, Decree
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.kv.reference import copy_kv
 from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
 from wingbeat.runtime.config import ForcedAcceptance
@@ -17,6 +19,8 @@ from wingbeat.runtime.round.forced_acceptance import AcceptanceForcer
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_REQS, NUM_SLOTS = 16, 20
+BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2"}
+"""By `-march`: what a machine must be able to do to run it."""
 
 
 @pytest.mark.parametrize("shape", ["random", "chain", "star"])
@@ -139,3 +143,89 @@ def test_keys_and_values_follow_their_paths_as_the_cache_moves_them(shape, dtype
     for ours, theirs in zip(pools, [part for layer in expected for part in layer], strict=True):
         # Moves that are dropped go to block 0, which belongs to nobody.
         assert torch.equal(ours[1:].view(torch.uint8), theirs[1:].view(torch.uint8))
+
+
+def odd_logits(rng, num_rows, vocab_size):
+    """Few different numbers, so that there are equal ones; here and there none, or one beyond all others."""
+    logits = torch.tensor([[float(rng.randrange(4)) for _ in range(vocab_size)] for _ in range(num_rows)])
+    for number in (float("nan"), float("nan"), float("inf"), -float("inf"), -0.0):
+        logits[rng.randrange(num_rows), rng.randrange(vocab_size)] = number
+    logits[rng.randrange(num_rows)] = -float("inf")
+    return logits
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 67])
+def test_the_best_tokens_are_found_along_the_paths(vocab_size, bare):
+    """As `argmax` finds them, and as if all of them had been given."""
+    check_best_tokens(cpu_kernels(), vocab_size, bare)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds of x86 processors")
+@pytest.mark.parametrize("march", BUILDS)
+def test_builds_for_narrower_registers_find_likewise(march, tmp_path, monkeypatch):
+    if BUILDS[march] not in library._processor():
+        pytest.skip(f"this processor has no {BUILDS[march]}")
+    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    kernels = CpuKernels(tmp_path)
+    for vocab_size in (1, 3, 15, 16, 17, 67):
+        check_best_tokens(kernels, vocab_size, bare=False)
+
+
+def check_best_tokens(kernels, vocab_size, bare):
+    rng, num_nodes = random.Random(vocab_size), 1 if bare else 8
+    for _ in range(10):
+        parents = random_parents(rng, NUM_REQS, num_nodes, "random")
+        tokens = torch.tensor([[rng.randrange(vocab_size) for _ in range(num_nodes)] for _ in range(NUM_REQS)])
+        num_valid = torch.tensor([rng.randrange(1, num_nodes + 1) for _ in range(NUM_REQS)])
+        logits = odd_logits(rng, NUM_REQS * num_nodes, vocab_size)
+        slots, given = torch.arange(NUM_REQS), (None, None) if bare else (parents, num_valid)
+        found, expected = (
+            kernels.tree_acceptance(*torch.zeros(2, NUM_REQS, dtype=torch.int64)).accept(
+                slots, tokens, *given, targets, None, None, longest=num_nodes, width=num_nodes
+            )
+            for targets in (logits, logits.argmax(dim=1))
+        )
+        for one, other in zip(found[:3], expected[:3], strict=True):
+            assert torch.equal(one, other)
+        if bare:
+            assert torch.equal(found.token_ids[:, 0], logits.argmax(dim=1))
+            assert found.num_tokens.tolist() == [1] * NUM_REQS
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_a_drafter_is_told_of_paths_and_ends(dtype):
+    """In two sets of buffers in turns; of what is not told nothing changes."""
+    rng, width, longest, most_tokens = random.Random(3), 6, 4, 50
+    numbers = torch.Generator().manual_seed(0)
+    history = torch.randint(1, 9, (NUM_SLOTS, most_tokens), generator=numbers)
+    lens, last = (torch.randint(1, 40, (NUM_SLOTS + 1,), generator=numbers) for _ in range(2))
+    teller, channel = cpu_kernels().path_teller(history, lens, last), []
+    for _ in range(2):
+        taps = torch.rand(NUM_SLOTS, width + 1, 3, generator=numbers).to(dtype or torch.float32)
+        columns = [torch.randint(9, (NUM_SLOTS,), generator=numbers) for _ in range(5)]
+        tokens = torch.randint(9, (NUM_SLOTS, width + 1), generator=numbers)
+        channel.append(Buffers(*columns[:3], tokens, taps, *columns[3:]))
+    for turn in range(5):
+        buffers, count = channel[turn % 2], rng.randrange(1, NUM_SLOTS)
+        slots = torch.tensor(rng.sample(range(NUM_SLOTS), count))
+        positions = torch.tensor([rng.randrange(most_tokens) for _ in range(count)])
+        num_tokens = torch.tensor([rng.randrange(1, longest + 1) for _ in range(count)])
+        token_ids = torch.randint(100, 200, (count, width), generator=numbers)
+        taps = None if dtype is None else torch.rand(count, longest, 3, generator=numbers).to(dtype)
+        expected, tokens = Buffers(*(part.clone() for part in buffers)), history.clone()
+        expected.slots[:count], expected.positions[:count], expected.num_tokens[:count] = slots, positions, num_tokens
+        expected.token_ids[:count, :width] = token_ids
+        if taps is not None:
+            expected.taps[:count, :longest] = taps
+        expected.committed_lens[:], expected.last_token_ids[:] = lens[:-1], last[:-1]
+        for slot, position, row, number in zip(slots, positions, token_ids, num_tokens, strict=True):
+            for step in range(int(number)):
+                tokens[slot, min(int(position) + 1 + step, most_tokens - 1)] = row[step]
+
+        teller.tell(buffers, slots, positions, num_tokens, token_ids, taps)
+
+        for own, theirs in zip(buffers, expected, strict=True):
+            assert torch.equal(own, theirs)
+        assert torch.equal(history, tokens)

@@ -1,4 +1,5 @@
-"""Drafted trees on the host by the CPU's kernels: what is believed, and what is verified, as the references say."""
+"""Drafted trees on the host by the CPU's kernels: what is believed, what is verified of it, where that lies and what is
+learned of it, as the references say."""
 
 import random
 
@@ -7,15 +8,27 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.drafted import Prices
+from wingbeat.kernels.cpu.drafted import NodeChoice
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.pruning import keep_nodes
+from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck
-from wingbeat.runtime.speculation.acceptance import EDGES, Acceptance, DraftedTrees, path_probabilities
+from wingbeat.runtime.speculation.acceptance import (
+    EDGES,
+    FORGET,
+    PRIOR_TRIALS,
+    Acceptance,
+    DraftedTrees,
+    along_rows,
+    pack_evidence,
+    path_probabilities,
+    unpack_evidence,
+)
 
 pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")]
 NUM_SLOTS, NUM_NODES, VOCAB = 9, 8, 50
@@ -62,15 +75,28 @@ def spoilt(rng, trees):
         getattr(trees, field)[row, node] = wrong
 
 
-@pytest.mark.parametrize("chains", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_what_is_believed_is_what_the_reference_believes(seed, chains):
-    rng = random.Random(seed)
-    config = EngineConfig(max_num_seqs=NUM_SLOTS, speculation=SpeculationConfig(5, 2, NUM_NODES))
+def engine_state(rng, *, chains=False):
+    config = EngineConfig(max_num_seqs=NUM_SLOTS, speculation=SpeculationConfig(5, 1 if chains else 2, NUM_NODES))
     state = SlotState(config, VOCAB, torch.device("cpu"))
     state.epochs[:] = torch.arange(len(state.epochs)) + 3
-    state.committed_lens[:] = torch.arange(len(state.epochs)) * 2 + 5
+    state.committed_lens[:] = torch.tensor([rng.randrange(1, 120) for _ in range(len(state.committed_lens))])
+    state.temperatures[:] = torch.tensor([rng.randrange(2) * 0.7 for _ in range(len(state.temperatures))])
+    state.block_tables[:] = torch.randperm(state.block_tables.numel()).view(state.block_tables.shape)
+    return config, state
+
+
+def builders(config, state, last_position=100):
+    """The same by our kernels and by torch's operations."""
+    return [
+        BatchBuilder(None, state, config, last_position, on_host=True, kernels=kernels)
+        for kernels in (cpu_kernels(), None)
+    ]
+
+
+def sent(rng, state, *, chains=False):
+    """A reply, in parts wrong or of another time, and the rows of those who wait for it."""
     trees = drafted(rng, NUM_SLOTS, "chain" if chains and rng.random() < 0.7 else "random")
+    trees.scores[:] = torch.round(trees.scores * 2) / 2  # equal ones among them
     state.last_token_ids[:-1] = trees.token_ids[:, 0]
     reply = Reply(trees, state.epochs[:-1].clone(), state.committed_lens[:-1].clone())
     for column in (reply.epochs, reply.committed_lens, state.last_token_ids):
@@ -79,10 +105,18 @@ def test_what_is_believed_is_what_the_reference_believes(seed, chains):
     for _ in range(rng.randrange(4)):
         spoilt(rng, trees)
     slots = torch.tensor(rng.sample(range(NUM_SLOTS), rng.randrange(1, NUM_SLOTS + 1)))
-    rows = DecodeRows(slots, torch.tensor([rng.random() < 0.8 for _ in slots]))
+    return reply, DecodeRows(slots, torch.tensor([rng.random() < 0.8 for _ in slots]))
+
+
+@pytest.mark.parametrize("chains", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_believed_is_what_the_reference_believes(seed, chains):
+    rng = random.Random(seed)
+    config, state = engine_state(rng, chains=chains)
+    reply, rows = sent(rng, state, chains=chains)
     check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
 
-    found = HostTrees(check, cpu_kernels().draft_intake()).believed(reply, rows, state)
+    found = HostTrees(check, builders(config, state)[0].intake).believed(reply, rows, state)
 
     expected = HostTrees(check, None).believed(reply, rows, state)
     assert (found is None) == (expected is None)
@@ -94,77 +128,31 @@ def test_what_is_believed_is_what_the_reference_believes(seed, chains):
         assert torch.equal(found.scores[counted], expected.scores[counted])
 
 
-@pytest.mark.parametrize("shape", ["random", "chain", "star"])
-@pytest.mark.parametrize("price", [None, 0.0, 0.02, 0.2, 3.0])
-@pytest.mark.parametrize("num_reqs", [1, 5])
-def test_the_nodes_that_stay_are_the_references(num_reqs, price, shape):
-    """Ties included: of equally likely nodes the earlier ones stay."""
-    for seed in range(20):
-        rng = random.Random(seed)
-        trees = drafted(rng, num_reqs, shape)
-        trees.scores[:] = torch.round(trees.scores * 2) / 2
-        if seed % 4 == 0:
-            trees.scores[0, -1] = float("nan")
-        acceptance, max_depth = Acceptance(), 4
-        kinds = np.array([rng.randrange(2) for _ in range(num_reqs)])
-        useful = np.array([rng.randrange(6) for _ in range(num_reqs)])
-        forced = np.array([rng.random() < 0.2 for _ in range(num_reqs)])
-        prices = None if price is None else price * np.arange(num_reqs * NUM_NODES + 1.0)
-
-        known = (kinds, useful, forced, acceptance.table, EDGES, prices)
-        own, levels, also, *by = (None if part is None else torch.from_numpy(part) for part in known)
-        found = cpu_kernels().draft_intake().choose(tuple(trees), own, levels, also, Prices(*by), max_depth)
-
-        parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-        reference = DraftedTrees.of_scores(*(part.numpy() for part in parts), max_depth)
-        path = np.stack(
-            [
-                path_probabilities(acceptance.table[kinds[row : row + 1]], reference.rows(slice(row, row + 1)))[0]
-                for row in range(num_reqs)
-            ]
-        )
-        within = reference.real & (reference.depths <= useful[:, None])
-        kept = within
-        if prices is not None:
-            values = np.where(within, path, -1.0).ravel()
-            order = (-values).argsort(kind="stable")[: int(within.sum())]
-            best = int((np.append(0.0, values[order].cumsum()) - prices[: len(order) + 1]).argmax())
-            kept = np.zeros(values.shape, dtype=bool)
-            kept[order[:best]] = True
-            kept = kept.reshape(path.shape) | (within & forced[:, None])
-        assert np.array_equal(found.kept.numpy(), kept)
-        assert np.array_equal(found.real.numpy(), reference.real)
-        assert np.array_equal(found.log_probs.numpy(), reference.log_probs)
-        width = int(1 + kept.sum(axis=1).max())
-        expected = keep_nodes(trees, torch.from_numpy(kept), width)
-        shown = torch.arange(width) < expected.num_valid[:, None]
-        for one, other in zip(found.trees[:4], expected[:4], strict=True):
-            assert torch.equal(one[shown].nan_to_num(), other[shown].nan_to_num())
-        assert torch.equal(found.trees[4], expected.num_valid)
+def kept_nodes(trees, kinds, acceptance, useful, forced, prices, max_depth):
+    """By the reference: trees as they are judged, and which of their nodes stay."""
+    parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
+    reference = DraftedTrees.of_scores(*(part.numpy() for part in parts), max_depth)
+    each = [path_probabilities(acceptance.table[kinds[[row]]], reference.rows([row]))[0] for row in range(len(kinds))]
+    path, within = np.stack(each), reference.real & (reference.depths <= useful[:, None])
+    if prices is None:
+        return reference, within
+    values = np.where(within, path, -1.0).ravel()
+    order = (-values).argsort(kind="stable")[: int(within.sum())]
+    best = int((np.append(0.0, values[order].cumsum()) - prices[: len(order) + 1]).argmax())
+    kept = np.zeros(values.shape, dtype=bool)
+    kept[order[:best]] = True
+    return reference, kept.reshape(path.shape) | (within & forced[:, None])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_lie_where_the_reference_puts_them(seed):
-    rng = random.Random(seed)
-    config = EngineConfig(max_num_seqs=NUM_SLOTS, speculation=SpeculationConfig(5, 2, NUM_NODES))
-    state = SlotState(config, VOCAB, torch.device("cpu"))
-    state.committed_lens[:] = torch.tensor([rng.randrange(1, 120) for _ in range(len(state.committed_lens))])
-    state.last_token_ids[:] = torch.arange(len(state.last_token_ids)) + 1
-    state.block_tables[:] = torch.randperm(state.block_tables.numel()).view(state.block_tables.shape)
-    count = rng.randrange(1, NUM_SLOTS + 1)
-    slots, trees = torch.tensor(rng.sample(range(NUM_SLOTS), count)), drafted(rng, count)
-    if seed % 3 == 0:
-        trees.num_valid[:] = NUM_NODES
-    by_torch = BatchBuilder(None, state, config, 100, on_host=True)
-    by_kernel = BatchBuilder(None, state, config, 100, on_host=True, kernels=cpu_kernels())
-
-    found, expected = (
-        builder.decodes(slots, trees._replace(token_ids=trees.token_ids.clone())) for builder in (by_kernel, by_torch)
-    )
-
-    real = torch.arange(NUM_NODES) < trees.num_valid[:, None]
+def assert_alike(found: Decodes, expected: Decodes):
+    """The same rows, in whatever padding has."""
+    real = torch.arange(expected.token_ids.shape[1]) < expected.tree.num_valid[:, None]
+    for name in ("token_ids", "parents", "depths", "scores"):
+        one, other = (getattr(decodes.tree, name)[real].nan_to_num() for decodes in (found, expected))
+        assert torch.equal(one, other), name
+    assert torch.equal(found.tree.num_valid, expected.tree.num_valid)
     assert torch.equal(found.roots, expected.roots)
-    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.token_ids[real], expected.token_ids[real])
     assert torch.equal(found.positions[real], expected.positions[real])
     assert torch.equal(found.slot_mapping, expected.slot_mapping)
     assert (found.packing is None) == (expected.packing is None)
@@ -172,7 +160,106 @@ def test_rows_lie_where_the_reference_puts_them(seed):
         assert torch.equal(found.packing.rows[real], expected.packing.rows[real])
         assert torch.equal(found.packing.nodes, expected.packing.nodes)
         assert torch.equal(found.packing.starts, expected.packing.starts)
-        for own, padded in zip(
-            found.flat, (expected.token_ids, expected.positions, expected.slot_mapping), strict=True
-        ):
-            assert torch.equal(own, expected.packed(padded))
+    for own, padded in zip(found.flat, (expected.token_ids, expected.positions, expected.slot_mapping), strict=True):
+        assert torch.equal(own, expected.packed(padded))
+
+
+@pytest.mark.parametrize("chains", [False, True])
+@pytest.mark.parametrize("price", [None, 0.0, 0.02, 0.2, 3.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains):
+    """Ties included: of equally likely nodes the earlier ones stay."""
+    rng = random.Random(seed * 7 + 1)
+    config, state = engine_state(rng, chains=chains)
+    reply, rows = sent(rng, state, chains=chains)
+    if seed % 4 == 0:
+        reply.scores[int(rows.slots[0]), -1] = float("nan")
+    acceptance, max_depth, count = Acceptance(), 4, len(rows.slots)
+    useful, forced = [rng.randrange(6) for _ in range(count)], [rng.random() < 0.2 for _ in range(count)]
+    prices = None if price is None else price * np.arange(count * NUM_NODES + 1.0)
+    own, by_torch = builders(config, state)
+    check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
+    believed = HostTrees(check, None).believed(reply, rows, state)
+
+    arrived = HostTrees(check, own.intake).arrived(reply, rows)
+    by = (None if part is None else torch.from_numpy(part) for part in (acceptance.table, EDGES, prices))
+    taken = arrived.taken(NodeChoice(*by, useful, forced, max_depth))
+
+    assert (taken is None) == (believed is None)
+    if believed is None:
+        return
+    kinds = (state.temperatures[rows.slots] > 0).long().numpy()
+    reference, kept = kept_nodes(believed, kinds, acceptance, np.array(useful), np.array(forced), prices, max_depth)
+    width = believed.token_ids.shape[1]
+    assert np.array_equal(taken.evidence[:, :width].numpy(), pack_evidence(reference, kept))
+    assert not unpack_evidence(taken.evidence[:, width:].numpy())[0].real.any()
+    assert taken.num_drafting == int((believed.num_valid > 1).sum())
+    assert taken.levels == int(believed.depths.max())
+    assert taken.is_bare == (not kept.any())
+    pruned = keep_nodes(believed, torch.from_numpy(kept), int(1 + kept.sum(axis=1).max()))
+    found, expected = arrived.decodes(taken), by_torch.decodes(rows.slots, pruned)
+    assert_alike(found, expected)
+    longest = int(expected.roots.max()) + expected.token_ids.shape[1]
+    blocks = min(-(-longest // config.block_size), config.max_blocks_per_seq)
+    assert torch.equal(found.segment.block_tables[:, :blocks], state.block_tables[rows.slots, :blocks])
+    assert (found.segment.mask_words is None) == chains
+    if not chains:
+        real = torch.arange(found.token_ids.shape[1]) < found.tree.num_valid[:, None]
+        assert torch.equal(found.segment.mask_words[real], ancestor_words(found.tree.parents)[real])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_checked_trees_lie_where_the_reference_puts_them(seed):
+    """All of their nodes, as where no policy chooses or a grammar has added some."""
+    rng = random.Random(seed)
+    config, state = engine_state(rng)
+    state.last_token_ids[:] = torch.arange(len(state.last_token_ids)) + 1
+    count = rng.randrange(1, NUM_SLOTS + 1)
+    slots, trees = torch.tensor(rng.sample(range(NUM_SLOTS), count)), drafted(rng, count)
+    if seed % 3 == 0:
+        trees.num_valid[:] = NUM_NODES
+    width = int(trees.num_valid.max())
+    trees = TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
+    found, expected = (
+        builder.decodes(slots, trees._replace(token_ids=trees.token_ids.clone())) for builder in builders(config, state)
+    )
+    assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("shape", ["random", "chain", "star"])
+def test_what_was_accepted_is_counted_as_the_reference_counts_it(shape):
+    """Round after round, so that what is old fades; of rows that say nothing too."""
+    rng, by_numpy, ours = random.Random(5), Acceptance(), Acceptance()
+    arrays = map(torch.from_numpy, (ours.trials, ours.successes, ours.table, EDGES))
+    counts = cpu_kernels().acceptance_counts(*arrays, prior=PRIOR_TRIALS, keeps=FORGET)
+    for _ in range(60):
+        trees = drafted(rng, count := rng.randrange(1, 6), shape)
+        seen = DraftedTrees.of_scores(*(part.numpy() for part in trees[1:]), 4)
+        kept = seen.real & np.array([[rng.random() < 0.8 for _ in range(NUM_NODES)] for _ in range(count)])
+        for node in range(1, NUM_NODES):  # a tree still
+            kept[:, node] &= along_rows(kept | (np.arange(NUM_NODES) == 0), seen.parents)[:, node]
+        longest = rng.randrange(1, 5)
+        path = np.zeros((count, longest), np.int64)
+        accepted = np.zeros(kept.shape, bool)
+        for row in range(count):
+            numbers, node = np.cumsum(kept[row] | (np.arange(NUM_NODES) == 0)) - 1, 0
+            for step in range(1, longest):
+                children = [child for child in np.flatnonzero(kept[row]) if seen.parents[row, child] == node]
+                if children and rng.random() < 0.8:
+                    node = rng.choice(children)
+                    accepted[row, node] = True
+                path[row, step] = numbers[node]
+        kinds = np.array([rng.randrange(-1, 2) for _ in range(count)])
+        tells = (kinds >= 0) & seen.real.any(axis=1)
+        if tells.any():
+            on_path = accepted | (np.arange(NUM_NODES) == 0)
+            tried = kept & along_rows(on_path, seen.parents)
+            by_numpy.record(seen.rows(tells), kinds[tells], tried[tells], accepted[tells])
+
+        evidence = torch.from_numpy(pack_evidence(seen, kept))
+        ours.add(*counts.count(evidence, torch.from_numpy(path), kinds.tolist()))
+
+        for name in ("trials", "successes", "table"):
+            assert np.allclose(getattr(ours, name), getattr(by_numpy, name), rtol=1e-12, atol=0), name
+    assert ours.num_accepted == by_numpy.num_accepted > 20
+    assert ours.expected_accepted == pytest.approx(by_numpy.expected_accepted, rel=1e-9)

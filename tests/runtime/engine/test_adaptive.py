@@ -31,6 +31,7 @@ from tests.runtime.scripted import (
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
@@ -131,7 +132,8 @@ def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypat
     def watched(self, trees, decodes, drafted):
         pruned = prune(self, trees, decodes, drafted)
         if pruned is not None:
-            depths = pruned.depths.gather(1, (pruned.num_valid - 1)[:, None])[:, 0].tolist()
+            tree = pruned.tree if isinstance(pruned, Decodes) else pruned
+            depths = tree.depths.gather(1, (tree.num_valid - 1)[:, None])[:, 0].tolist()
             seen.extend((depth, 7 - seq.num_output_tokens) for depth, seq in zip(depths, decodes, strict=True))
         return pruned
 

@@ -19,6 +19,8 @@ from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.media import telling
 from wingbeat.runtime.media.positions import rotations
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.round.tree_check import ArrivedTrees
 
 NUM_TOKENS = 12
 GRIDS = {"qwen2_5_vl": False, "qwen3_vl": True}
@@ -102,11 +104,13 @@ def watched(engine):
     drafts, inner = [], engine.drafting.collect
 
     def collect(plan, rows):
-        trees = inner(plan, rows)
+        trees = found = inner(plan, rows)
+        if isinstance(found, ArrivedTrees):
+            trees = TokenTree(*found.taken().trees)
         for row, seq in enumerate(plan.decodes if trees is not None else ()):
             count = int(trees.num_valid[row])
             drafts.append((int(seq.request.request_id), len(seq.token_ids), trees.token_ids[row, 1:count].tolist()))
-        return trees
+        return found
 
     engine.drafting.collect = collect
     return drafts

@@ -22,9 +22,9 @@ from tests.runtime.scripted import (
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
+from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities
+from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities, unpack_evidence
 
 pytestmark = pytest.mark.few(2)
 
