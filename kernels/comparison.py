@@ -17,8 +17,9 @@ from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
-from wingbeat.kernels.sampling.history import Histories, count_tokens
+from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree

@@ -1,24 +1,10 @@
 """Which tokens sequences have, by column of a drafter's logits; the torch reference and the CPU path."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from wingbeat.kernels import choice
-
-
-class Histories(NamedTuple):
-    """Tokens of every sequence by slot; some slots are asked for."""
-
-    token_ids: Tensor
-    """int64 [num_slots, width]: the prompt first; what lies behind `lens` counts nowhere."""
-    lens: Tensor
-    """int64 [num_slots]; may pass the width."""
-    num_prompt_tokens: Tensor
-    """float32 [num_slots]"""
-    slots: Tensor
-    """int64 [num_rows]"""
+from wingbeat.kernels.sampling.processors import Histories
 
 
 def find_columns(token_ids: Tensor, sorted_ids: Tensor, columns: Tensor) -> Tensor:

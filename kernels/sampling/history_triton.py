@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.sampling.history import Histories
+from wingbeat.kernels.sampling.processors import Histories
 
 _TILE = 512
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling.history import Histories
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.tree.candidates import top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling

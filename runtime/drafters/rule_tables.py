@@ -7,7 +7,7 @@ have any of it: biases, which tokens penalized sequences have, and which tokens 
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling.history import Histories
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Roots
 from wingbeat.runtime.drafters.sampling_rules import Biases, DraftColumns, RequestRules, TokenCounts, root_words

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling.history import Histories, count_tokens, find_columns
-from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties, apply_processors
+from wingbeat.kernels.sampling.history import count_tokens, find_columns
+from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties, apply_processors
 from wingbeat.kernels.sampling.reference import process_logits
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.heads.contract import Continuations

@@ -20,8 +20,7 @@ from wingbeat.kernels.layer.stacked_adapters import StackedAdapters, tiles_of
 from wingbeat.kernels.sampling import history_triton as triton_history
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
-from wingbeat.kernels.sampling.history import Histories
-from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree import candidates_triton as triton_candidates
 from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree import triton as triton_tree

@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 from wingbeat.kernels.sampling import history, history_triton
-from wingbeat.kernels.sampling.history import Histories, count_tokens, find_columns
+from wingbeat.kernels.sampling.history import count_tokens, find_columns
+from wingbeat.kernels.sampling.processors import Histories
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

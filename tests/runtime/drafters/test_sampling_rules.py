@@ -9,8 +9,8 @@ from tests.runtime.grammar_world import TOKENIZER
 from tests.runtime.kernel_drafts import assert_same, by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.kernels.sampling.history import Histories
 from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.growth import Growth, Roots
