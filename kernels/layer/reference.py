@@ -11,9 +11,6 @@ from torch.nn import functional
 from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
 
-MOST_HIDDEN = 1 << 15
-"""Elements of a row that one program of a kernel norms: it keeps them in registers."""
-
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The root-mean-square norm of a sum, and the sum (Zhang and Sennrich, arXiv 1910.07467).
@@ -32,6 +29,17 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
         return triton_layer.add_rms_norm(hidden, residual, weight, eps)
     total = hidden if residual is None else residual + hidden
     return _rms_norm(total, weight, eps), total
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The root-mean-square norm of [..., hidden_size]; of contiguous rows on a GPU by the kernel of `add_rms_norm`."""
+    # On an H100 that takes a third of the time of torch's, and a level of a draft has three.
+    if choice.compiled("add_rms_norm", rows) and rows.is_contiguous() and rows.dtype == weight.dtype:
+        from wingbeat.kernels.layer import triton as triton_layer
+
+        if rows.shape[-1] <= triton_layer.MOST_HIDDEN:
+            return triton_layer.add_rms_norm(rows, None, weight, eps)[0]
+    return functional.rms_norm(rows, weight.shape, weight, eps)
 
 
 def rotate_and_store(

@@ -6,8 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.kv.triton import stored_as
-from wingbeat.kernels.layer.reference import MOST_HIDDEN
 
+MOST_HIDDEN = 1 << 15
+"""Elements of a row that one program norms: it keeps them in registers."""
 _ROPE_TILE = 1024
 _ACTIVATION_TILE = 1024
 
