@@ -22,6 +22,7 @@ KERNELS = (
     "top_candidates",
     "noise",
     "choose_tokens",
+    "count_tokens",
 )
 """The names that are chosen by: what is launched for one call, or for calls that share their memory."""
 

@@ -17,7 +17,9 @@ from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
@@ -241,6 +243,19 @@ def _choose(device: torch.device, shape: Shape) -> list[Tensor]:
     return [choose_tokens(logits, *rows, any_sampled=True, any_filtered=True), drafted]
 
 
+def _count(device: torch.device, shape: Shape) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(16)
+    token_ids = torch.randint(0, 2000, (3, 1500), generator=generator)
+    told = Histories(token_ids, torch.tensor([1500, 40, 900]), torch.tensor([700.0, 2.0, 0.0]), torch.tensor([2, 0]))
+    ids, columns = torch.randperm(2000, generator=generator)[:999].sort()
+    in_prompt = torch.ones(2, 999, dtype=torch.bool, device=device)
+    in_output = torch.ones(2, 999, dtype=torch.int32, device=device)
+    count_tokens(
+        Histories(*(part.to(device) for part in told)), ids.to(device), columns.to(device), in_prompt, in_output
+    )
+    return [in_prompt.to(torch.int32), in_output]
+
+
 CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "attention": _attention,
     "store_kv": _store,
@@ -257,5 +272,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "top_candidates": _candidates,
     "noise": _noise,
     "choose_tokens": _choose,
+    "count_tokens": _count,
 }
 """By the name of `choice.KERNELS`: what runs on the device that it is given."""

@@ -36,6 +36,19 @@ class Penalties(NamedTuple):
     """
 
 
+class Histories(NamedTuple):
+    """Tokens of every sequence by slot; some slots are asked for."""
+
+    token_ids: Tensor
+    """int64 [num_slots, width]: the prompt first; what lies behind `lens` counts nowhere."""
+    lens: Tensor
+    """int64 [num_slots]; may pass the width."""
+    num_prompt_tokens: Tensor
+    """float32 [num_slots]"""
+    slots: Tensor
+    """int64 [num_rows]"""
+
+
 class LogitBias(NamedTuple):
     """Values added to logits before penalties."""
 

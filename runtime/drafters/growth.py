@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.tree.candidates import top_among, top_candidates
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
@@ -20,7 +21,7 @@ from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
@@ -143,10 +144,9 @@ class Growth:
         positions = lens + self._steps[: self.depth(batch), None]
         rules, told = None, batch.sampling_rules
         if told is not None:
-            own, history = SamplingRules(*(part[slots] for part in told)), batch.token_ids[slots]
-            rules = RequestRules.of(
-                own, RuleKinds(batch.rule_kinds), history, lens, batch.temperatures[slots], self.columns
-            )
+            histories = Histories(batch.token_ids, batch.committed_lens, prompt_lens(told), slots)
+            kinds = RuleKinds(batch.rule_kinds)
+            rules = RequestRules.of(told, kinds, batch.temperatures, histories, self.columns)
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],

@@ -7,10 +7,11 @@ have any of it: biases, which tokens penalized sequences have, and which tokens 
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Roots
 from wingbeat.runtime.drafters.sampling_rules import Biases, DraftColumns, RequestRules, TokenCounts, root_words
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, SamplingRules, no_rules
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules, no_rules, prompt_lens
 from wingbeat.runtime.protocol.transfer import copy_into
 
 
@@ -47,9 +48,9 @@ class RuleTables:
         if self._is_masked:
             self._root_mask[: len(masks)] = root_words(masks, self._draft_token_ids)
         if RuleKinds.PENALTIES in kinds:
-            history = batch.token_ids[slots, : batch.max_committed_len]
-            num_prompt_tokens = RuleColumns(*numbers[slots].T).num_prompt_tokens
-            self._counts.count(history, batch.committed_lens[slots], num_prompt_tokens, self._columns)
+            token_ids = batch.token_ids[:, : batch.max_committed_len]
+            histories = Histories(token_ids, batch.committed_lens, prompt_lens(told), slots)
+            self._counts.count(histories, self._columns)
 
     def put(self, roots: Roots) -> Roots:
         """The roots under the rules that lie here; captured."""

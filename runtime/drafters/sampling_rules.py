@@ -11,7 +11,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties, apply_processors
+from wingbeat.kernels.sampling.history import count_tokens, find_columns
+from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties, apply_processors
 from wingbeat.kernels.sampling.reference import process_logits
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.heads.contract import Continuations
@@ -24,12 +25,12 @@ class DraftColumns:
     def __init__(self, draft_token_ids: Tensor) -> None:
         self.size = len(draft_token_ids)
         # Searched, because only the device knows how large a table by token would have to be.
-        self._token_ids, self._columns = draft_token_ids.sort()
+        self.places = draft_token_ids.sort()
+        """int64 [size] each: ids, ascending, and their columns."""
 
     def of(self, token_ids: Tensor) -> Tensor:
         """int64, as many as token ids: each one's column, -1 where there is none."""
-        at = torch.searchsorted(self._token_ids, token_ids.contiguous()).clamp_max(self.size - 1)
-        return torch.where(self._token_ids[at] == token_ids, self._columns[at], -1)
+        return find_columns(token_ids, *self.places)
 
 
 class TokenCounts(NamedTuple):
@@ -47,15 +48,9 @@ class TokenCounts(NamedTuple):
         nothing = torch.zeros(shape, dtype=torch.bool, device=device)
         return cls(nothing, torch.zeros(shape, dtype=torch.int32, device=device))
 
-    def count(self, history: Tensor, lens: Tensor, num_prompt_tokens: Tensor, columns: DraftColumns) -> None:
-        """Write the first rows: int64 [num_reqs, width] counts up to `lens` [num_reqs], the prompt coming first."""
-        at, steps = columns.of(history), torch.arange(history.shape[1], device=history.device)
-        known, is_output = (steps < lens[:, None]) & (at >= 0), steps >= num_prompt_tokens[:, None]
-        entries = at.clamp_min(0)
-        in_prompt, in_output = (part[: len(history)] for part in self)
-        counts = torch.zeros_like(in_output).scatter_add_(1, entries, (known & ~is_output).to(torch.int32))
-        torch.gt(counts, 0, out=in_prompt)
-        in_output.zero_().scatter_add_(1, entries, (known & is_output).to(torch.int32))
+    def count(self, histories: Histories, columns: DraftColumns) -> None:
+        """Write the first rows."""
+        count_tokens(histories, *columns.places, *(part[: len(histories.slots)] for part in self))
 
 
 class Biases(NamedTuple):
@@ -125,23 +120,18 @@ class RequestRules:
 
     @classmethod
     def of(
-        cls,
-        told: SamplingRules,
-        kinds: RuleKinds,
-        history: Tensor,
-        lens: Tensor,
-        temperatures: Tensor,
-        columns: DraftColumns,
+        cls, told: SamplingRules, kinds: RuleKinds, temperatures: Tensor, histories: Histories, columns: DraftColumns
     ) -> Self:
-        """Of requests whose `history` int64 [num_reqs, width] counts up to their `lens` [num_reqs]."""
-        shape, biases, counts = (len(lens), columns.size, lens.device), None, None
+        """Of the requests in the slots of `histories`; everything else is by slot."""
+        slots, biases, counts = histories.slots, None, None
+        own, shape = SamplingRules(*(part[slots] for part in told)), (len(slots), columns.size, slots.device)
         if RuleKinds.LISTED in kinds:
             biases = Biases.empty(*shape)
-            biases.write(told, columns)
+            biases.write(own, columns)
         if RuleKinds.PENALTIES in kinds:
             counts = TokenCounts.empty(*shape)
-            counts.count(history, lens, RuleColumns(*told.numbers.T).num_prompt_tokens, columns)
-        return cls(columns, told.numbers, temperatures, biases, counts)
+            counts.count(histories, columns)
+        return cls(columns, own.numbers, temperatures[slots], biases, counts)
 
     def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
         """What follows nodes, under the rules: what may not be chosen has no logit, and the others are tempered.

@@ -53,6 +53,11 @@ class SamplingRules(NamedTuple):
     """float32 [num_slots, MOST_BIASED]: what is added to their logits; -inf bans."""
 
 
+def prompt_lens(rules: SamplingRules) -> Tensor:
+    """float32 [num_slots]: a view of them."""
+    return rules.numbers[:, RuleColumns._fields.index("num_prompt_tokens")]
+
+
 def no_rules(num_slots: int, device: torch.device | str = "cpu") -> SamplingRules:
     """Rows of slots that have none."""
     numbers = torch.empty(num_slots, NUM_RULES, device=device)

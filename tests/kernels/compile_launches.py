@@ -17,9 +17,10 @@ from wingbeat.kernels.layer import adapters_triton, fp8_triton
 from wingbeat.kernels.layer import triton as triton_layer
 from wingbeat.kernels.layer.fp8 import to_fp8
 from wingbeat.kernels.layer.stacked_adapters import StackedAdapters, tiles_of
+from wingbeat.kernels.sampling import history_triton as triton_history
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
-from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree import candidates_triton as triton_candidates
 from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree import triton as triton_tree
@@ -58,6 +59,12 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
     triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
     for listed_only in (False, True):
         triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None, listed_only=listed_only)
+
+
+def launch_histories(num_rows: int, width: int, num_columns: int) -> None:
+    histories = Histories(ints(num_rows, width), ints(num_rows), torch.ones(num_rows, 8)[:, 6], ints(num_rows))
+    in_output = torch.zeros(num_rows, num_columns, dtype=torch.int32)
+    triton_history.count_tokens(histories, ints(num_columns), ints(num_columns), in_output.bool(), in_output)
 
 
 def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_size: int) -> None:
@@ -113,5 +120,7 @@ if __name__ == "__main__":
     launch_adapters(1, 14336, (4096,), 64)
     launch_sampling(1, 151936)
     launch_sampling(300, 32000)
+    launch_histories(4, 8193, 32000)
+    launch_histories(1, 32769, 151936)
     launch_trees(4, 10, 7, 60, 32000)
     launch_trees(1, 4, 5, 130, 151936)

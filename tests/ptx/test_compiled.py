@@ -25,6 +25,7 @@ KERNELS = {
     "_shrink_kernel",
     "_expand_kernel",
     "_noise_kernel",
+    "_count_kernel",
     "_scale_kernel",
     "_collect_kernel",
     "_edge_kernel",
@@ -41,6 +42,7 @@ KERNELS = {
 }
 FP8 = {"_fp8_linear_kernel"}
 SMALL = (
+    "(counts_what_its_reference and 13-1) or "
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"

@@ -62,7 +62,7 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, chain": 6,
     "beside the graphs of a round, tree": 6,
     "rules beside the graphs of a round, filtered": 1,
-    "rules beside the graphs of a round, biased and penalized": 51,
+    "rules beside the graphs of a round, biased and penalized": 28,
     "layer of a mixed round": 10,
     "beside the graphs of a mixed round": 26,
     "eager mixed round beside its layers and its graph": 64,

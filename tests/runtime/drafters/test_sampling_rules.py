@@ -10,6 +10,7 @@ from tests.runtime.kernel_drafts import assert_same, by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.growth import Growth, Roots
@@ -17,7 +18,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.sampling_rules import RequestRules
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules
+from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules, prompt_lens
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -75,7 +76,8 @@ def drafted(params, logits, history, top_k=3, among=None):
         told.token_ids[0, place], told.biases[0, place] = token_id, bias
     lens, zeros = torch.tensor([len(history)]), torch.zeros(1, dtype=torch.int64)
     temperatures = torch.tensor([params.temperature])
-    rules = RequestRules.of(told, RuleKinds.every(), torch.tensor([history]), lens, temperatures, growth.columns)
+    histories = Histories(torch.tensor([history]), lens, prompt_lens(told), zeros)
+    rules = RequestRules.of(told, RuleKinds.every(), temperatures, histories, growth.columns)
     positions = lens + torch.arange(2)[:, None]
     roots = Roots(zeros, zeros, positions, temperatures, zeros + params.seed, rules=rules)
     own = slice(None) if among is None else among
