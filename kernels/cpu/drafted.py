@@ -317,7 +317,7 @@ class _Room:
 
 
 def _parts(out: Tensor, num_reqs: int, width: int, num_rows: int, num_seen: int, num_words: int) -> tuple:
-    """The tensors of `TakenTrees`, as `take_trees` leaves them one behind another, but for the block tables."""
+    """The tensors of `TakenTrees`, as the library leaves them one behind another, but for the block tables."""
     nodes = num_reqs * width
     sizes = [num_reqs * num_seen, num_reqs, num_reqs, *[nodes] * 7, num_reqs + 1, *[num_rows] * 4, nodes * num_words]
     parts = out[: sum(sizes)].split_with_sizes(sizes)

@@ -230,7 +230,7 @@ class DrafterClient(RoundObserver):
         writer = OutcomeWriter(outcome, self._tell_media)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
-        told = self._tell(plan, flight, writer)
+        told = self._teller is not None and self._tell(self._teller, plan, flight, writer)
         if not told:
             self._write_decodes(plan.decodes, flight.decodes, writer)
             self._publish_history(plan, flight)
@@ -339,16 +339,17 @@ class DrafterClient(RoundObserver):
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
 
-    def _tell(self, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> bool:
+    def _tell(self, teller: PathTeller, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> bool:
         """What the two methods below do, and the ends of all sequences, by our kernels; False, and nothing done, where
         they do not."""
         paths = flight.decodes
         taps = None if self._stateless else paths.taps
         same = taps is None or taps.dtype == writer.outcome.decode_taps.dtype
-        if self._teller is None or not (same and plan.decodes and all(seq.draft.complete for seq in plan.decodes)):
+        if not (same and plan.decodes and all(seq.draft.complete for seq in plan.decodes)):
             return False
-        writer.tell(self._teller, paths, taps)
-        write_first_tokens(self._end.token_ids, plan, flight)
+        writer.tell(teller, paths, taps)
+        if plan.chunks:
+            write_first_tokens(self._end.token_ids, plan, flight)
         return True
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:

@@ -337,7 +337,8 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
             if columns is None:
                 columns = (paths.positions[:, None] + steps[: paths.token_ids.shape[1]]).clamp_max_(last)
             history[paths.slots[:, None].to(device), columns.to(device)] = paths.token_ids.to(device)
-    write_first_tokens(history, plan, flight)
+    if plan.chunks:
+        write_first_tokens(history, plan, flight)
 
 
 def write_first_tokens(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight) -> None:

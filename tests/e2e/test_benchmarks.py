@@ -60,6 +60,13 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert total > 0
 
 
+def test_host_round_reports_the_parts_of_plain_and_drafted_rounds(tmp_path):
+    (turns,) = quick_run("host_round.py", tmp_path / "round.json")["turns"].values()
+    for plain, drafted in (one.values() for one in turns):
+        assert plain["draft"] == 0 < drafted["draft"]
+        assert min(plain["model"], plain["rest"], drafted["model"], drafted["rest"]) > 0
+
+
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     picture = tmp_path / "sweep.png"
     figures = quick_run("load_sweep.py", tmp_path / "sweep.json", "--plot", str(picture))
