@@ -10,7 +10,11 @@ from wingbeat.kernels.sampling.processors import Histories
 _TILE = 512
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(
+    # One variant for each number of steps, which a start compiles: strides and views are the caller's.
+    do_not_specialize=["token_stride", "prompt_stride", "width", "num_columns"],
+    do_not_specialize_on_alignment=["token_ids", "lens", "num_prompt_tokens", "slots", "in_prompt", "in_output"],
+)
 def _count_kernel(
     token_ids,
     token_stride,

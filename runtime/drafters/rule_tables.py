@@ -31,6 +31,9 @@ class RuleTables:
         self._root_mask = torch.full((num_slots, -(-columns.size // 32)), -1, dtype=torch.int32, device=device)
         self._is_biased = self._is_masked = False
         """Whether the round before has written anything of these."""
+        if device.type == "cuda":  # no round waits for a compiler
+            nobody = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            self._counts.count(Histories(nobody, nobody[0], prompt_lens(no_rules(1, device)), nobody[0]), columns)
 
     def load(self, batch: DraftBatch, slots: Tensor) -> None:
         """Bring everything up to date for a batch's proposals, whose slots int64 [num_proposals] lie on the device."""
