@@ -144,10 +144,10 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
 
 
 KV_CACHE_DTYPES = ("auto", "fp8")
+"""Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
 KERNEL_CHOICES = ("auto", "torch")
 GRAPH_MODES = ("full", "decode_only", "none")
 """Words of `EngineConfig.cuda_graphs`; true is the first, and false the last."""
-"""Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
 
 
 class RankGroup(NamedTuple):

@@ -143,6 +143,7 @@ def sessions() -> dict[str, list[Part]]:
             script("bandwidth", 30),
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
+        "served": [script("served", 400)],
     }
 
 
@@ -239,7 +240,7 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
 def main() -> int:
     """Parse the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers"))
+    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers", "served"))
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts of the session to run")
     parser.add_argument("--quick", action="store_true", help="every script at toy sizes on any device, no tests")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no part begins")

@@ -116,14 +116,17 @@ class EngineSupervisor:
             logger.warning("Lost the engine, the next one starts in %.0f s: %s", pause_s, reason)
             await self._life.end()
             await self._sleep(pause_s)
-            await self._replace()
+            await (self._replace() if self._change is None else self._take_change())
 
     async def change(self, launch: Callable[[], Life]) -> None:
         """End the engine that runs and start one of another kind, of which later ones are too.
 
         Raises:
+            EngineFailed: there will be no further engine here.
             Exception: what kept it from starting; one as before has been tried since, and goes on to be.
         """
+        if self.failure is not None:
+            raise self.failure
         self._change = change = _Change(launch, asyncio.get_running_loop().create_future())
         await self._life.end()
         await change.done
@@ -168,6 +171,8 @@ class EngineSupervisor:
         """There will be no further engine here: Serve replaces the replica."""
         self.failure = EngineFailed(reason)
         logger.error("%s", self.failure)
+        if self._change is not None and not self._change.done.done():
+            self._change.done.set_exception(self.failure)
         self._changed.set()
 
     def _begin(self) -> None:

@@ -21,6 +21,8 @@ from wingbeat.runtime.successor import MODULE, Inspected
 logger = logging.getLogger(__name__)
 NAMESPACE = b"wingbeat weights"
 POLL_S = 0.02
+STORE_S = 30.0
+"""For the cluster's memory to answer."""
 
 
 class WeightsStore(Protocol):
@@ -76,7 +78,7 @@ class ReplicaWeights:
         Raises:
             Exception: what kept it from starting; one line that says what to change.
         """
-        pushed = await asyncio.to_thread(self._store.read)
+        pushed = await _stored(self._store.read)
         while True:
             self._served = pushed
             if pushed.digest:
@@ -84,7 +86,7 @@ class ReplicaWeights:
                     "the weights in %s are served, which were pushed, and not those of the settings", pushed.folder
                 )
             await self.engines.start()
-            pushed = await asyncio.to_thread(self._store.read)
+            pushed = await _stored(self._store.read)
             if pushed.digest == self._served.digest:
                 return
             await self.engines.stop()
@@ -122,7 +124,10 @@ class ReplicaWeights:
                 if refusal is not None:
                     return refusal
             self._served = pushed
-            await asyncio.to_thread(self._store.write, pushed)
+            try:
+                await _stored(self._store.write, pushed)
+            except Exception as error:  # whatever the cluster raises
+                return Refusal(f"this engine has them, but they are not kept for others: {root_cause(error)}")
             return None
 
     async def _replace(self, pushed: Weights, drain_s: float) -> Refusal | None:
@@ -173,6 +178,15 @@ class ReplicaWeights:
         if (others.resolved_dtype(), others.tries_bfloat16()) != (config.resolved_dtype(), config.tries_bfloat16()):
             return Weights(), f"{folder} says that its weights are {others.resolved_dtype()}: set dtype"
         return Weights(found.digest, str(folder)), None
+
+
+async def _stored(call: Callable[..., Any], *given: Any) -> Any:
+    """What the store answers. Raises TimeoutError where it does not."""
+    try:
+        async with asyncio.timeout(STORE_S):
+            return await asyncio.to_thread(call, *given)
+    except TimeoutError:
+        raise TimeoutError(f"the cluster's memory has not answered within {STORE_S:.0f} s") from None
 
 
 def _refused_by(config: AppConfig) -> str | None:

@@ -242,8 +242,14 @@ class PathTeller:
             slots: [num_reqs]; `positions` and `num_tokens` likewise.
             token_ids: [num_reqs, width]
             taps: [num_reqs, longest, taps_size] in the buffers' dtype; None leaves theirs.
+
+        Raises:
+            ValueError: there are more paths, or longer ones, than the buffers hold.
         """
         (num_reqs, width), key = token_ids.shape, buffers.slots.data_ptr()
+        most_reqs, most = buffers.token_ids.shape
+        if num_reqs > most_reqs or width > most or (taps is not None and taps.shape[1] > most):
+            raise ValueError(f"{num_reqs} paths of {width} tokens: a channel holds {most_reqs} of {most}")
         if key not in self._told:
             if len(self._told) == 2:  # of another channel
                 self._told.clear()

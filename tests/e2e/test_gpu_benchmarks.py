@@ -55,7 +55,7 @@ def suite(monkeypatch):
 def test_every_promised_script_is_there():
     assert {
         "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
-        "losslessness", "plain_decode", "round_stages", "two_processes", "verify",
+        "losslessness", "plain_decode", "round_stages", "served", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -80,13 +80,12 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
 
 
 SLOW = {"two_processes", "engine_speed", "kernel_profile", "round_stages"}
+MARKS = {name: [pytest.mark.slow] for name in SLOW} | {"served": [pytest.mark.slow, pytest.mark.ray]}
 
 
 @pytest.mark.few(3)
 @without_gpu
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SCRIPTS if name != "hop"]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SCRIPTS if name != "hop"])
 def test_toy_sizes_give_figures(run_script, name):
     status, out, err = run_script(name, "--quick")
     assert status == 0, err
@@ -186,7 +185,7 @@ def test_whole_logs_of_tests_that_fail_or_hang_lie_beside_the_report(suite, tmp_
     assert all(reason in log for reason in ("first reason", "second reason", "Timeout"))
 
 
-@pytest.mark.parametrize("name", ["first", "speed", "peers"])
+@pytest.mark.parametrize("name", ["first", "speed", "peers", "served"])
 def test_a_session_names_what_there_is_and_fits_its_budget(suite, name):
     parts = suite.sessions()[name]
     assert [part.name for part in parts if not part.is_tests and part.name not in SCRIPTS] == []

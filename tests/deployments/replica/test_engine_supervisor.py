@@ -125,6 +125,41 @@ def test_an_engine_of_another_kind_takes_its_place_or_one_as_before_does(other_s
     assert world.pauses == ([0.0] if other_s == 61.0 else []), "what is asked for is no failure"
 
 
+@pytest.mark.parametrize("breaks", [False, True], ids=["then starts", "then none can be kept"])
+def test_an_engine_of_another_kind_that_is_asked_for_between_two_is_the_next_one_or_is_given_up(breaks: bool):
+    world, kinds, asking = World(20.0, LIVES_ON), [], []
+    before = world.supervisor._launch
+
+    def other() -> "FakeLife":
+        kinds.append("other")
+        return before()
+
+    async def asks(seconds: float) -> None:
+        asking.append(asyncio.create_task(world.supervisor.change(other)))
+        await asyncio.sleep(0)
+        if breaks:
+            raise ZeroDivisionError("a mistake")
+
+    async def main() -> None:
+        world.supervisor._sleep = asks
+        await world.supervisor.start()
+        running = asyncio.create_task(world.supervisor.run())
+        while not asking:
+            await asyncio.sleep(0)
+        if breaks:
+            with pytest.raises(EngineFailed, match="a mistake"):
+                await asyncio.wait_for(asking[0], 10)
+            with pytest.raises(EngineFailed, match="a mistake"):
+                await world.supervisor.change(other)
+        else:
+            await asyncio.wait_for(asking[0], 10)
+            await world.supervisor.ready()
+        running.cancel()
+
+    asyncio.run(main())
+    assert kinds == ([] if breaks else ["other"])
+
+
 def test_what_nobody_thought_of_ends_the_replica_rather_than_leaving_it_without_an_engine():
     world = World(20.0)
 

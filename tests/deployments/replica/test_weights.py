@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -149,6 +150,42 @@ def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_d
             await again.end()
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("answers", ["late", "breaks"])
+def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Path, monkeypatch, answers: str):
+    kept: list[Weights] = []
+    spoilt = [True]
+
+    class Store:
+        def __init__(self, key: str | None) -> None:
+            pass
+
+        def read(self) -> Weights:
+            return Weights()
+
+        def write(self, weights: Weights) -> None:
+            if spoilt[0]:
+                time.sleep(1.0 if answers == "late" else 0.0)
+                raise RuntimeError("the cluster is gone")
+            kept.append(weights)
+
+    monkeypatch.setattr("wingbeat.deployments.replica.verifier_replica.ClusterStore", Store)
+    monkeypatch.setattr("wingbeat.deployments.replica.replica_weights.STORE_S", 0.3)
+
+    async def scenario() -> None:
+        async with fleet("a") as pool:
+            with pytest.raises(WeightsConflict, match=r"not kept for others: .*(not answered|is gone)"):
+                await pool.weights.push(str(folder), 5.0)
+            await restarted(pool)
+            pid = (await pool.replicas["a"].stats())["engine_pid"]
+            spoilt[0] = False
+            await pool.weights.push(str(folder), 5.0)
+            assert (await pool.replicas["a"].stats())["engine_pid"] == pid, "it has them already"
+            assert [one.digest for one in kept] == [weights_digest(folder)]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 async def begun_at(pool: EnginePool, engine_id: str) -> tuple[AsyncGenerator[RequestOutput, None], list[int]]:
