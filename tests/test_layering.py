@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import grimp
+import pytest
 
 from tests.rooms import DEEP, MAY_IMPORT, ROOMS_WITH_RAY
 
