@@ -29,6 +29,10 @@ SHAPE = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
     **{"target_hidden_size": 32, "vocab_size": VOCAB},
 }
+_LATENT = {
+    **{"num_key_value_heads": 4, "head_dim": 12, "query_rank": 10, "kv_rank": 14},
+    **{"rope_dim": 4, "value_dim": 8},
+}
 HEADS = {
     "eagle3": {},
     "eagle3.1": {"norm_output": True, "fc_norm": True},
@@ -36,14 +40,8 @@ HEADS = {
     "biased": {"fc_bias": True, "attention_bias": True, "qk_norm": True},
     "partial": {"rotary_dim": 4, "rope_interleaved": True},
     "deep": {"num_layers": 3, "rotary_dim": 6, "qk_norm": True, "norm_output": True},
-    "latent": {
-        "num_key_value_heads": 4,
-        "head_dim": 12,
-        "query_rank": 10,
-        "kv_rank": 14,
-        "rope_dim": 4,
-        "value_dim": 8,
-    },
+    "latent": _LATENT,
+    "latent-grids": _LATENT | {"mrope_section": (1, 0, 1)},
     "grids": {"mrope_section": (2, 1, 1), "mrope_interleaved": True},
     "eagle1": None,
 }
@@ -55,7 +53,9 @@ def head_of(kind: str, std: float = 0.3) -> DecoderHead:
     if HEADS[kind] is None:
         head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
     else:
-        make, config = (LatentEagleHead, LatentEagleConfig) if kind == "latent" else (EagleHead, EagleHeadConfig)
+        make, config = (
+            (LatentEagleHead, LatentEagleConfig) if kind.startswith("latent") else (EagleHead, EagleHeadConfig)
+        )
         head = make(config(**SHAPE | HEADS[kind], tap_layers=(1, 2, 3), draft_vocab_size=60))
         head.draft_token_ids.copy_(torch.arange(60) + 20)
     for parameter in head.parameters():

@@ -67,11 +67,11 @@ def test_every_step_gives_what_the_head_gives_over_whole_paths(kind, batch):
     assert max(differences.values()) <= 2e-5, differences
 
 
-@pytest.mark.parametrize("kind", ["grids", "eagle3", "deep", "eagle1"])
+@pytest.mark.parametrize("kind", ["grids", "latent-grids", "eagle3", "deep", "eagle1"])
 def test_every_step_behind_images_gives_what_the_head_gives_over_whole_paths(kind):
     head = head_of(kind, std=0.1)
     config = draft_config(head, GRIDS)
-    assert config.media == (3 if kind == "grids" else 0, 32)
+    assert config.media == (3 if "grids" in kind else 0, 32)
     differences = draft_differences(draft_session(head, config), config, head, 4)
     assert max(differences.values()) <= 2e-5, differences
 

@@ -11,7 +11,8 @@ from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_
 from tests.runtime.one_pass_drafts import load
 from tests.runtime.one_pass_world import random_tensors, raw_config
 from tests.runtime.tensorrt.drafts_watched import drafts_within
-from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, media_of, torch_pair
+from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, media_of, torch_pair
+from tests.runtime.watchers import FailingEnd, Rig
 from wingbeat.runtime.drafters.eagle import drafter_class
 from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -139,6 +140,32 @@ def test_blocks_behind_images_are_those_of_the_torch_drafter(name, tmp_path):
     raw = raw_config("dflash2", (0, 1, 2), 2, block_size=7)
     head = load(tmp_path, raw, random_tensors(raw))
     check_same(by_engines(name, head, TREE), by_torch(name, head, TREE, OnePassDrafter))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.mark.few(1)
+def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
+    """Of prompts that are replayed, in pieces that begin and end within images."""
+    ref, head = shown(name), head_for(name)
+    config = draft_config(head, base_config(ref.loaded, head.tap_layers).visual)
+
+    def drafter() -> EngineDrafter:
+        return EngineDrafter(draft_session(head, config), config, head.draft_token_ids, TREE)
+
+    rig = Rig(ref, drafter(), lambda end: FailingEnd(end, "wait", 2, False), max_num_batched_tokens=13)
+    try:
+        run = ShownRun(rig.engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))
+        while rig.engine.drafter_state == "attached":
+            rig.step(run)
+        rig.replace(drafter())
+        drafts = watched(rig.engine)
+        rig.finish(run)
+    finally:
+        rig.engine.model.remove_taps()
+    dense = Dense(head, name)
+    assert rig.engine.stats().num_replayed_tokens > 0
+    assert len(drafts) > NUM_TOKENS
+    assert all(drafted[0] == dense.chain(index, length, 1)[0] for index, length, drafted in drafts if drafted)
 
 
 def test_an_image_larger_than_the_engine_takes_is_refused():

@@ -157,7 +157,7 @@ def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["grids", "eagle1"])
+@pytest.mark.parametrize("kind", ["grids", "latent-grids", "eagle1"])
 def test_heads_that_see_images_have_torchs_numbers_in_every_step(kind, tmp_path):
     head, file = head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
     config = draft_config(head, draft_parity.GRIDS)
