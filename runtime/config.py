@@ -308,7 +308,6 @@ class EngineConfig:
     def asked(self) -> dict[Feature, str]:
         """Features that do not go with everything, as they are asked for here."""
         asked = {
-            Feature.ADAPTERS: (self.max_loras > 0, f"max_loras is {self.max_loras}"),
             Feature.COMPILE: (self.compile, "compile is True"),
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),

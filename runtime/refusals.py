@@ -8,7 +8,6 @@ from typing import NamedTuple
 class Feature(StrEnum):
     """What can be asked for, or what a model or a machine has; the value is its name in the documents."""
 
-    ADAPTERS = "LoRA adapters"
     AUTOSCALING = "`autoscaling_config`"
     CPU = "a verifier on the CPU"
     CUDA = "a verifier on a GPU"
@@ -97,7 +96,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
     Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),
     Refusal(_F.CUDA_GRAPHS, _F.RANKS, _NO_EAGER),
-    Refusal(_F.ADAPTERS, _F.COMPILE, "compiled rounds serve no adapters"),
     Refusal(_F.PART_OF_GPU, _F.RANKS, "each rank needs a whole GPU", "use 1"),
     Refusal(_F.THREADS_TRIED, _F.RANKS, "they would all try them at once", "give a number"),
     Refusal(

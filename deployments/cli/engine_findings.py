@@ -61,6 +61,7 @@ def engine_findings(directory: EngineDirectory) -> dict[str, Any]:
             "vocab_size": draft.draft_vocab_size,
             "tap_layers": list(draft.tap_layers),
             "block_size": None if draft.block is None else draft.block.size,
+            "media": {"num_axes": draft.num_axes, "width": draft.media_width},
             "token_map": DRAFT_TO_TARGET,
         },
     }

@@ -10,7 +10,6 @@ from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import MOST_OF_ENGINE, EngineConfig
 from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
 from wingbeat.runtime.lora.names import name_problem
-from wingbeat.runtime.refusals import Feature
 
 
 class LoraOptions(ModelOptions):
@@ -67,10 +66,6 @@ class LoraOptions(ModelOptions):
         if self.lora_update_dir is not None and not self.lora_update_dir.is_dir():
             raise ValueError(f"lora_update_dir is {str(self.lora_update_dir)!r}: must be a directory")
         return self
-
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
-        said = "lora_modules is given" if self.lora_modules else "lora_update_dir is given"
-        return super().asked() | {Feature.ADAPTERS: (self.serves_adapters(), said)}
 
     def check_adapters(self, model_name: str) -> None:
         """Raises ValueError for a name that the base model has."""

@@ -49,6 +49,16 @@ class LatentEagleConfig(EagleHeadConfig):
             raise ValueError(f"{self.num_layers} decoder layers of MLA attention: heads of one are supported")
 
     @property
+    def num_frequencies(self) -> int:
+        """See `DecoderHeadConfig.num_frequencies`."""
+        return self.rope_dim // 2
+
+    @property
+    def rotary_width(self) -> int:
+        """See `DecoderHeadConfig.rotary_width`; only elements that turn are turned at all."""
+        return self.rope_dim
+
+    @property
     def kv_numbers(self) -> int:
         """See `DecoderHeadConfig.kv_numbers`."""
         return self.num_attention_heads * (self.head_dim + self.value_dim)

@@ -83,6 +83,11 @@ class DecoderHeadConfig:
         return (self.rotary_dim or self.head_dim) // 2
 
     @property
+    def rotary_width(self) -> int:
+        """Of cosines and sines: elements of a head that turn, and those among them that stay still."""
+        return self.head_dim
+
+    @property
     def num_taps(self) -> int:
         """Tapped layers."""
         return len(self.tap_layers)
@@ -276,7 +281,7 @@ class DecoderHead(DraftHead):
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:
     """By which axis each pair of a head's elements turns (transformers' Qwen2.5-VL and Qwen3-VL); 0 for still ones."""
-    sections, still = config.mrope_section, [0] * (config.head_dim // 2 - config.num_frequencies)
+    sections, still = config.mrope_section, [0] * (config.rotary_width // 2 - config.num_frequencies)
     if not config.mrope_interleaved:
         return [axis for axis, count in enumerate(sections) for _ in range(count)] + still
     axes = [0] * sum(sections)

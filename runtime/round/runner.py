@@ -18,7 +18,7 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.allowed_tokens import TokenMasks, add_certain
-from wingbeat.runtime.round.builder import BatchBuilder, dummy_decode_batch
+from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
@@ -113,8 +113,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _compiled(self, faster_layers: FasterLayers) -> AbstractContextManager:
         def forward(num_nodes: int) -> Callable[[], object]:
-            width = self.config.max_blocks_per_seq
-            batch = dummy_decode_batch(self.cache, 1, num_nodes, width)
+            batch = self.builder.dummy(1, num_nodes)
             return lambda: self.model(batch)
 
         steps = [forward(num_nodes) for num_nodes in (1, self.config.speculation.num_nodes)]

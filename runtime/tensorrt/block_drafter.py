@@ -46,7 +46,7 @@ class BlockDrafter(EngineDrafter):
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         kv_rows, slots = self._rows(batch.proposal_slots.tolist())
         roots = self.growth.roots(batch, slots)
-        output = self.runner.block(kv_rows, (roots.positions[0] - 1).tolist(), roots.token_ids)
+        output = self.runner.block(kv_rows, (roots.positions[0] - 1).tolist(), roots.token_ids, roots.position_deltas)
         walk = self.walker.walk_over(output.logits, output.hidden, self._choose_for(roots))
         return grow_along(self.growth, roots, walk, batch.growth_rules)
 

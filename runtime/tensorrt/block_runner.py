@@ -21,13 +21,16 @@ class BlockRunner(DraftRunner):
         done.append(self.stages.capture(EngineStage.PROPOSAL, block.size, block.num_drafted))
         return all(done)
 
-    def block(self, kv_rows: list[int], starts: list[int], anchors: Tensor) -> DraftOutput:
+    def block(
+        self, kv_rows: list[int], starts: list[int], anchors: Tensor, deltas: Tensor | None = None
+    ) -> DraftOutput:
         """One pass over a block for each sequence; does not commit.
 
         Args:
             kv_rows: of each sequence.
             starts: positions of each sequence that are committed.
             anchors: int64 [num_seqs]: the last decided tokens.
+            deltas: int64 [num_seqs]: as `Roots.position_deltas`.
 
         Returns:
             Logits [num_seqs, num_drafted, draft_vocab_size] and hidden states of the slots that predict something.
@@ -44,7 +47,7 @@ class BlockRunner(DraftRunner):
         inputs = {
             "input_ids": ids,
             "hidden_states_input": self._no_hidden(ids, self.config.base_model_hidden_size),
-            "attention_pos_id": positions,
+            "attention_pos_id": positions if deltas is None else positions + deltas[:, None],
             "last_token_ids": slots[block.first_slot :].repeat(len(ids), 1),
             **{block_mask_name(*mask): self._seen(mask, positions) for mask in block.distinct_masks},
         }

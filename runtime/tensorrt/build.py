@@ -20,6 +20,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensor_files import read_json
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
+from wingbeat.runtime.tensorrt.draft_graph import media_of
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
@@ -94,7 +95,7 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     base = _base_config(plan, loaded, tap_layers, adapters, visual)
     if head is not None:
         progress("exporting the drafter")
-        export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx")
+        export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx", media_of(head, visual))
         layout.write_draft_to_target(plan.out, head.draft_token_ids)
         layout.write_config(plan.out, _draft_config(plan, head, base))
     layout.copy_tokenizer(plan.model, plan.out)
@@ -204,13 +205,19 @@ def _base_config(
 
 def _draft_config(plan: BuildPlan, head: DecoderHead | OnePassHead, base: BaseEngineConfig) -> DraftEngineConfig:
     return DraftEngineConfig(
-        **_common(plan, layout.DRAFT, plan.drafter), **head_fields(head), base_fingerprint=base.weights_fingerprint
+        **_common(plan, layout.DRAFT, plan.drafter),
+        **head_fields(head, base.visual),
+        base_fingerprint=base.weights_fingerprint,
     )
 
 
-def head_fields(head: DecoderHead | OnePassHead) -> dict[str, Any]:
-    """What draft_config.json says of a head."""
-    config, in_one_pass = head.config, isinstance(head, OnePassHead)
+def head_fields(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> dict[str, Any]:
+    """What draft_config.json says of a head.
+
+    Args:
+        visual: of its verifier.
+    """
+    config, in_one_pass, media = head.config, isinstance(head, OnePassHead), media_of(head, visual)
     block = None
     if in_one_pass:
         slots = {"slots": str(config.slots), "size": config.block_size, "first_slot": config.first_slot}
@@ -229,6 +236,8 @@ def head_fields(head: DecoderHead | OnePassHead) -> dict[str, Any]:
         "draft_model_hidden_size": config.hidden_size,
         "tap_layers": head.tap_layers,
         "block": block,
+        "num_axes": media.num_axes,
+        "media_width": media.width,
     }
 
 

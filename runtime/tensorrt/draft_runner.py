@@ -12,7 +12,7 @@ from torch import Tensor
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
-from wingbeat.runtime.tensorrt.graph_shapes import MASK, block_mask_name, draft_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import EMBEDDINGS, MASK, SHOWN, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
 from wingbeat.runtime.tensorrt.stage_runner import StageRunner
@@ -40,6 +40,18 @@ class KnownPairs(NamedTuple):
     """int64 [num_seqs, num_padded], each one position after its hidden state."""
     base_hidden: Tensor
     """[num_seqs, num_padded, base_model_hidden_size]"""
+    rotated: Tensor | None = None
+    """int64 [num_seqs, num_padded], or by axis [num_seqs, 3, num_padded]: by what pairs are rotated; None is by their
+    positions."""
+    shown: tuple[Tensor, Tensor] | None = None
+    """Pairs whose tokens stand for parts of images, bool [num_seqs, num_padded], and the parts' embeddings [num_seqs,
+    num_padded, media_width]; None where no token does."""
+
+    def parts(self) -> dict[str, list[int] | Tensor]:
+        """Everything of sequences that is there, by name."""
+        shown = {} if self.shown is None else dict(zip((SHOWN, EMBEDDINGS), self.shown, strict=True))
+        own = {name: part for name, part in self._asdict().items() if part is not None and name != "shown"}
+        return own | shown
 
 
 class DraftedTree(NamedTuple):
@@ -57,6 +69,8 @@ class DraftedTree(NamedTuple):
     """int64 [num_padded], 0 for children of the root."""
     visible: Tensor
     """bool [num_seqs, num_padded, num_padded], nodes that each node sees, itself included."""
+    deltas: Tensor | None = None
+    """int64 [num_seqs]: as `Roots.position_deltas`."""
 
 
 class DraftRunner:
@@ -84,6 +98,7 @@ class DraftRunner:
             kv.capacity,
             config.torch_dtype,
             () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks],
+            config.media,
         )
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
         self.committed = [0] * kv.num_rows
@@ -161,24 +176,27 @@ class DraftRunner:
         columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
         # Where the capacity ends there are no columns left; the check of the stage names that.
         mask.scatter_(2, columns.clamp_max(self.kv.capacity - 1), tree.visible)
+        positions = starts + tree.depths
         inputs = {
             "input_ids": tree.token_ids,
             "hidden_states_input": self._no_hidden(tree.token_ids, self.config.base_model_hidden_size),
             "hidden_states_from_draft": tree.draft_hidden,
-            "attention_pos_id": starts + tree.depths,
+            "attention_pos_id": self._by_axes(positions if tree.deltas is None else positions + tree.deltas[:, None]),
             "last_token_ids": selected,
             MASK: mask[:, None],
+            **self._shown(tree.token_ids, None),
         }
         outputs = self.stages.run(EngineStage.PROPOSAL, tree.kv_rows, tree.starts, inputs)
         return DraftOutput(outputs["logits"], outputs["hidden_states"])
 
     def _commit(self, stage: EngineStage, pairs: KnownPairs) -> DraftOutput:
-        check_batch(len(pairs.kv_rows), pairs._asdict())
+        check_batch(len(pairs.kv_rows), pairs.parts())
         self._check_context(pairs.kv_rows, pairs.starts)
         starts, counts = upload([pairs.starts, pairs.counts], self._device)
         positions = starts[:, None] + self._keys[: pairs.token_ids.shape[1]]
         inputs = self._known_inputs(pairs, positions)
-        inputs |= {"attention_pos_id": positions, "last_token_ids": (counts - 1)[:, None]}
+        rotated = self._by_axes(positions if pairs.rotated is None else pairs.rotated)
+        inputs |= {"attention_pos_id": rotated, "last_token_ids": (counts - 1)[:, None]}
         outputs = self.stages.run(stage, pairs.kv_rows, pairs.starts, inputs)
         for row, start, count in zip(pairs.kv_rows, pairs.starts, pairs.counts, strict=True):
             self.committed[row] = start + count
@@ -191,7 +209,24 @@ class DraftRunner:
             "hidden_states_input": pairs.base_hidden,
             "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
             MASK: (self._keys <= positions[..., None])[:, None],
+            **self._shown(pairs.token_ids, pairs.shown),
         }
+
+    def _by_axes(self, rotated: Tensor) -> Tensor:
+        """Of int64 [num_seqs, num_padded] or [num_seqs, 3, num_padded] what the graph takes; heads that know one axis
+        alone turn by the first, of time."""
+        if not self.config.num_axes:
+            return rotated if rotated.dim() == 2 else rotated[:, 0].contiguous()
+        return (rotated if rotated.dim() == 3 else rotated[:, None].expand(-1, self.config.num_axes, -1)).contiguous()
+
+    def _shown(self, token_ids: Tensor, shown: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
+        """What the graph reads of images, by name; nothing where the head reads none."""
+        width = self.config.media_width
+        if not width:
+            return {}
+        if shown is None:
+            shown = torch.zeros_like(token_ids, dtype=torch.bool), self._no_hidden(token_ids, width)
+        return dict(zip((SHOWN, EMBEDDINGS), shown, strict=True))
 
     def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
         """Zeros [num_seqs, num_padded, size], which nobody writes."""

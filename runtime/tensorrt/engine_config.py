@@ -4,7 +4,7 @@ Names are Edge-LLM's where it has the field.
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,7 +15,7 @@ from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -57,7 +57,7 @@ class GraphConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    format_version: Literal[2] = FORMAT_VERSION
+    format_version: Literal[3] = FORMAT_VERSION
     name: str
     """Of the checkpoint."""
     dtype: Literal["float32", "float16", "bfloat16"]
@@ -144,6 +144,15 @@ class EngineVisual(BaseModel):
     def num_taps(self) -> int:
         """Embeddings that one of a grid is made of."""
         return 16 if self.interpolation is not None and self.interpolation.mode == "bicubic" else 4
+
+
+class DraftMedia(NamedTuple):
+    """What a head's graph takes of images beside their tokens; nothing."""
+
+    num_axes: int = 0
+    """By which pairs are rotated, 3 where images have rows and columns that the head knows; 0 where it knows one."""
+    width: int = 0
+    """Of the embeddings of images, which it reads in the place of their tokens' own; 0 reads the tokens' own."""
 
 
 class BaseEngineConfig(GraphConfig):
@@ -234,6 +243,21 @@ class DraftEngineConfig(GraphConfig):
     """`weights_fingerprint` of the verifier it was exported for."""
     block: EngineBlock | None = None
     """Of a head that drafts a block in one pass; None of an EAGLE head."""
+    num_axes: int = Field(0, ge=0, le=3)
+    """As `DraftMedia`."""
+    media_width: int = Field(0, ge=0)
+    """As `DraftMedia.width`."""
+
+    @model_validator(mode="after")
+    def _check_media(self) -> Self:
+        if self.block is not None and (self.num_axes or self.media_width):
+            raise ValueError(f"num_axes is {self.num_axes} and media_width {self.media_width}: a block has neither")
+        return self
+
+    @property
+    def media(self) -> DraftMedia:
+        """What the graph takes of images."""
+        return DraftMedia(self.num_axes, self.media_width)
 
     @property
     def layers(self) -> list[LayerAttention]:

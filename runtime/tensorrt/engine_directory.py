@@ -166,6 +166,16 @@ class EngineDirectory:
                     f"{self.folder / DRAFT_CONFIG}: {name} is {found}, {BASE_CONFIG} has {expected}: the two were not "
                     "exported together"
                 )
+        visual = base.visual
+        for name, found, theirs in (
+            ("num_axes", draft.num_axes, 0 if visual is None else visual.num_axes),
+            ("media_width", draft.media_width, 0 if visual is None else base.hidden_size),
+        ):
+            if found not in (0, theirs):
+                raise EngineDirectoryError(
+                    f"{self.folder / DRAFT_CONFIG}: {name} is {found}, images of {BASE_CONFIG} have {theirs}: the two "
+                    "were not exported together"
+                )
 
 
 def write_config(folder: Path, config: GraphConfig) -> None:

@@ -51,7 +51,9 @@ class EngineDrafter(Drafter):
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
         token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
-        self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=token_bytes)
+        self.needs = DrafterNeeds(
+            config.tap_layers, keeps_context=True, token_bytes=token_bytes, media_width=config.media_width
+        )
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._epochs: dict[int, int] = {}
@@ -99,8 +101,10 @@ class EngineDrafter(Drafter):
                 self.runner.begin(row, start, batch.block_tables[slots[index : index + 1]])
                 self._epochs[row] = epoch
         ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
-        self._keep(slots, self.runner.accept(KnownPairs(kv_rows, starts, counts, ids, taps)))
-        steps = torch.arange(ids.shape[1], device=self.device)
+        steps, rotated = torch.arange(ids.shape[1], device=self.device), None
+        if batch.position_deltas is not None:
+            rotated = (batch.decode_positions + batch.position_deltas[slots])[:, None] + steps
+        self._keep(slots, self.runner.accept(KnownPairs(kv_rows, starts, counts, ids, taps, rotated)))
         self._keep_pages(batch, slots, batch.decode_positions, steps, steps < batch.decode_num_tokens[:, None])
 
     def propose(self, batch: DraftBatch) -> TokenTree:
@@ -108,7 +112,7 @@ class EngineDrafter(Drafter):
         kv_rows, slots = self._rows(batch.proposal_slots.tolist())
         roots = self.growth.roots(batch, slots)
         starts = (roots.positions[0] - 1).tolist()
-        tree = _GrowingTree(self, kv_rows, starts, self._hidden[slots][:, None])
+        tree = _GrowingTree(self, kv_rows, starts, self._hidden[slots][:, None], roots.position_deltas)
         return self.growth.grow(roots, self._logits[slots][:, None], tree.expand, batch.growth_rules)
 
     def _prefill(self, batch: DraftBatch) -> None:
@@ -117,6 +121,7 @@ class EngineDrafter(Drafter):
             return
         most, offset = self.config.limits.max_input_len, 0
         kv_rows, slots = self._rows(batch.chunk_slots)
+        rotated, shown = self._media(batch)
         for index, (start, length) in enumerate(zip(batch.chunk_positions, batch.chunk_lens, strict=True)):
             slot = slots[index : index + 1]
             self.runner.begin(kv_rows[index], start, batch.block_tables[slot])
@@ -124,11 +129,32 @@ class EngineDrafter(Drafter):
                 count = min(most, length - begin)
                 pairs = slice(offset + begin, offset + begin + count)
                 ids, taps = batch.chunk_next_token_ids[pairs][None], batch.chunk_taps[pairs][None]
-                known = KnownPairs([kv_rows[index]], [start + begin], [count], ids, taps.to(self.dtype).contiguous())
+                known = KnownPairs(
+                    [kv_rows[index]],
+                    [start + begin],
+                    [count],
+                    ids,
+                    taps.to(self.dtype).contiguous(),
+                    None if rotated is None else rotated[..., pairs][None],
+                    None if shown is None else (shown[0][pairs][None], shown[1][pairs][None]),
+                )
                 output = self.runner.prefill(known)
             self._keep(slot, output)
             self._keep_pages(batch, slot, slot.new_tensor([start]), torch.arange(length, device=self.device))
             offset += length
+
+    def _media(self, batch: DraftBatch) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+        """Of a batch's chunks, back to back: by what they are rotated, as `DraftBatch.chunk_rotations` has it, None
+        where that is their positions; and `KnownPairs.shown` without its first dimension."""
+        media, rotated = batch.chunk_media, None
+        if media is not None or batch.position_deltas is not None:
+            chunks = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
+            stored = [torch.arange(start, start + length, device=self.device) for start, length in chunks]
+            rotated = batch.chunk_rotations(stored)
+        width = self.config.media_width
+        if media is None or not width or not len(media.shown) or media.embeddings.shape[1] != width:
+            return rotated, None
+        return rotated, (media.shown > 0, media.embeddings.to(self.dtype))
 
     def _keep(self, slots: Tensor, output: DraftOutput) -> None:
         self._hidden.index_copy_(0, slots, output.hidden)
@@ -165,7 +191,14 @@ class EngineDrafter(Drafter):
 class _GrowingTree:
     """The trees of one growth, padded to the largest: a proposal looks at all of it."""
 
-    def __init__(self, drafter: EngineDrafter, kv_rows: list[int], starts: list[int], hidden: Tensor) -> None:
+    def __init__(
+        self,
+        drafter: EngineDrafter,
+        kv_rows: list[int],
+        starts: list[int],
+        hidden: Tensor,
+        deltas: Tensor | None,
+    ) -> None:
         num_seqs, size, device = len(kv_rows), drafter.tree_size, drafter.device
         self._runner, self._hidden = drafter.runner, hidden
         # Padding sees itself, so that no row sees nothing.
@@ -177,6 +210,7 @@ class _GrowingTree:
             draft_hidden=hidden.new_zeros(num_seqs, size, hidden.shape[2]),
             depths=torch.arange(size, device=device) // drafter.growth.top_k,
             visible=own.repeat(num_seqs, 1, 1),
+            deltas=deltas,
         )
 
     def expand(self, level: Level) -> Tensor:

@@ -23,7 +23,7 @@ from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
-from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import (
     BATCH,
@@ -119,8 +119,13 @@ def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops
         _export(module, module.arguments, shapes, limits, ops.opset, file)
 
 
-def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path) -> None:
+def export_draft(
+    head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, file: Path, media: DraftMedia = DraftMedia()
+) -> None:
     """Write a draft head's graph, its weights in a file beside it, checked.
+
+    Args:
+        media: what it takes of its verifier's images; see `media_of`.
 
     Raises:
         ExportError: torch or onnx refuse it.
@@ -131,9 +136,10 @@ def export_draft(head: DraftHead | OnePassHead, limits: Limits, ops: GraphOps, f
         module, num_layers = BlockGraph(head, ops), config.num_layers
         masks = [block_mask_name(*mask) for mask in layer_masks(head)]
     else:
-        module, num_layers = DraftGraph(head, ops), head.num_layers
+        module, num_layers = DraftGraph(head, ops, media), head.num_layers
     layers = [LayerAttention(heads, heads, *sizes, None)] * num_layers
-    shapes = draft_shapes(layers, vocab_size, head.taps_size, config.hidden_size, limits.capacity, head.dtype, masks)
+    sizes = (vocab_size, head.taps_size, config.hidden_size, limits.capacity, head.dtype)
+    shapes = draft_shapes(layers, *sizes, masks, media)
     _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt.engine_adapters import IDS, GraphAdapters
-from wingbeat.runtime.tensorrt.engine_config import EngineVisual, Limits
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
 from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineStage, TensorSpec
 
 BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
@@ -18,6 +18,8 @@ BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 START, MASK = "kvcache_start_index", "attention_mask"
 SHOWN = "multimodal_rows"
 """Rows that hold images."""
+EMBEDDINGS = "multimodal_embeddings"
+"""Of these rows."""
 _TYPICAL_BATCH = 8
 
 
@@ -87,6 +89,7 @@ def draft_shapes(
     capacity: int,
     dtype: torch.dtype,
     block_masks: Sequence[str] = (),
+    media: DraftMedia = DraftMedia(),
 ) -> GraphShapes:
     """The draft head's graph.
 
@@ -101,11 +104,14 @@ def draft_shapes(
         "input_ids": _rows(),
         "hidden_states_input": TensorSpec(dtype, (BATCH, ROWS, taps_size)),
         **own,
-        "attention_pos_id": _rows(),
+        "attention_pos_id": TensorSpec(torch.int64, (BATCH, media.num_axes, ROWS)) if media.num_axes else _rows(),
         START: TensorSpec(torch.int64, (BATCH,)),
         "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
         **{name: _mask(capacity) for name in block_masks or (MASK,)},
     }
+    if media.width:
+        inputs[SHOWN] = TensorSpec(torch.bool, (BATCH, ROWS))
+        inputs[EMBEDDINGS] = TensorSpec(dtype, (BATCH, ROWS, media.width))
     outputs = {
         "logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size)),
         "hidden_states": TensorSpec(dtype, (BATCH, SELECTED, hidden_size)),
@@ -115,7 +121,7 @@ def draft_shapes(
 
 def shown_names(visual: EngineVisual) -> list[str]:
     """Names of the embeddings of images, and of what is added to the results of the first layers."""
-    return ["multimodal_embeddings", *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
+    return [EMBEDDINGS, *(f"deepstack_embeddings_{layer}" for layer in range(visual.num_deep))]
 
 
 def mask_name(window: int) -> str:

@@ -27,6 +27,12 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
         assert (limits.max_loras, limits.max_lora_rank) == (3, 32)
 
 
+def test_adapters_go_with_compiled_layers(folder):
+    limits = AppConfig(lora_modules=f"sql={folder}", compile=True).engine_config()
+    assert limits.compile
+    assert limits.max_loras > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -36,10 +42,6 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
         ({"lora_modules": "wingbeat-demo={folder}"}, "is that of the base model"),
         ({"lora_modules": "a=/nowhere"}, "there is no folder /nowhere"),
         ({"lora_modules": "{{"}, "is not JSON"),
-        (
-            {"lora_modules": "a={folder}", "compile": True},
-            "lora_modules is given and compile is True: compiled rounds serve no adapters",
-        ),
         ({"lora_update_dir": "/nowhere"}, "lora_update_dir is '/nowhere': must be a directory"),
         ({"max_loras": 0}, "max_loras"),
         ({"max_lora_rank": 0}, "max_lora_rank"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.kernels.layer.adapters import add_adapters
+from wingbeat.kernels.layer.adapters import add_adapters, add_adapters_traced
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
@@ -146,6 +146,9 @@ class AdaptedLinear(nn.Module):
         rows, stack = self._adapters[0].rows, self._adapters[1]
         x = input.reshape(-1, input.shape[-1])
         added = out.view(-1, out.shape[-1])
+        if torch.compiler.is_compiling():
+            add_adapters_traced(added, x, stack, rows)
+            return out
         ours = x.device.type == "cpu" and (x.dtype == torch.float32 or getattr(self, "deterministic", False))
         kernels = cpu_kernels() if ours else None
         if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):

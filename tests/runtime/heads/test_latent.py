@@ -92,3 +92,13 @@ def test_its_attention_is_that_of_transformers(rope, query_rank, interleaved):
 def test_shapes_that_it_cannot_have_are_refused_by_field(fields, message):
     with pytest.raises(ValueError, match=message):
         LatentEagleConfig(**SHAPE | fields)
+
+
+def test_the_elements_that_turn_do_so_by_three_axes():
+    head = LatentEagleHead(LatentEagleConfig(**SHAPE, mrope_section=(1, 1, 1)))
+    positions = torch.tensor([[5, 9], [2, 30], [7, 0]])
+    for ours, *theirs in zip(head.rotary_in_grids(positions), *map(head.rotary, positions), strict=True):
+        by_axis = torch.stack(theirs).unflatten(-1, (2, 3))
+        assert torch.equal(ours.unflatten(-1, (2, 3)), torch.stack([by_axis[axis, ..., axis] for axis in range(3)], -1))
+    with pytest.raises(ValueError, match=r"mrope_section=\[3, 2, 2\] are not three parts of 3 frequencies"):
+        LatentEagleConfig(**SHAPE, mrope_section=(3, 2, 2))

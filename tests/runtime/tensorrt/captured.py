@@ -77,7 +77,8 @@ def captured_pair(loaded, failing=(), head=None, built=LIMITS, **fields) -> Capt
         fields: of the engine's limits.
     """
     head = random_head(loaded) if head is None else head
-    config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
+    config = base_config(loaded, head.tap_layers, built)
+    drafts = draft_config(head, config.visual)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
     count = iter(range(10**9))
     for one in (session, draft):

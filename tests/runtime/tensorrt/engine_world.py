@@ -26,6 +26,7 @@ from wingbeat.runtime.tensorrt.engine_config import (
     DraftEngineConfig,
     EngineLayer,
     EngineLinear,
+    EngineVisual,
     Limits,
 )
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
@@ -118,9 +119,13 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     )
 
 
-def draft_config(head: DecoderHead | OnePassHead) -> DraftEngineConfig:
-    """Of an engine directory's head."""
-    return DraftEngineConfig(**_COMMON | head_fields(head), base_fingerprint="0" * 20)
+def draft_config(head: DecoderHead | OnePassHead, visual: EngineVisual | None = None) -> DraftEngineConfig:
+    """Of an engine directory's head.
+
+    Args:
+        visual: of its verifier.
+    """
+    return DraftEngineConfig(**_COMMON | head_fields(head, visual), base_fingerprint="0" * 20)
 
 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
@@ -155,8 +160,8 @@ def draft_session(head: DecoderHead | OnePassHead, config: DraftEngineConfig) ->
     """The head's graph, run by torch."""
     sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
     names = () if config.block is None else [block_mask_name(*mask) for mask in config.block.distinct_masks]
-    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32, names)
-    graph = DraftGraph(head, OPS) if config.block is None else BlockGraph(head, OPS)
+    shapes = draft_shapes(config.layers, *sizes, config.limits.capacity, torch.float32, names, config.media)
+    graph = DraftGraph(head, OPS, config.media) if config.block is None else BlockGraph(head, OPS)
     return TorchSession(lambda tensors: graph(*graph.arguments(list(tensors.values()))), *shapes)
 
 
@@ -203,7 +208,8 @@ def torch_pair(
         session = base_session(loaded, config)
         return engine_on(session, config, limits, None, media=media_of(loaded, config)), session, None
     head = random_head(loaded) if head is None else head
-    config, drafts = base_config(loaded, head.tap_layers, built), draft_config(head)
+    config = base_config(loaded, head.tap_layers, built)
+    drafts = draft_config(head, config.visual)
     session, draft = base_session(loaded, config), draft_session(head, drafts)
     if isinstance(head, OnePassHead):
         drafter = BlockDrafter(draft, drafts, head, speculation)

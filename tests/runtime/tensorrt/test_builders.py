@@ -14,7 +14,7 @@ from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
-from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.engine_config import DraftMedia, Limits
 from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual, room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes, visual_profiles
@@ -129,6 +129,19 @@ HEADS = {
 def test_the_builder_takes_heads_of_other_shapes_for_three_gpus(builder, kind, tmp_path):
     head, file = HEADS[kind]().to(torch.float16).eval().requires_grad_(False), tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float16), file)
+    for capability in CAPABILITIES:
+        builder.build(file, draft_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
+        assert (tmp_path / f"{capability}.engine").stat().st_size > 0
+
+
+@pytest.mark.tensorrt
+@pytest.mark.slow
+@pytest.mark.parametrize("num_axes", [3, 0])
+def test_the_builder_takes_heads_that_see_images_for_three_gpus(builder, num_axes, tmp_path):
+    sections = {"mrope_section": (12, 10, 10), "mrope_interleaved": True} if num_axes else {}
+    head = EagleHead(EagleHeadConfig(**HEAD, head_dim=64, **sections)).to(torch.float16).eval().requires_grad_(False)
+    file = tmp_path / "eagle_draft.onnx"
+    export_draft(head, LIMITS, GraphOps(24, torch.float16), file, DraftMedia(num_axes, 512))
     for capability in CAPABILITIES:
         builder.build(file, draft_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
         assert (tmp_path / f"{capability}.engine").stat().st_size > 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.runtime.draft_world import BLOCK_SIZE, BLOCKS_PER_SEQ, MAX_LEN, NUM_SLOTS, World, channel_spec
-from tests.runtime.tensorrt.draft_parity import HEADS, draft_differences, head_of, run_densely
+from tests.runtime.tensorrt.draft_parity import GRIDS, HEADS, draft_differences, head_of, run_densely
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
@@ -64,6 +64,15 @@ def test_every_step_gives_what_the_head_gives_over_whole_paths(kind, batch):
     head = head_of(kind, std=0.1)
     config = draft_config(head)
     differences = draft_differences(draft_session(head, config), config, head, batch)
+    assert max(differences.values()) <= 2e-5, differences
+
+
+@pytest.mark.parametrize("kind", ["grids", "latent-grids", "eagle3", "deep", "eagle1"])
+def test_every_step_behind_images_gives_what_the_head_gives_over_whole_paths(kind):
+    head = head_of(kind, std=0.1)
+    config = draft_config(head, GRIDS)
+    assert config.media == (3 if "grids" in kind else 0, 32)
+    differences = draft_differences(draft_session(head, config), config, head, 4)
     assert max(differences.values()) <= 2e-5, differences
 
 

@@ -1,11 +1,25 @@
 """Images over an engine: the vision encoder is an engine of its own, and texts are those of generate()."""
 
+import copy
+
 import pytest
 import torch
 
+from tests.runtime.media.test_drafter_sees import GRIDS, Dense, check, head_for, watched
 from tests.runtime.media_world import ShownRun, medium, shown
-from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params
-from tests.runtime.tensorrt.engine_world import LIMITS, base_config, media_of, torch_pair
+from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
+from tests.runtime.one_pass_drafts import load
+from tests.runtime.one_pass_world import random_tensors, raw_config
+from tests.runtime.tensorrt.drafts_watched import drafts_within
+from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, media_of, torch_pair
+from tests.runtime.watchers import FailingEnd, Rig
+from wingbeat.runtime.drafters.eagle import drafter_class
+from wingbeat.runtime.drafters.one_pass import OnePassDrafter
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
+from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 
 MODELS = ("qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "qwen2_vl", "llava_siglip")
 SHAPES = {"tree": TREE, "chain": CHAIN, "plain": None}
@@ -39,6 +53,119 @@ def test_the_encoders_graph_makes_the_models_own_features(name):
     for digest, features in own.items():
         torch.testing.assert_close(found[digest].embeddings, features.embeddings, atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(found[digest].deep, features.deep, atol=2e-5, rtol=2e-5)
+
+
+def check_text(name, engine):
+    """Behind the prompts of a model it is that of generate()."""
+    ref = shown(name)
+    texts = ShownRun(engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS)).finish()
+    assert texts == [more[:NUM_TOKENS] for more in ref.continuations]
+
+
+def by_engines(name, head, shape, **fields):
+    """Drafts of engines, by sequence and length."""
+    limits = engine_config(shape, **{"max_num_seqs": 3, "num_kv_blocks": None} | fields)
+    drafter_kind = BlockDrafter if isinstance(head, OnePassHead) else EngineDrafter
+    with drafts_within(drafter_kind, shown(name)) as drafts:
+        check_text(name, torch_pair(shown(name).loaded, shape, limits, head=copy.deepcopy(head))[0])
+    return drafts
+
+
+def by_torch(name, head, shape, kind=None, **fields):
+    """Drafts of the torch drafter, by sequence and length."""
+    kind = drafter_class(head) if kind is None else kind
+    limits = engine_config(shape, **{"max_num_seqs": 3} | fields)
+    engine = new_engine(shown(name).loaded, limits, kind(copy.deepcopy(head), shape))
+    try:
+        drafts = watched(engine)
+        check_text(name, engine)
+    finally:
+        engine.model.remove_taps()
+    return {(index, length): drafted for index, length, drafted in drafts}
+
+
+def check_same(found, expected):
+    """At the lengths that both draft behind: their rounds begin at other ones."""
+    both = found.keys() & expected.keys()
+    assert len(both) > NUM_TOKENS
+    assert {at: found[at] for at in both} == {at: expected[at] for at in both}
+
+
+def eagle1_for(name: str) -> DecoderHead:
+    """An EAGLE-1 head that reads what this model embeds."""
+    loaded = shown(name).loaded
+    torch.manual_seed(3)
+    fields = {"mrope_section": (4, 2, 2), "mrope_interleaved": GRIDS[name]} if name in GRIDS else {}
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    vocab = {"vocab_size": loaded.vocab_size, "draft_vocab_size": loaded.vocab_size}
+    head = Eagle1Head(Eagle1HeadConfig(**sizes, **vocab, head_dim=16, target_hidden_size=64, tap_layers=(4,), **fields))
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    torch.nn.init.normal_(head.qkv_proj.weight, std=0.6)
+    return head.eval().requires_grad_(False)
+
+
+HEADS = {
+    "eagle3": head_for,
+    "one axis": lambda name: head_for(name, mrope_section=()),
+    "blind": lambda name: head_for(name, embeds_media=False),
+    "two layers": lambda name: head_for(name, num_layers=2, norm_output=True),
+    "eagle1": eagle1_for,
+}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+def test_drafts_behind_images_are_those_of_a_dense_pass(name):
+    head = head_for(name)
+    drafts = by_engines(name, head, CHAIN, max_num_batched_tokens=17)
+    assert check([(*at, drafted) for at, drafted in drafts.items()], Dense(head, name)) > 3 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.few(6)
+def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
+    head = HEADS[kind](name)
+    config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).visual)
+    assert config.num_axes == (3 if name in GRIDS and kind != "one axis" else 0)
+    assert config.media_width == (0 if kind == "blind" else 64)
+    check_same(by_engines(name, head, TREE, block_size=4), by_torch(name, head, TREE, block_size=4))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.mark.few(1)
+def test_blocks_behind_images_are_those_of_the_torch_drafter(name, tmp_path):
+    """Such heads read no embeddings, and turn by the axis of time, moved by what images take of it."""
+    raw = raw_config("dflash2", (0, 1, 2), 2, block_size=7)
+    head = load(tmp_path, raw, random_tensors(raw))
+    check_same(by_engines(name, head, TREE), by_torch(name, head, TREE, OnePassDrafter))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.mark.few(1)
+def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
+    """Of prompts that are replayed, in pieces that begin and end within images."""
+    ref, head = shown(name), head_for(name)
+    config = draft_config(head, base_config(ref.loaded, head.tap_layers).visual)
+
+    def drafter() -> EngineDrafter:
+        return EngineDrafter(draft_session(head, config), config, head.draft_token_ids, TREE)
+
+    rig = Rig(ref, drafter(), lambda end: FailingEnd(end, "wait", 2, False), max_num_batched_tokens=13)
+    try:
+        run = ShownRun(rig.engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))
+        while rig.engine.drafter_state == "attached":
+            rig.step(run)
+        rig.replace(drafter())
+        drafts = watched(rig.engine)
+        rig.finish(run)
+    finally:
+        rig.engine.model.remove_taps()
+    dense = Dense(head, name)
+    assert rig.engine.stats().num_replayed_tokens > 0
+    assert len(drafts) > NUM_TOKENS
+    assert all(drafted[0] == dense.chain(index, length, 1)[0] for index, length, drafted in drafts if drafted)
 
 
 def test_an_image_larger_than_the_engine_takes_is_refused():

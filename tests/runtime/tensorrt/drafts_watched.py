@@ -1,0 +1,30 @@
+"""What a drafter drafts, by the sequence and the length that it drafts behind."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.runtime.media_world import Shown
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.protocol.messages import TokenTree
+
+
+@contextmanager
+def drafts_within(kind: type[Drafter], ref: Shown) -> Iterator[dict[tuple[int, int], list[int]]]:
+    """Filled with the trees' tokens, without their roots, by (sequence of `ref`, its length), while it is entered."""
+    drafts: dict[tuple[int, int], list[int]] = {}
+    propose = kind.propose
+
+    def noted(drafter: Drafter, batch: DraftBatch) -> TokenTree:
+        trees = propose(drafter, batch)
+        for row, slot in enumerate(batch.proposal_slots.tolist()):
+            length, count = int(batch.committed_lens[slot]), int(trees.num_valid[row])
+            text = batch.token_ids[slot, :length].tolist()
+            [index] = [index for index, tokens in enumerate(ref.sequences) if tokens[:length] == text]
+            drafts[index, length] = trees.token_ids[row, 1:count].tolist()
+        return trees
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "propose", noted)
+        yield drafts
