@@ -179,6 +179,29 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
 
 
+@pytest.mark.few(4)
+@by_shape
+@by_kind
+@torch.inference_mode()
+def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, monkeypatch):
+    """Of two to six tokens, before anything is behind them and after, in memory that is full of others' rows."""
+    monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (5,))
+    speculation = replace(speculation, draft_steps=5)
+    drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
+    worlds = [World(speculation, taps_size(drafter), (2, 3, 4, 5, 6), MIXED) for drafter in drafters]
+    for drafter, world in zip(drafters, worlds, strict=True):
+        for part in (*(part for pair in drafter.pool.caches for part in pair), *drafter.pool.extras):
+            part.fill_(50.0)
+        world.feed(drafter)
+    for more in (0, 1, 2):
+        trees = []
+        for drafter, world in zip(drafters, worlds, strict=True):
+            decodes = [(slot, int(world.lens[slot]) - 1, more) for slot in world.slots if more]
+            world.lens[world.slots] += more
+            trees.append(drafter.draft(world.batch(decodes=decodes, proposals=world.slots)))
+        assert_same(trees[1], trees[0], 1e-4)
+
+
 @pytest.mark.few(3)
 @by_shape
 @by_kind
