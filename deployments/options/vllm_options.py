@@ -122,7 +122,7 @@ _GRAPH_MODES: dict[str, dict[str, Any]] = {
     "FULL_DECODE_ONLY": {"cuda_graphs": "decode_only"},
     "FULL": {"cuda_graphs": "full"},
 }
-"""What vLLM captures, and what we are then given: rounds are captured whole, and prompts without decodes are not."""
+"""What vLLM captures, and what we are then given: rounds are captured whole, those of prompts too."""
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
