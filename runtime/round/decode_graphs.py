@@ -215,14 +215,14 @@ class DecodeGraphs:
         return None if num_nodes == 1 else self.inbox.checked(rows)
 
     def _capture(
-        self, widths: list[int], layers: AbstractContextManager | None, beside: Sequence[GraphRunner] = ()
+        self, widths: list[int], layers: AbstractContextManager | None, others: Sequence[GraphRunner] = ()
     ) -> None:
         if not widths:
             return
         samples = [self._compute(self._padding(n)(n), n) for n in widths]
         self._buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
         self._chunks.reserve(samples[0].output)
-        runners = [*beside]
+        runners = [*others]
         for n in widths:
             padding, shape = self._padding(n), self.shapes[n]
             forwards = [Bucket(size, n) for size in shape.forwards]

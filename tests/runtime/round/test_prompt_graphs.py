@@ -1,14 +1,21 @@
 """Rounds of prompts alone are one graph each; nothing of a text changes, and nobody's keys but the prompts' own do."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 
+from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, generate, params_of, text_of
+from tests.runtime.lora.test_adapters_lossless import add, engine_of, finish
+from tests.runtime.lora_world import lora_world
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, random_prompts, reference
 from tests.runtime.poisoned_graphs import PoisoningDevice
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.fixed_round import FixedRound
@@ -112,7 +119,9 @@ def test_a_round_of_prompts_runs_the_model_once_and_in_no_pass_of_its_own_where_
         return forward(model, batch)
 
     ref = reference("llama")
-    engine = Engine(ref.loaded, engine_config(max_num_seqs=2, max_num_batched_tokens=128), graph_device=RecordingDevice())
+    engine = Engine(
+        ref.loaded, engine_config(max_num_seqs=2, max_num_batched_tokens=128), graph_device=RecordingDevice()
+    )
     monkeypatch.setattr(VerifierModel, "forward", counted)
     for paused, rows in ((False, []), (True, [4 * PIECE_ROWS])):
         engine.runner.graphs.pool.paused = paused
@@ -178,5 +187,33 @@ def test_graphs_are_as_many_as_there_are_prompts_of_a_round_and_few(limits, piec
 def test_above_what_is_free_less_than_a_third_is_padding():
     pieces = prompt_pieces(EngineConfig(max_num_batched_tokens=4096, max_num_seqs=64))
     free = 384 // PIECE_ROWS
-    for smaller, bucket in zip(pieces, pieces[1:], strict=False):
+    for smaller, bucket in pairwise(pieces):
         assert bucket <= free or (bucket - smaller - 1) * 3 < bucket
+
+
+def test_prompts_of_several_adapters_share_a_captured_round():
+    """Which adapter a piece has is read from its slot when the graph runs."""
+    world = lora_world()
+    with engine_of(world, None, RecordingDevice(), max_num_batched_tokens=256) as engine:
+        which = {index: index % len(world.adapters) for index in range(len(world.prompts))}
+        for index, adapter in which.items():
+            add(engine, world, adapter, index)
+        tokens, _ = finish(engine)
+        stats = engine.stats().graphs
+    assert tokens == {str(index): world.expected[adapter][index] for index, adapter in which.items()}
+    assert stats.replays[Stage.BASE_PROMPTS] > 0
+    assert not stats.eager_runs
+
+
+def test_first_tokens_behind_a_captured_prompt_match_their_grammar():
+    """And are those of a host: the masks are there before anything is chosen."""
+    loaded = reference("demo", 1).loaded
+    grammars = Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
+    prompts, params = [TOKENIZER.encode("value = ")] * 2, [params_of(SPECS[2], seed, max_tokens=2) for seed in (0, 1)]
+    plain, _ = generate(loaded, grammars, prompts, params)
+    limits = engine_config(max_num_seqs=2, max_num_batched_tokens=32, overlap=False)
+    engine = Engine(loaded, limits, graph_device=RecordingDevice())
+    params = [replace(param, speculation=False) for param in params]
+    assert Constrained(engine, grammars, prompts, params).finish() == plain
+    assert engine.stats().graphs.replays[Stage.BASE_PROMPTS] == 1
+    assert all(text_of(tokens)[0] in '"ynp' for tokens in plain)
