@@ -9,7 +9,16 @@ import torch
 from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, generate, params_of, text_of
 from tests.runtime.lora.test_adapters_lossless import add, engine_of, finish
 from tests.runtime.lora_world import lora_world
-from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, random_prompts, reference
+from tests.runtime.models import (
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    random_model,
+    random_prompts,
+    reference,
+)
 from tests.runtime.poisoned_graphs import PoisoningDevice
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -23,6 +32,7 @@ from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.round.shapes import prompt_pieces
 from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
 pytestmark = pytest.mark.few(2)
@@ -89,6 +99,20 @@ def test_captured_prompts_lead_to_the_texts_of_a_host(model, params, overlap):
             assert found.sizes == there.sizes
             for taps, theirs in zip(found.taps, there.taps, strict=True):
                 torch.testing.assert_close(taps, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_captured_prompts_lead_to_the_texts_of_eager_ones():
+    loaded, texts = prepare_model(random_model("llama").to("cuda"), "llama"), []
+    for mode in ("none", "decode_only", "full"):
+        config = engine_config(max_num_seqs=3, max_num_batched_tokens=70, cuda_graphs=mode)
+        engine = Engine(loaded, config)
+        texts.append(Run(engine, random_prompts(LENGTHS), PARAMS["mixed"]).finish())
+    assert texts[2] == texts[1] == texts[0]
+    stats = engine.stats().graphs
+    assert stats.failed == []
+    assert stats.replays[Stage.BASE_PROMPTS] > 1
+    torch.cuda.synchronize()
 
 
 def test_padding_changes_no_key_of_anybody():
