@@ -39,6 +39,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, one_pass, shared_kv
+from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
@@ -46,6 +47,7 @@ from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
@@ -86,6 +88,14 @@ def kinds(tmp_path_factory):
         return eager.head, dict(zip(eager.types, eager.needs.kv_layers, strict=True)), eager.pool.layers
 
     @cache
+    def deep_head():
+        one_layer = random_head(reference("llama").loaded)
+        torch.manual_seed(3)
+        head = EagleHead(replace(one_layer.config, num_layers=2))
+        head.load_state_dict(one_layer.state_dict(), strict=False)
+        return head.eval().requires_grad_(False)
+
+    @cache
     def one_pass(family: str):
         folder = tmp_path_factory.mktemp(family)
         if family == "p-eagle":
@@ -105,6 +115,7 @@ def kinds(tmp_path_factory):
         "draft-model-windows": lambda speculation, device: ModelDrafter(model("gemma3"), speculation, None, device),
         "mtp-1": partial(mtp, "glm4_moe", 1),
         "mtp-3": partial(mtp, "deepseek_v3", 3),
+        "deep-eagle": lambda speculation, device: DeepEagleDrafter(deep_head(), speculation, device),
         "assistant": lambda speculation, device: SharedKvDrafter(*assistant(), speculation, 6, device),
         "p-eagle": lambda speculation, device: ParallelEagleDrafter(one_pass("p-eagle"), speculation, device),
         **{
@@ -181,7 +192,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
 
 @pytest.mark.few(4)
 @by_shape
-@by_kind
+@pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
 @torch.inference_mode()
 def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, monkeypatch):
     """Of two to six tokens, before anything is behind them and after, in memory that is full of others' rows."""
