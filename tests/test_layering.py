@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import grimp
+import pytest
 
 from tests.rooms import DEEP, MAY_IMPORT, ROOMS_WITH_RAY
 
@@ -109,6 +110,7 @@ def test_no_room_may_import_what_it_does_not():
     assert used == MAY_IMPORT
 
 
+@pytest.mark.slow
 def test_an_import_graph_by_a_common_tool_has_the_same_arrows():
     """But for those of strings, which no tool sees, and of the package's own file, which is no part of its roots."""
     graph = grimp.build_graph(*(f"wingbeat.{layer}" for layer in LAYERS), cache_dir=None)

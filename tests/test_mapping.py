@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.test_names_in_prose import LAYERS, QUOTED, ROOT, has, paths, prose_of, words
+from tests.test_names_in_prose import LAYERS, QUOTED, ROOT, has, paths, prose_of, text_of, words
 
 DOCUMENT = ROOT / "docs" / "mapping.md"
 SOURCES = [path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")]
@@ -20,16 +20,14 @@ def gone(name: str) -> bool:
     """Whether what is in backticks is not there: a path of HTTP, a metric, a member of a class, or any words."""
     verb, _, path = name.partition(" ")
     if verb in {"GET", "POST"}:
-        return not any(f'"{path}"' in source.read_text(encoding="utf-8") for source in SOURCES)
+        return not any(f'"{path}"' in text_of(source) for source in SOURCES)
     if name.startswith(("vllm:", "wingbeat_")):
-        return f"| `{name}` |" not in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+        return f"| `{name}` |" not in text_of(ROOT / "docs" / "metrics.md")
     if name in paths():
         return False
     owner, _, member = name.partition(".")
     if re.fullmatch(r"[A-Z]\w+\.\w+", name):
-        return not any(
-            re.search(rf"^class {owner}\b", path.read_text(), re.M) and has(path, member) for path in SOURCES
-        )
+        return not any(re.search(rf"^class {owner}\b", text_of(path), re.M) and has(path, member) for path in SOURCES)
     return not words().issuperset(re.findall(r"\w+", name))
 
 

@@ -38,9 +38,15 @@ def paths() -> dict[str, list[Path]]:
     return by_end
 
 
+@cache
+def text_of(path: Path) -> str:
+    """Of a file, which many names are looked for in."""
+    return path.read_text(encoding="utf-8")
+
+
 def prose_of(path: Path) -> str:
     """A document without its blocks of code; of a source, its comments and the strings that are statements."""
-    text = path.read_text(encoding="utf-8")
+    text = text_of(path)
     if path.suffix == ".md":
         return re.sub(r"```.*?```", "", text, flags=re.S)
     statements = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
@@ -53,11 +59,12 @@ def words() -> frozenset[str]:
     """Of all code, its strings included, and of the names of files."""
     found = {part.partition(".")[0] for path in paths() for part in path.split("/")}
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        statements = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        statements: set[ast.expr] = set()
+        for node in ast.walk(ast.parse(text_of(path))):  # parents come first
             named = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "module")]
-            if isinstance(node, ast.Constant) and node not in statements:
+            if isinstance(node, ast.Expr):
+                statements.add(node.value)
+            elif isinstance(node, ast.Constant) and node not in statements:
                 named.append(node.value)
             found.update(word for text in named if isinstance(text, str) for word in re.findall(r"\w+", text))
     return frozenset(found)
@@ -65,7 +72,7 @@ def words() -> frozenset[str]:
 
 def has(file: Path, name: str) -> bool:
     """Whether a file has all words of a dotted name."""
-    text = file.read_text(encoding="utf-8")
+    text = text_of(file)
     return all(re.search(rf"\b{re.escape(word)}\b", text) for word in re.findall(r"\w+", name))
 
 

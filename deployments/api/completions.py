@@ -193,6 +193,7 @@ class CompletionService:
                 token_ids=bool(body.return_token_ids),
                 names_by_id=bool(body.return_tokens_as_token_ids),
             ),
+            text_identity=self.pool.info.text_identity,
             num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
@@ -247,6 +248,7 @@ class CompletionService:
                     prompt_logprobs=output.prompt_logprobs,
                     token_ids=output.token_ids[: got.num_tokens],
                     engine_id=output.engine_id,
+                    weights=output.weights,
                     queue_s=output.queue_s,
                 )
                 if finish is not None:

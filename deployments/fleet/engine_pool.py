@@ -231,7 +231,7 @@ class EnginePool:
                 while True:
                     output = await stream.next()
                     emitted.extend(output.token_ids)
-                    yield _for_caller(output, request, connection.engine_id)
+                    yield _for_caller(output, request, connection)
                     if output.finish_reason is not None:
                         self._answers.add(len(emitted))
                         return
@@ -356,7 +356,12 @@ class EnginePool:
             asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
 
 
-def _for_caller(output: RequestOutput, request: Request, engine_id: str) -> RequestOutput:
-    """Under the caller's id; a resumed request counts only its own prompt as cached."""
+def _for_caller(output: RequestOutput, request: Request, source: EngineConnection) -> RequestOutput:
+    """Under the caller's id, with what wrote it; a resumed request counts only its own prompt as cached."""
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
-    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached, engine_id=engine_id)
+    return output._replace(
+        request_id=request.request_id,
+        num_cached_tokens=num_cached,
+        engine_id=source.engine_id,
+        weights=source.weights,
+    )

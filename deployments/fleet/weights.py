@@ -1,9 +1,13 @@
 """The weights of a model as routers and replicas know them, and how others take their place, replica by replica."""
 
 import asyncio
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from wingbeat.deployments.fleet.every_engine import EngineCall
@@ -21,6 +25,19 @@ class Weights(NamedTuple):
     """On the machines of the replicas."""
     version: int = 0
     """Nanoseconds since 1970, by the clock of the router that pushed them; of two pushes the later one counts."""
+
+
+@lru_cache(1024)
+def fingerprint(text_identity: str, digest: str, adapter: str = "") -> str:
+    """OpenAI's `system_fingerprint`: where two answers have the same, the same seed brings the same text.
+
+    Args:
+        text_identity: of the settings, `AppConfig.text_identity`.
+        digest: of the weights that were pushed; empty for those of the settings.
+        adapter: digest of the LoRA adapter, if any.
+    """
+    made_by = [text_identity, digest, adapter, version("wingbeat")]
+    return f"fp_{hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:12]}"
 
 
 class WeightsRefused(ValueError):

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -139,10 +139,15 @@ def _accepted_by_position(figures: dict[str, Any]) -> dict[int, int] | None:
 
 
 def _cache_config(snapshot: FleetSnapshot) -> Metric:
-    configs = list(rows(snapshot, figure("cache_config")))
-    names = sorted({name for _, config in configs for name in config})
-    values = (((*labels, *(config.get(name, "") for name in names)), 1) for labels, config in configs)
-    return gauge("vllm:cache_config_info", "The KV cache, in labels.", (*LABELS, *names), values)
+    return in_labels("vllm:cache_config_info", "The KV cache, in labels.", rows(snapshot, figure("cache_config")))
+
+
+def in_labels(name: str, text: str, configs: Iterable[tuple[tuple[str, str], dict[str, str]]]) -> Metric:
+    """A gauge that is 1 with a configuration of each engine as its labels."""
+    found = list(configs)
+    names = sorted({one for _, config in found for one in config})
+    values = (((*labels, *(config.get(one, "") for one in names)), 1) for labels, config in found)
+    return gauge(name, text, (*LABELS, *names), values)
 
 
 def _lora_requests(snapshot: FleetSnapshot) -> Metric:

@@ -7,7 +7,7 @@ from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, figure, rows
+from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, figure, in_labels, rows
 
 DRAFTER_STATES = ("attached", "lost", "none")
 
@@ -50,6 +50,9 @@ def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
         LABELS,
         rows(snapshot, figure("tree_nodes")),
     )
+    yield in_labels(
+        "wingbeat_tree_config_info", "Which trees are drafted, in labels.", rows(snapshot, figure("tree_config"))
+    )
     yield gauge(
         "wingbeat_forced_acceptance",
         "1 where the engine draws what is accepted, for a benchmark: its text is not the model's.",
@@ -78,6 +81,18 @@ def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
         "Decisions of the speculation policy on the next round's draft.",
         (*LABELS, "decision"),
         by_key(snapshot, figure("policy", "decisions")),
+    )
+    costs = rows(snapshot, figure("policy", "costs_s"))
+    yield gauge(
+        "wingbeat_round_cost_seconds",
+        "What the policy expects of a plain round, a draft of all levels, and the round that verifies whole trees.",
+        (*LABELS, "phase", "requests"),
+        (
+            ((*labels, phase, str(size)), seconds)
+            for labels, phases in costs
+            for phase, by_size in phases.items()
+            for size, seconds in by_size.items()
+        ),
     )
     yield counter(
         "wingbeat_round_phase_seconds",

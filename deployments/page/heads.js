@@ -43,7 +43,7 @@ function headPicture(decisions) {
     mark.append(shape("title", {}, `${what.replace("_", " ")}: version ${served}`));
     return mark;
   });
-  const label = `${number(headPoints.at(-1).length, 2)} tokens per round now, ${swaps.length} swaps`;
+  const label = `${number(headPoints.at(-1).length, 2)} tokens per round now, ${swaps.length} swap${swaps.length === 1 ? "" : "s"}`;
   const picture = { viewBox: `0 0 100 ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label };
   return shape("svg", picture, shape("polyline", { points: line }), ...marks);
 }

@@ -9,7 +9,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.assembly import assemble
 from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
-from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora_requests, stages_of
+from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora_requests, stages_of, tree_config
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
@@ -337,6 +337,7 @@ class Engine:
             requests=self.requests.times,
             media=self.loaded.media_figures(),
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
+            tree_config=tree_config(self.config.speculation),
             **self.counter.figures(),
             **self.block_manager.figures(),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
+from wingbeat.runtime.config import EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
@@ -56,6 +56,8 @@ class EngineStats:
     """What was asked of the encoder of images or audio (`EncoderFigures`); None for models that take neither."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """The KV cache in words."""
+    tree_config: dict[str, str] = field(default_factory=dict)
+    """The shape of trees in words; empty without a drafter."""
     loras: dict[str, str] | None = None
     """The adapters of requests, in vLLM's words; None where none are served."""
     stages: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -72,6 +74,16 @@ def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int) -> d
         "cache_dtype": str(dtype).removeprefix("torch."),
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "num_gpu_blocks": str(num_blocks),
+    }
+
+
+def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
+    """What trees are drafted, under the settings' names."""
+    return {
+        "draft_steps": str(speculation.draft_steps),
+        "draft_top_k": str(speculation.draft_top_k),
+        "verify_tree_size": str(speculation.verify_tree_size),
+        "adaptive": str(speculation.adaptive),
     }
 
 

@@ -300,3 +300,5 @@ class RequestOutput(NamedTuple):
     """Seconds from arrival in the engine to the first slot; set on the first output."""
     engine_id: str = ""
     """Which engine of several wrote it; known to routers."""
+    weights: str = ""
+    """Digest of what that engine was loaded from, where it was pushed; known to routers."""

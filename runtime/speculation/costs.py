@@ -225,6 +225,20 @@ class RoundCosts:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
         return self._draft.predict(self._trees_s(num_reqs, levels))
 
+    def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
+        """Seconds at the batch sizes that were measured, at a short context: a plain round, a draft, its round.
+
+        Args:
+            levels: of the draft.
+            num_nodes: of each tree that is verified, its root included.
+        """
+        sizes = self.tables.batch_sizes
+        return {
+            "plain": {size: self.plain_s(size, 0.0) for size in sizes},
+            "draft": {size: float(self.draft_s(size, np.array([levels]))[0]) for size in sizes},
+            "verify": {size: float(self.verify_s(size, size * np.array([num_nodes - 1]), 0.0)[0]) for size in sizes},
+        }
+
     def observe(self, took: RoundTook) -> None:
         """Correct the predictions by a round, unless it shows neither what plain rounds nor what drafts take.
 

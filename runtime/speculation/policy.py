@@ -85,6 +85,8 @@ class PolicyStats:
     expected_accepted: float = 0.0
     """By the calibrated probabilities; equal to `num_accepted` where they are right."""
     num_accepted: int = 0
+    costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    """By phase and requests, `RoundCosts.by_batch` of whole trees."""
 
 
 class SpeculationPolicy:
@@ -338,4 +340,5 @@ class SpeculationPolicy:
             expected_speedup=round(self._speedup, 3),
             expected_accepted=round(expected_accepted, 1),
             num_accepted=num_accepted,
+            costs_s=self.costs.by_batch(self.max_levels, self.num_nodes),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.two_kv_heads import save_two_kv_heads
+from tests.small_verifiers import save_two_kv_heads
 
 SMALL = {
     "max_model_len": 512,
@@ -40,6 +40,8 @@ class Scenario:
     """Beside the first one."""
     proxies: Literal["EveryNode", "HeadOnly"] = "EveryNode"
     """Where Serve has them; clients know the first node's alone."""
+    router_at_head: bool = False
+    """At a door on the first node, as `wingbeat serve` has it; else wherever Serve puts routers."""
     save_model: Callable[[Path], None] | None = None
     """Writes the model into an empty folder; None leaves the demo's."""
 
@@ -71,6 +73,9 @@ SCENARIOS = {
         (*OF_DRAFTERS, "cut channel", "kill engine", "remove drafter's node"),
         {"drafter_resources": {"drafters": 1}, "num_cpus_per_verifier": 2},
         nodes={"drafters": Node(1, {"drafters": 1})},
+        # What a node costs that has a drafter alone: no router, no proxy.
+        proxies="HeadOnly",
+        router_at_head=True,
     ),
     "drafters of two nodes for verifiers of two": Scenario(
         ("kill drafter", "cut channel", "remove shared drafter's node", "freeze shared drafter's node"),

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.chaos.scenarios import SCENARIOS, SMALL
 from tests.chaos.world import World, add_node
 from tests.conftest import MODEL, ROOT, running
 from tests.ports import free_port
+from wingbeat.deployments.door import Door
 
 
 def say(answer: Any) -> None:
@@ -48,7 +50,10 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(dir=os.environ["RAY_TMPDIR"]))
         scenario.save_model(folder)
         settings |= {"model": folder, "served_model_name": MODEL}
-    with running(APP, url, **settings) as app:
+    with (
+        Door("127.0.0.1", 0) if scenario.router_at_head else nullcontext() as door,
+        running(APP, url, door, **settings) as app,
+    ):
         nodes |= {name: add_node(cluster, scenario, name) for name, node in scenario.nodes.items() if node.is_late}
         world = World(scenario, app, f"{url}/{APP}", cluster, nodes)
         say({"started": True})

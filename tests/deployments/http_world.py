@@ -157,6 +157,8 @@ class FakePool:
         self.num_admitted = 0
         self.hang_after: int | None = None
         """Outputs after which a request waits for ever."""
+        self.weights_digest = ""
+        """Of those that were pushed and write what comes."""
         self.fail_after: tuple[int, Exception] | None = None
         """Outputs after which a request fails, and how."""
 
@@ -189,6 +191,7 @@ class FakePool:
                     prompt_logprobs=of_prompt if count == 0 else (),
                     queue_s=0.0 if count else 0.25,
                     engine_id=self._engine_id,
+                    weights=self.weights_digest,
                     embedding=b"" if request.params.pooling is None else scripted_embedding(request),
                 )
                 if finished:

@@ -7,7 +7,7 @@ import pytest
 from tests.deployments.http_world import FakePool, app_for
 from tests.e2e.contrast import unreadable
 from tests.e2e.cut_wire import wire_to
-from tests.e2e.page_driver import MARKS, fill, open_page, send, spans, text, until_done, until_failed
+from tests.e2e.page_driver import MARKS, choose_round, fill, open_page, send, spans, text, until_done, until_failed
 from tests.e2e.page_server import listening, serving
 from tests.runtime.losing_policy import LosingPolicy
 
@@ -167,8 +167,16 @@ def test_a_server_that_decodes_plainly_says_why_and_compares_nothing(chromium, b
     assert "“Always draft”" in why
     assert text(chromium, "#ratio-label") == "rounds"
     assert chromium.value("document.querySelector('#speeds').hidden")
+    # Some rounds draft all the same, to find out whether it pays now.
+    last_plain = max(number for number in range(1, 12) if not is_drafted(chromium, number))
+    choose_round(chromium, last_plain)
     assert "drafting does not pay at this load" in text(chromium, "#tree")
     assert "drafting does not pay at this load" in text(chromium, "#status")
+
+
+def is_drafted(page, number):
+    choose_round(page, number)
+    return "no draft" not in text(page, "#caption")
 
 
 def test_drafts_can_be_forced_there_and_then_are_compared(chromium, busy):

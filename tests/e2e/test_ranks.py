@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.conftest import MODEL
-from tests.two_kv_heads import save_two_kv_heads
+from tests.small_verifiers import save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]

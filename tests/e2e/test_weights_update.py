@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.conftest import MODEL, App
 from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
-from tests.two_kv_heads import save_two_kv_heads
+from tests.small_verifiers import save_hybrid, save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.prefixes.identity import weights_digest
@@ -105,6 +105,7 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
     edit(other_size, "config.json", intermediate_size=12)
     settings = {"num_replicas": num_replicas, "prefix_dir": tmp_path / "prefixes", "adaptive": False}
     with start_app(f"weights-{num_replicas}", **settings) as app:
+        fingerprint = app.complete(PROMPTS[0], max_tokens=1).system_fingerprint
         saved = app.http.post("/v1/prefixes", json={"name": "begin", "prompt": PREFIX}, timeout=120)
         assert saved.status_code == 200, saved.text
         assert text(app, BEHIND, prefix="begin") == old_behind
@@ -138,6 +139,9 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
         assert cached(app, PROMPTS[1] * 4) == 0, "a prefix was read that the old weights computed"
         engines = app.engines()
         assert {engine["weights"] for engine in engines.values()} == {digest}
+        cards = app.http.get("/v1/weights").json()["data"][0]["engines"].values()
+        (told,) = {card["system_fingerprint"] for card in cards}
+        assert told == app.complete(PROMPTS[0], max_tokens=1).system_fingerprint != fingerprint
         assert all(engine["drafter_state"] == "attached" for engine in engines.values())
         assert sum(engine["num_engine_restarts"] for engine in engines.values()) == restarts + 1, "that of the NaNs"
         assert f'weights="{digest}"' in app.http.get("/metrics").text
@@ -179,19 +183,23 @@ def test_adapters_stay_and_versions_of_the_head_go_on(start_app, tmp_path: Path)
         assert app.engine()["head_version"] == promoted.json()["served"] == 1
 
 
-@pytest.mark.parametrize("kind", ["ranks", "shared drafters", "within the engine"])
+@pytest.mark.parametrize("kind", ["ranks", "shared drafters", "within the engine", "recurrent state"])
 def test_so_are_those_of_other_pairs(start_app, tmp_path: Path, kind: str):
     settings = {
         "ranks": {"tensor_parallel_size": 2, "drafter": "ngram", "model": tmp_path / "model"},
         "shared drafters": {"drafters": {"num": 1}},
         "within the engine": {"drafter_place": "engine"},
+        "recurrent state": {"drafter": "ngram", "model": tmp_path / "model"},
     }[kind]
     if kind == "ranks":
         save_two_kv_heads(tmp_path / "model")
+    elif kind == "recurrent state":
+        save_hybrid(tmp_path / "model")
     folder = pushed_folder(tmp_path / "step-1", settings.get("model"))
     with start_app(f"weights-{kind.replace(' ', '-')}", served_model_name=MODEL, **settings) as app:
+        before = texts(app)
         push(app, folder)
-        assert texts(app) == generated(folder)[:3]
+        assert texts(app) == generated(folder)[:3] != before
         os.kill(app.engine()["engine_pid"], signal.SIGKILL)
         assert texts(app) == generated(folder)[:3]
         assert app.engine()["drafter_state"] == "attached"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
+from wingbeat.deployments.fleet.weights import fingerprint
 from wingbeat.deployments.parsing.message import Parser, PlainText
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
@@ -164,10 +165,16 @@ class Generation:
     """What is said of tokens beside their text."""
     answer_bytes: int = 0
     """The most that it is held with beside its text; see `AnswerSizes`."""
+    text_identity: str = ""
+    """Of the settings; `AppConfig.text_identity`."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
     new_parser: Callable[[], Parser] = PlainText
     """Makes what reads a choice's text; `/v1/completions` has no use for it."""
+
+    def fingerprint(self, weights: str) -> str:
+        """OpenAI's `system_fingerprint` of what was written by these weights; see `ChoiceDelta.weights`."""
+        return fingerprint(self.text_identity, weights, self.choices[0].request.adapter_digest)
 
     @property
     def shares_prompt(self) -> bool:
@@ -198,6 +205,8 @@ class ChoiceDelta(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
     engine_id: str = ""
+    weights: str = ""
+    """Digest of those that were pushed and wrote it."""
     queue_s: float = 0.0
     """Seconds it waited in its engine; on the first one."""
     stop_reason: str | int | None = None

@@ -136,6 +136,7 @@ async def whole_response(
     texts: list[list[str]] = [[] for _ in generation.choices]
     finish_reasons: list[FinishReason | None] = [None] * len(texts)
     stop_reasons: dict[int, str | int] = {}
+    weights = ""
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
@@ -145,6 +146,7 @@ async def whole_response(
                 stop_reasons[delta.index] = delta.stop_reason
             texts[delta.index].append(delta.text)
             finish_reasons[delta.index] = delta.finish_reason
+            weights = delta.weights
     choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
     for choice in choices:
         rounds.hand_over(choice)
@@ -152,6 +154,7 @@ async def whole_response(
         choice["stop_reason"] = stop_reasons.get(choice["index"])
     return {
         **_header(generation, shape.object_name),
+        "system_fingerprint": generation.fingerprint(weights),
         "choices": choices,
         "usage": totals.usage(),
         "metrics": totals.metrics(),
@@ -182,6 +185,7 @@ async def event_stream(
         async with aclosing(deltas):
             async for delta in deltas:
                 totals.add(delta)
+                header["system_fingerprint"] = generation.fingerprint(delta.weights)
                 choices = shape.chunk_choices(delta, is_first=delta.index not in started)
                 rounds.hold(delta.index, delta.rounds)
                 details.hold(delta)

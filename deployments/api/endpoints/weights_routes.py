@@ -11,7 +11,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.fleet.weights import WeightsConflict, WeightsRefused
+from wingbeat.deployments.fleet.weights import WeightsConflict, WeightsRefused, fingerprint
 
 WEIGHTS_PATH = "/v1/weights"
 UPDATE_PATH = WEIGHTS_PATH + "/update"
@@ -52,7 +52,10 @@ def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
 
 async def _card(service: CompletionService) -> dict[str, Any]:
     """Of one model; `weights` and `folder` are null where its replicas differ, or there are none."""
-    engines = await service.pool.weights.described()
+    identity, engines = service.pool.info.text_identity, await service.pool.weights.described()
+    for card in engines.values():
+        if card is not None:
+            card["system_fingerprint"] = fingerprint(identity, card["weights"] or "")
     served = {(card["weights"], card["folder"]) if card else None for card in engines.values()}
     weights, folder = (served.pop() if len(served) == 1 else None) or (None, None)
     model = service.pool.info.model_name

@@ -34,6 +34,8 @@ def test_figures_of_all_engines_are_shown_by_engine_and_model():
     assert got["vllm:kv_cache_usage_perc", "a", "demo"] == 0.25
     assert got["vllm:prefix_cache_hits_total", "a", "demo"] == 16
     assert got["vllm:cache_config_info", "16", "a", "demo", "101"] == 1
+    assert got["wingbeat_tree_config_info", "True", "5", "a", "demo"] == 1
+    assert got["wingbeat_round_cost_seconds", "a", "demo", "draft", "1"] == 0.125
     assert got["wingbeat_drafter_state", "a", "demo", "attached"] == 1
     assert got["wingbeat_drafter_state", "a", "demo", "lost"] == 0
     assert got["wingbeat_drafter_restarts_total", "a", "demo"] == 1

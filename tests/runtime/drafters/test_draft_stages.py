@@ -161,7 +161,7 @@ def few_batches(monkeypatch):
     monkeypatch.setattr(draft_stages, "draft_batches", batches)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @by_kind

@@ -36,6 +36,15 @@ def test_passes_are_interpolated_between_batches_and_nodes_and_go_on_beyond():
     assert costs.draft_s(4, np.array([0, 3])) == pytest.approx([0.2, 1.4])
 
 
+def test_phases_are_shown_at_the_batches_that_were_measured():
+    shown = RoundCosts(TABLES).by_batch(3, 5)
+    assert shown == {
+        "plain": {1: pytest.approx(1.0), 4: pytest.approx(2.0)},
+        "draft": {1: pytest.approx(0.4), 4: pytest.approx(1.4)},
+        "verify": {1: pytest.approx(3.0), 4: pytest.approx(10.0)},
+    }
+
+
 @pytest.mark.parametrize("num_chunk_tokens", [0, 2])
 def test_predictions_come_to_what_rounds_take_each_part_by_itself(num_chunk_tokens):
     costs = RoundCosts(TABLES)
