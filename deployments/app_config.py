@@ -120,8 +120,8 @@ class AppConfig(
     # The words come first: they are what a command line has after the option's name.
     cuda_graphs: Literal["full", "decode_only", "none"] | bool | None = Field(
         None,
-        description="Replay rounds as CUDA graphs; decode_only: those without pieces of prompts alone. By default full "
-        "on GPUs; true is full, and false none.",
+        description="Replay rounds as CUDA graphs; decode_only: those of decodes without prompts. By default full on "
+        "GPUs; true is full, and false none.",
     )
     num_gpus_per_verifier: float = Field(
         0.0,

@@ -143,7 +143,7 @@ def sessions() -> dict[str, list[Part]]:
             script("bandwidth", 30),
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
-        "served": [script("served", 400)],
+        "served": [script("served", 400), script("prompt_rounds", 90)],
     }
 
 

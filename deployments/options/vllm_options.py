@@ -121,8 +121,9 @@ _GRAPH_MODES: dict[str, dict[str, Any]] = {
     "NONE": {"cuda_graphs": "none"},
     "FULL_DECODE_ONLY": {"cuda_graphs": "decode_only"},
     "FULL": {"cuda_graphs": "full"},
+    "FULL_AND_PIECEWISE": {"cuda_graphs": "full"},
 }
-"""What vLLM captures, and what we are then given: rounds are captured whole, and prompts without decodes are not."""
+"""What vLLM captures, and what we are then given: rounds are captured whole, those of prompts too."""
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
@@ -225,7 +226,8 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "kv_events_config": refused("routers know what is cached by the streams of the engines; leave it out"),
     "enforce_eager": becomes("{cuda_graphs} off", _eager, flag=True),
     "compilation_config": becomes(
-        "0 is left out; a `cudagraph_mode` of FULL, FULL_DECODE_ONLY or NONE is {cuda_graphs}; else refused",
+        "0 is left out; a `cudagraph_mode` of FULL, FULL_AND_PIECEWISE, FULL_DECODE_ONLY or NONE is {cuda_graphs}; "
+        "else refused",
         _compiled,
     ),
     "cuda_graph_sizes": left_out("sizes follow {max_num_seqs}"),

@@ -44,7 +44,9 @@ def tree_attention(
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim] in the query's dtype or float8_e4m3fn;
             `value_cache` likewise with value_dim. Slots of new rows hold finite values.
         block_tables: int64 [num_reqs, width]; keys past width * block_size are not seen.
-        num_context: int64 [num_reqs], tokens before the first new row; on the device of the query.
+        num_context: int64 [num_reqs], tokens before the first new row; on the device of the query. Below 0, down to
+            -15, where the first new rows have no place: they are nobody's keys, and what they attend to is any finite
+            value.
         positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Without a
             mask it is not read: row j is at num_context + j.
         mask_words: int64 [num_reqs, num_query, ceil(num_new / 64)], new rows each query sees, as

@@ -262,7 +262,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     int64_t most_own = 0;
     if (rows.segment->mask) {
         shared = std::min(rows.num_shared(), num_keys);
-        if (shared < num_keys) shared = shared / KEYS_AT_ONCE * KEYS_AT_ONCE;
+        if (shared < num_keys) shared = std::max<int64_t>(shared / KEYS_AT_ONCE * KEYS_AT_ONCE, 0);
         own_keys.take(rows, shared, num_keys);
         for (int64_t i = 0; i < rows.count; i++) most_own = std::max(most_own, own_keys.count(i));
     }
@@ -270,7 +270,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     if (heads.window) {
         int64_t lowest = rows.position(0);
         for (int64_t i = 1; i < rows.count; i++) lowest = std::min(lowest, rows.position(i));
-        begin = std::clamp<int64_t>(lowest - heads.window + 1, 0, context) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+        begin = std::clamp<int64_t>(lowest - heads.window + 1, 0, std::max<int64_t>(context, 0)) / KEYS_AT_ONCE * KEYS_AT_ONCE;
     }
     const T* keys[KEYS_AT_ONCE];
     const float* values[KEYS_PER_PASS];

@@ -4,7 +4,8 @@ Module k drafts the token at depth k + 1, deeper levels are the last module's, r
 single module that is EAGLE's loop. Row i of module k holds token i + 1 + k and is stored at index i of the sequence's
 block table in layer k of the pool, so of L settled tokens module k has rows 0..L - 2 - k. A module that drafts for the
 first time in a tree runs the rows of all drafted tokens above it, too: their hidden states are those of the module
-before it. The rows of settled tokens come from the verifier's hidden states alone.
+before it. The rows of settled tokens come from the verifier's hidden states alone. Behind fewer tokens than a module
+looks ahead its context is below 0: rows before row 0, which there are none of, are computed, dropped and never seen.
 
 Where a shared prefix ends, the last rows depend on tokens behind it: those of the first module stay as the sequence
 that ran them first has them, those of the others are as the sequence that ran last left them. That costs a little
@@ -119,7 +120,7 @@ class MtpDrafter(StagedDrafter):
         for span in spans:
             rows = span.positions - index
             counted = span.counted & (rows >= 0)
-            num_context = self.num_context(index, span.starts)
+            num_context = span.starts - index
             segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
             mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
             inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
@@ -140,15 +141,6 @@ class MtpDrafter(StagedDrafter):
                 first = begin + torch.arange(len(columns), device=self.device) * span.width
                 self._hidden[of_slots] = out[first + columns]
                 begin += span.counted.numel()
-
-    def num_context(self, index: int, num_pairs: Tensor) -> Tensor:
-        """Settled rows int64 [num_reqs] of a module.
-
-        Below 0 where a sequence is shorter than the modules look ahead, and its first rows do not exist. Kernels count
-        from 0: there such a sequence's rows are one too many.
-        """
-        num_rows = num_pairs - index
-        return num_rows.clamp_min(0) if self.pool.fixed_shapes else num_rows
 
     def stored(self, index: int, tables: Tensor, rows: Tensor) -> Tensor:
         """A module's results at settled rows int64 [num_reqs, num_rows]: [num_reqs, num_rows, hidden_size]."""
@@ -242,7 +234,7 @@ class _Drafting:
     def _run(self, index: int, token_ids: Tensor, hidden: Tensor, num_levels: int) -> Tensor:
         """A module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
         depth, width = self.levels[-1].depth, self.width
-        num_context = self.drafter.num_context(index, self.lens - 1)
+        num_context = self.lens - 1 - index
         tables = self.pool.tables(self.block_tables, num_context)
         nodes = torch.arange(depth * width, device=self.lens.device)
         rows = num_context[:, None] + nodes // width

@@ -39,6 +39,8 @@ class Stage(StrEnum):
     """Forward pass over bare roots; size is 1."""
     BASE_MIXED = "base_mixed"
     """Forward pass over trees or bare roots with prompt chunks beside them; size is the number of nodes."""
+    BASE_PROMPTS = "base_prompts"
+    """Forward pass over prompt chunks alone: requests are pieces, and size is the rows of each."""
     BASE_CHOICE = "base_choice"
     """Choice of tokens, walk, compaction and taps behind any of these; size is the number of nodes."""
 

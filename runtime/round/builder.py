@@ -115,21 +115,27 @@ class BatchBuilder:
         flat = joined(parts)._replace(logits_rows=logits_rows, chunk_rows=chunk_rows)
         return self._with_features(flat, Placed(plan, decodes, chunk_slots, starts, self.on_host))
 
-    def fixed(self, decodes: Decodes, chunks: ChunkRows | None = None) -> Rows:
+    def fixed(self, decodes: Decodes | None, chunks: ChunkRows | None = None) -> Rows:
         """Decodes, and prompt chunks in pieces behind them, at shapes that the arguments' shapes decide.
 
         That is what is captured.
 
         Args:
+            decodes: None where there are chunks alone.
             chunks: of sequences without images.
         """
-        segment = self._tree_segment(decodes, self.slots.block_tables[decodes.slots])
-        flat, slots = self._decode_rows(decodes, segment), None
-        if chunks is not None:
+        parts, begin, logits_rows, slots = [], 0, None, None
+        if decodes is not None:
             begin = decodes.num_rows
-            logits_rows = torch.cat([torch.arange(begin, device=self.device), chunks.wanted + begin])
-            flat = joined([flat, self._piece_rows(chunks, begin)])._replace(logits_rows=logits_rows)
+            segment = self._tree_segment(decodes, self.slots.block_tables[decodes.slots])
+            parts.append(self._decode_rows(decodes, segment))
+        if chunks is not None:
+            logits_rows = chunks.wanted
+            if begin:
+                logits_rows = torch.cat([torch.arange(begin, device=self.device), logits_rows + begin])
+            parts.append(self._piece_rows(chunks, begin))
             slots = partial(chunks.slots.repeat_interleave, PIECE_ROWS)
+        flat = joined(parts)._replace(logits_rows=logits_rows)
         return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
 
     def dummy(self, num_reqs: int, num_nodes: int) -> Rows:

@@ -1,4 +1,4 @@
-"""A verifier's decode rounds as CUDA graphs, with prompt chunks beside them and without.
+"""A verifier's rounds as CUDA graphs: of decodes, with prompt chunks beside them and without, and of prompts alone.
 
 A round is two graphs. Its forward pass is captured once per bucket; the choice of its tokens, which costs little, in a
 few sizes, once per way of choosing (`Choosing`); `round_shapes` says in which. Each pads the round to the smallest
@@ -7,10 +7,11 @@ by the same functions.
 
 A mixed round, of decodes and of prompt chunks, is one forward pass as well: the weights are read once. It is captured
 with so many pieces of chunks; one that no such graph holds is one eager pass, and its choice is a graph all the same.
+`prompt_graphs` has those without decodes.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -35,8 +36,9 @@ from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
+from wingbeat.runtime.round.prompt_graphs import PromptGraphs
 from wingbeat.runtime.round.rows import ModelOutput
-from wingbeat.runtime.round.shapes import round_shapes
+from wingbeat.runtime.round.shapes import prompt_pieces, round_shapes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
@@ -99,7 +101,9 @@ class DecodeGraphs:
         self.shapes = round_shapes(config)
         self._last_position = last_position
         self._buffers = ForwardBuffers()
-        self._chunks = ChunkBuffers(slots, max(shape.most_pieces for shape in self.shapes.values()))
+        pieces = prompt_pieces(config)
+        self._chunks = ChunkBuffers(slots, max(*pieces, *(shape.most_pieces for shape in self.shapes.values()), 0))
+        self.prompts = PromptGraphs(fixed, self._chunks, pieces, last_position, self.pool)
         self._forwards: dict[int, GraphRunner] = {}
         self._mixed: dict[tuple[int, int], GraphRunner] = {}
         """By nodes per sequence and rows of pieces."""
@@ -113,12 +117,12 @@ class DecodeGraphs:
         return self.pool.stats
 
     def capture_roots(self, layers: AbstractContextManager | None = None) -> None:
-        """Capture rounds of bare roots.
+        """Capture rounds of bare roots, and of prompts alone.
 
         Args:
             layers: entered meanwhile; see `wingbeat.runtime.verifier.compiled.faster_layers`.
         """
-        self._capture([1], layers)
+        self._capture([1], layers, [*self.prompts.runners.values()])
 
     def capture_trees(self, layers: AbstractContextManager | None = None) -> None:
         """Capture rounds of trees, unless they are; `layers` as in `capture_roots`."""
@@ -210,13 +214,15 @@ class DecodeGraphs:
     def _trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
         return None if num_nodes == 1 else self.inbox.checked(rows)
 
-    def _capture(self, widths: list[int], layers: AbstractContextManager | None) -> None:
+    def _capture(
+        self, widths: list[int], layers: AbstractContextManager | None, others: Sequence[GraphRunner] = ()
+    ) -> None:
         if not widths:
             return
         samples = [self._compute(self._padding(n)(n), n) for n in widths]
         self._buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
         self._chunks.reserve(samples[0].output)
-        runners = []
+        runners = [*others]
         for n in widths:
             padding, shape = self._padding(n), self.shapes[n]
             forwards = [Bucket(size, n) for size in shape.forwards]
@@ -236,6 +242,7 @@ class DecodeGraphs:
         if self.config.cuda_graphs == "decode_only":
             whole = round_shapes(replace(self.config, cuda_graphs="full"))
             self.stats.num_untried += sum(len(whole[n].mixed) * len(whole[n].pieces) for n in widths)
+            self.stats.num_untried += len(prompt_pieces(replace(self.config, cuda_graphs="full"))) * (1 in widths)
         with layers or nullcontext():
             self.pool.capture(*runners)
 

@@ -1,4 +1,4 @@
-"""A round's decodes at shapes that the arguments' shapes decide: what graphs capture."""
+"""A round's decodes and prompt chunks at shapes that the arguments' shapes decide: what graphs capture."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.prompt_chunks import ChunkRows
 from wingbeat.runtime.round.pruning import DevicePruner, verified_nodes
-from wingbeat.runtime.round.rows import Decodes, Model
+from wingbeat.runtime.round.rows import Decodes, Model, ModelOutput
 from wingbeat.runtime.round.slots import SlotState
 
 
@@ -57,6 +57,10 @@ class FixedRound:
         decodes, evidence = self._pruned(slots, trees, num_nodes)
         own, behind = self.model(self.builder.fixed(decodes, chunks)).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
+
+    def prompts(self, chunks: ChunkRows) -> ModelOutput:
+        """What the model says of prompt chunks in pieces, and nothing else."""
+        return self.model(self.builder.fixed(None, chunks))
 
     def _pruned(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> tuple[Decodes, Tensor | None]:
         """Decodes, with the evidence of trees that were pruned."""

@@ -106,7 +106,8 @@ class Segment(NamedTuple):
     block_tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
     num_context: Tensor
-    """int64 [num_reqs], tokens before the first new row; row j is stored at num_context + j."""
+    """int64 [num_reqs], tokens before the first new row; row j is stored at num_context + j. Below 0 as for
+    `tree_attention`."""
     positions: Tensor
     """int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
     mask_words: Tensor | None = None

@@ -146,7 +146,9 @@ class ModelRunner:
         executor = self.graphs if captured else self.eager
         clock = self.device_clock
         began = clock.begin()
-        done = executor.forward(plan, rows, trees, num_nodes, masks)
+        done = None if captured or self.graphs is None else self.graphs.prompts.forward(plan.chunks, masks)
+        if done is None:
+            done = executor.forward(plan, rows, trees, num_nodes, masks)
         clock.end("verify" if plan.decodes else "prefill", began)
         began = clock.begin()
         accepted = executor.decide(plan, done)

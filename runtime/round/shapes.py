@@ -24,6 +24,9 @@ _MIXED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 """Of mixed rounds, the first that there are graphs for: most rows of decodes in each batch size, numbers of pieces. The
 first 128 rows of a pass cost next to nothing; of more than these the products take as long as their launches do."""
+_PROMPTS = (4, 8, 12, 16, 24, 32)
+"""Pieces of rounds of prompts alone. Up to 12 of them are computed in the time of their launches, padded or not; above,
+less than a third is padding. Rounds of more compute longer than their kernels take to launch."""
 _SIZES_KEPT = 5
 """Batch sizes of each width that rounds of decodes alone have, if there are so many, before mixed ones have any."""
 _MOST_PADDED = 384
@@ -67,10 +70,18 @@ def node_buckets(config: EngineConfig) -> tuple[int, ...]:
 
 def num_graphs(config: EngineConfig) -> int:
     """Graphs that `wingbeat.runtime.round.decode_graphs.DecodeGraphs` captures at most."""
-    return sum(
+    return len(prompt_pieces(config)) + sum(
         len(shape.forwards) + len(Choosing) * len(shape.choices) + len(shape.mixed) * len(shape.pieces)
         for shape in round_shapes(config).values()
     )
+
+
+def prompt_pieces(config: EngineConfig) -> tuple[int, ...]:
+    """Numbers of pieces in which rounds of prompts alone are captured, ascending; beside `MOST_GRAPHS`."""
+    if config.cuda_graphs == "decode_only":
+        return ()
+    possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs)
+    return tuple(dict.fromkeys(min(number, possible) for number in _PROMPTS))
 
 
 def pieces_at_most(num_tokens: int, num_chunks: int) -> int:

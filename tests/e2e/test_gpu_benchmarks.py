@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.runtime.recorded_graphs import RepeatingDevice
+from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import LayerAttention
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
@@ -55,7 +57,7 @@ def suite(monkeypatch):
 def test_every_promised_script_is_there():
     assert {
         "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
-        "losslessness", "plain_decode", "round_stages", "served", "two_processes", "verify",
+        "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -100,6 +102,18 @@ def test_toy_sizes_give_figures(run_script, name):
         exact = [figure for figure in report["figures"] if figure["name"].startswith("float32")]
         assert len(exact) == 3
         assert all(figure["value"] >= figure["at_least"] for figure in exact)
+
+
+@without_gpu
+def test_prompts_are_timed_captured_and_not(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    prompt_rounds, harness = (importlib.import_module(name) for name in ("prompt_rounds", "_harness"))
+    result = prompt_rounds.measure(harness.Bench("test", torch.device("cpu"), quick=True), RepeatingDevice())
+    names = ["eager", "captured", "eager, padded alike"]
+    assert [figure.name for figure in result.figures] == [
+        f"prompt of {length} tokens, {way}" for length in (5, 100) for way in names
+    ]
+    assert result.details == {"failed": {}, "graph_replays": {Stage.BASE_PROMPTS: 6}, "graphs_failed": []}
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def folders(kind: str, root: Path) -> tuple[Path, str]:
         verifier, head = saved_assistant(root)
         return verifier, str(head)
     if kind == "mtp":
-        Modules.random("qwen3", 2).save(root)
+        Modules.random("qwen3", 3).save(root)  # the third looks further ahead than the shortest sequence is long
         return root, "mtp"
     reference("llama").loaded.model.save_pretrained(root / "verifier")
     if kind == "p-eagle":

@@ -131,6 +131,27 @@ def by_formula(inputs: Inputs) -> torch.Tensor:
     return torch.stack(results)
 
 
+def moved_before_the_beginning(inputs: Inputs, count: int) -> Inputs:
+    """The same rows behind `count` more, of which those of the shortest contexts have no place.
+
+    Context becomes new rows that the others see; what has no place sees itself, and nobody sees it.
+    """
+    query, key_cache, value_cache, tables, contexts, positions, words, scaling = inputs.arguments
+    contexts = contexts - count
+    ahead = contexts[:, None] + torch.arange(count, device=query.device)
+    num_new, num_query = count + positions.shape[1], count + query.shape[1]
+    visible = torch.zeros(len(query), num_query, num_new, dtype=torch.bool, device=query.device)
+    visible[:, count:, count:] = inputs.visible
+    visible[..., :count] = (ahead >= 0)[:, None]
+    visible[:, :count, :count] &= torch.ones(count, count, dtype=torch.bool, device=query.device).tril()
+    visible[:, :count, :count] |= torch.eye(count, dtype=torch.bool, device=query.device)
+    words = None if words is None else words_of(visible.cpu()).to(query.device)
+    positions = torch.cat([ahead, positions], dim=1)
+    query = torch.cat([torch.ones_like(query[:, :1]).expand(-1, count, -1, -1), query], dim=1)
+    arguments = [query, key_cache, value_cache, tables, contexts, positions, words, scaling]
+    return Inputs(arguments, inputs.options, visible, positions)
+
+
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
     """Relative error of the whole result, by what the dtype's products and rounding allow; NaN never passes."""
     limit = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[out.dtype]
@@ -162,3 +183,10 @@ CAUSAL = [
     Case((21,), 18, mask="causal", softcap=2.0, sinks=True, heads=(6, 2), block_size=16),
     Case((33, 2), 5, mask="causal", fp8=True),
 ]
+SHORT = [
+    Case((0, 1, 9), 5, mask="causal", heads=(2, 1), sinks=True),
+    Case((0, 1, 9), 5, mask="causal", window=3),
+    Case((0, 2, 40), 7, heads=(2, 1)),
+    Case((0, 2, 40), 7, window=4, softcap=2.0),
+]
+"""Of contexts that end before the beginning where a few more rows come first; queries are all new rows."""

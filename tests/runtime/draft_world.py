@@ -5,6 +5,7 @@ import torch
 from tests.runtime.models import CHAIN, TREE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
 from wingbeat.runtime.drafters.mtp import MtpDrafter
@@ -24,7 +25,7 @@ SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "o
 def taps_size(drafter: StagedDrafter) -> int:
     """Numbers per position that the verifier must send."""
     match drafter:
-        case EagleDrafter() | OnePassDrafter() | ParallelEagleDrafter():
+        case EagleDrafter() | DeepEagleDrafter() | OnePassDrafter() | ParallelEagleDrafter():
             return drafter.head.taps_size
         case MtpDrafter():
             return drafter.hidden_size

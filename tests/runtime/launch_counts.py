@@ -54,7 +54,7 @@ LIMITS: dict[str, int] = {
     "rules in a draft of one level, tree": 13,
     "draft by a model of 16 layers, eager": 888,
     "draft by a model of 16 layers, captured": 5,
-    "draft by two MTP modules, eager": 712,
+    "draft by two MTP modules, eager": 706,
     "draft by two MTP modules, captured": 3,
     "draft by an assistant of four layers, eager": 1438,
     "draft by an assistant of four layers, captured": 3,
@@ -67,7 +67,11 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a mixed round": 26,
     "eager mixed round beside its layers and its graph": 64,
     "another prompt chunk in a mixed round": 0,
-    "graphs of a verifier": 59,
+    "layer of an eager round of prompts": 9,
+    "eager round of prompts beside its layers": 49,
+    "beside the graph of a round of prompts": 24,
+    "another prompt in a round of prompts": 0,
+    "graphs of a verifier": 65,
     "graphs of a drafter": 56,
     "graphs of a drafter for rounds with rules": 49,
 }
@@ -85,6 +89,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     found |= _whole_drafts(gpu)
     found |= _round_counts(gpu)
     found |= _mixed_counts(gpu)
+    found |= _prompt_counts(gpu)
     found["graphs of a verifier"] = num_graphs(SERVED)
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
@@ -112,7 +117,7 @@ def _captured(gpu: FakeGpu, shape: SpeculationConfig, num_layers: int) -> dict[t
     found: dict[tuple[Stage, Choosing], int] = {}
     stages = [stage for stage, _ in engine.runner.graphs.stats.captured]
     for begin, stage in enumerate(stages):
-        if stage != Stage.BASE_CHOICE:
+        if stage in (Stage.BASE_DECODING, Stage.BASE_VERIFICATION):
             forward, *choices = device.graphs[begin : begin + 1 + len(Choosing)]
             found |= {
                 (stage, how): forward.total() + graph.total() for how, graph in zip(Choosing, choices, strict=True)
@@ -207,6 +212,31 @@ def _mixed_round(gpu: FakeGpu, num_chunks: int, num_graphs: int, num_layers: int
     gpu.launches.clear()
     engine.step()
     assert gpu.launches["graph"] == num_graphs
+    return beside(gpu.launches)
+
+
+def _prompt_counts(gpu: FakeGpu) -> dict[str, int]:
+    """Of rounds of prompts alone, whose first tokens are chosen."""
+    eager = [_prompt_round(gpu, 1, "decode_only", num_layers) for num_layers in (1, 2)]
+    captured = [_prompt_round(gpu, num_prompts, "full") for num_prompts in (1, 2)]
+    per_layer = eager[1] - eager[0]
+    return {
+        "layer of an eager round of prompts": per_layer,
+        "eager round of prompts beside its layers": eager[0] - per_layer,
+        "beside the graph of a round of prompts": captured[0],
+        "another prompt in a round of prompts": captured[1] - captured[0],
+    }
+
+
+def _prompt_round(gpu: FakeGpu, num_prompts: int, mode: str, num_layers: int = 1) -> int:
+    """Launches beside the graph that a round of this mode has."""
+    config = engine_config(TREE, 3, max_num_batched_tokens=64, cuda_graphs=mode)
+    engine = Engine(verifier(num_layers), config, DrafterNeeds((0,)), FakeGraphDevice(gpu))
+    for number in range(num_prompts):
+        engine.add_request(Request(str(number), (1,) * (7 + number), GREEDY))
+    gpu.launches.clear()
+    engine.step()
+    assert gpu.launches["graph"] == (mode == "full")
     return beside(gpu.launches)
 
 

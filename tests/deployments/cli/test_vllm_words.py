@@ -241,9 +241,10 @@ def test_help_and_completion_know_nothing_of_it():
         ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {"cuda_graphs": "decode_only"}),
         ({"cudagraph_mode": "none"}, {"cuda_graphs": "none"}),
         ({"cudagraph_mode": "FULL"}, {"cuda_graphs": "full"}),
+        ({"cudagraph_mode": "FULL_AND_PIECEWISE"}, {"cuda_graphs": "full"}),
         (
             {"cudagraph_mode": "PIECEWISE"},
-            "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL",
+            "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL, FULL_AND_PIECEWISE",
         ),
         ({"level": 3}, "use {compile} and {cuda_graphs}"),
         (3, "use {compile} and {cuda_graphs}"),

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from tests.kernels.attention_cases import CAUSAL, DEVICE, TREES, Case, assert_close, build, by_formula
+from tests.kernels.attention_cases import (
+    CAUSAL,
+    DEVICE,
+    SHORT,
+    TREES,
+    Case,
+    assert_close,
+    build,
+    by_formula,
+    moved_before_the_beginning,
+)
 from wingbeat.kernels.attention.reference import tree_attention
 
 pytestmark = pytest.mark.few(6)
@@ -16,6 +26,18 @@ def test_reference_is_the_formula(case):
         pytest.skip("the front runs the kernel here")
     inputs = build(case, poison=448.0 if case.fp8 else 1e4)
     assert_close(tree_attention(*inputs.arguments, **inputs.options), by_formula(inputs))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_rows_before_the_beginning_are_nobodys_keys(case, count):
+    if DEVICE != "cpu":
+        pytest.skip("the front runs the kernel here")
+    inputs = build(case, poison=1e4)
+    moved = moved_before_the_beginning(inputs, count)
+    out = tree_attention(*moved.arguments, **moved.options)
+    assert_close(out[:, count:], by_formula(inputs))
+    assert out.isfinite().all()
 
 
 REFUSED = {

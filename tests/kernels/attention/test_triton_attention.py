@@ -8,7 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.attention_cases import CAUSAL, DEVICE, NAN, TREES, Case, Inputs, assert_close, build, by_formula
+from tests.kernels.attention_cases import (
+    CAUSAL,
+    DEVICE,
+    NAN,
+    SHORT,
+    TREES,
+    Case,
+    Inputs,
+    assert_close,
+    build,
+    by_formula,
+    moved_before_the_beginning,
+)
 
 pytest.importorskip("triton")
 
@@ -59,6 +71,17 @@ def test_splits_without_keys_add_nothing(mask):
     inputs = build(Case((0, 2, 60), 3, heads=(2, 1), mask=mask, sinks=True, window=30), poison=NAN)
     workspace = torch.full((workspace_size(9, 3, 3, 2, 16),), NAN, device=DEVICE)
     assert_close(run_kernel(inputs, config=TINY, splits=Splits(9, 16), workspace=workspace), by_formula(inputs))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("count", "num_splits"), [(1, 1), (3, 1), (3, 3)])
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_rows_before_the_beginning_are_nobodys_keys(case, count, num_splits):
+    """As a module drafts that looks further ahead than its sequence is long; what such rows yield is finite."""
+    inputs = build(case, poison=NAN)
+    out = run_kernel(moved_before_the_beginning(inputs, count), config=TINY, splits=Splits(num_splits, 16))
+    assert_close(out[:, count:], by_formula(inputs))
+    assert out.isfinite().all()
 
 
 MANY = (0, 41, 130, 0, 7, 64, 15, 16, 17, 99, 0, 33)

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from tests.kernels import attention_cases
-from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, by_formula
+from tests.kernels.attention_cases import (
+    CAUSAL,
+    SHORT,
+    TREES,
+    Case,
+    assert_close,
+    by_formula,
+    moved_before_the_beginning,
+)
 from wingbeat.kernels.cpu.ops import CACHE_DTYPES, cpu_kernels, pack_segments
 from wingbeat.runtime.round.rows import Segment
 
@@ -42,6 +50,15 @@ def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
 def test_it_is_the_formula_and_reads_nothing_else(case):
     inputs = build(case, poison=float("nan"))
     assert_close(attend(inputs), by_formula(inputs))
+
+
+@pytest.mark.parametrize("count", [1, 3, 19])
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_rows_before_the_beginning_are_nobodys_keys(case, count):
+    inputs = build(case, poison=float("nan"))
+    out = attend(moved_before_the_beginning(inputs, count))
+    assert_close(out[:, count:], by_formula(inputs))
+    assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("case", [Case((9, 300), 7, block_size=16), Case((9, 31), 7, mask="causal")], ids=str)

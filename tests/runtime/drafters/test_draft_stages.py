@@ -39,6 +39,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, one_pass, shared_kv
+from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
@@ -46,6 +47,7 @@ from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
@@ -86,6 +88,14 @@ def kinds(tmp_path_factory):
         return eager.head, dict(zip(eager.types, eager.needs.kv_layers, strict=True)), eager.pool.layers
 
     @cache
+    def deep_head():
+        one_layer = random_head(reference("llama").loaded)
+        torch.manual_seed(3)
+        head = EagleHead(replace(one_layer.config, num_layers=2))
+        head.load_state_dict(one_layer.state_dict(), strict=False)
+        return head.eval().requires_grad_(False)
+
+    @cache
     def one_pass(family: str):
         folder = tmp_path_factory.mktemp(family)
         if family == "p-eagle":
@@ -105,6 +115,7 @@ def kinds(tmp_path_factory):
         "draft-model-windows": lambda speculation, device: ModelDrafter(model("gemma3"), speculation, None, device),
         "mtp-1": partial(mtp, "glm4_moe", 1),
         "mtp-3": partial(mtp, "deepseek_v3", 3),
+        "deep-eagle": lambda speculation, device: DeepEagleDrafter(deep_head(), speculation, device),
         "assistant": lambda speculation, device: SharedKvDrafter(*assistant(), speculation, 6, device),
         "p-eagle": lambda speculation, device: ParallelEagleDrafter(one_pass("p-eagle"), speculation, device),
         **{
@@ -177,6 +188,29 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert stats.failed == []
     assert not stats.eager_runs
     assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
+
+
+@pytest.mark.few(4)
+@by_shape
+@pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
+@torch.inference_mode()
+def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, monkeypatch):
+    """Of two to six tokens, before anything is behind them and after, in memory that is full of others' rows."""
+    monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (5,))
+    speculation = replace(speculation, draft_steps=5)
+    drafters = [attached(kinds, kind, speculation), attached(kinds, kind, speculation, FakeDevice())]
+    worlds = [World(speculation, taps_size(drafter), (2, 3, 4, 5, 6), MIXED) for drafter in drafters]
+    for drafter, world in zip(drafters, worlds, strict=True):
+        for part in (*(part for pair in drafter.pool.caches for part in pair), *drafter.pool.extras):
+            part.fill_(50.0)
+        world.feed(drafter)
+    for more in (0, 1, 2):
+        trees = []
+        for drafter, world in zip(drafters, worlds, strict=True):
+            decodes = [(slot, int(world.lens[slot]) - 1, more) for slot in world.slots if more]
+            world.lens[world.slots] += more
+            trees.append(drafter.draft(world.batch(decodes=decodes, proposals=world.slots)))
+        assert_same(trees[1], trees[0], 1e-4)
 
 
 @pytest.mark.few(3)

@@ -1,10 +1,13 @@
 """MTP modules draft what their mathematics over full contexts drafts; through the engine the text is the verifier's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
+from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import (
     CHAIN,
     HIDDEN_SIZE,
@@ -26,12 +29,14 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 
+DEEP = {"chain": replace(CHAIN, draft_steps=5), "tree": replace(TREE, draft_steps=5)}
+"""Whose last levels are the last module's, run again."""
 CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2)]
 
 
-def new_drafter(folder, speculation, fixed_shapes=False):
+def new_drafter(folder, speculation, fixed_shapes=False, graph_device=None):
     modules = load_mtp_modules(TargetDescription.from_checkpoint(folder))
-    drafter = MtpDrafter(modules, speculation, NUM_LAYERS, fixed_shapes=fixed_shapes)
+    drafter = MtpDrafter(modules, speculation, NUM_LAYERS, graph_device, fixed_shapes)
     spec = channel_spec(speculation, HIDDEN_SIZE)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     return drafter
@@ -78,6 +83,30 @@ def test_shapes_of_devices_draft_the_same(tmp_path, count, speculation):
     world.feed(drafter)
     slots = world.slots[::-1]
     check(drafter.propose(world.batch(proposals=slots)), world, slots, modules, speculation)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("speculation", DEEP.values(), ids=DEEP.keys())
+@pytest.mark.parametrize("count", [4, 3, 2, 1])
+@torch.inference_mode()
+def test_modules_look_further_ahead_than_sequences_are_long(tmp_path, count, speculation):
+    """One to five tokens and a decided one, on hosts, in shapes of devices and captured: the first rows of later
+    modules do not exist, and nobody sees what lies in their place."""
+    modules = Modules.random("qwen3", count)
+    modules.save(tmp_path)
+    drafters = [new_drafter(tmp_path, speculation, fixed) for fixed in (False, True)]
+    drafters.append(new_drafter(tmp_path, speculation, graph_device=FakeDevice()))
+    for drafter in drafters:
+        for part in (*(part for pair in drafter.pool.caches for part in pair), *drafter.pool.extras):
+            part.fill_(50.0)  # as if somebody else's were there
+        world = World(speculation, HIDDEN_SIZE, (2, 3, 4, 5, 6), MIXED)
+        world.feed(drafter)
+        slots = world.slots
+        check(drafter.propose(world.batch(proposals=slots)), world, slots, modules, speculation)
+        decodes = [(slot, int(world.lens[slot]) - 1, 1 + index % 2) for index, slot in enumerate(slots)]
+        for slot, _, more in decodes:
+            world.lens[slot] += more
+        check(drafter.draft(world.batch(decodes=decodes, proposals=slots)), world, slots, modules, speculation)
 
 
 @pytest.mark.parametrize("count", [1, 2])

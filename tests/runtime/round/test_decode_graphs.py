@@ -104,7 +104,7 @@ def test_batches_that_shrink_run_in_smaller_buckets(captured):
     lengths = [5, 10, 15, 20, 25, 30, 40, 64]
     run = Run(engine, ref.prompts, [greedy_params(length) for length in lengths])
     assert run.finish() == [tokens[:length] for tokens, length in zip(ref.continuations, lengths, strict=True)]
-    sizes = {bucket.num_reqs for stage, bucket in engine.stats().graphs.captured}
+    sizes = {bucket.num_reqs for stage, bucket in engine.stats().graphs.captured if stage != Stage.BASE_PROMPTS}
     assert sizes == {1, 2, 4, 8}
 
 
@@ -138,7 +138,8 @@ def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
     assert Run(engine, ref.prompts, greedy_params(40)).finish() == first(ref, 40)
     stats = engine.stats().graphs
     assert stats.eager_runs[Stage.BASE_VERIFICATION] > 0
-    assert max(bucket.num_reqs * bucket.size for _, bucket in stats.captured) <= 40
+    decodes = [bucket for stage, bucket in stats.captured if stage != Stage.BASE_PROMPTS]
+    assert max(bucket.num_reqs * bucket.size for bucket in decodes) <= 40
 
 
 def test_a_forward_pass_is_captured_once_and_each_way_to_choose_behind_it(captured):
@@ -154,7 +155,8 @@ def test_verifier_and_drafter_have_no_more_graphs_than_allowed(num_nodes, adapti
     shape = SpeculationConfig(draft_steps=7, draft_top_k=8, verify_tree_size=num_nodes, adaptive=adaptive)
     for max_num_seqs in (1, 16, 100, 256, 1024):
         config = EngineConfig(max_num_seqs=max_num_seqs, speculation=shape)
-        assert shapes.num_graphs(config) <= MOST_GRAPHS, max_num_seqs
+        assert shapes.num_graphs(config) <= MOST_GRAPHS + len(shapes.prompt_pieces(config)), max_num_seqs
+        assert len(shapes.prompt_pieces(config)) <= 6
         assert shape.max_path * len(draft_batches(max_num_seqs, shape.max_path, shape.draft_top_k)) <= MOST_GRAPHS
         for width, (forwards, choices, mixed, _) in shapes.round_shapes(config).items():
             assert forwards[0] == choices[0] == 1
@@ -195,7 +197,7 @@ def test_graphs_where_nothing_can_be_captured_are_refused():
 
 
 @pytest.mark.parametrize("mode", ["full", "decode_only"])
-def test_prompts_beside_decodes_are_captured_where_the_mode_says_so(captured, mode):
+def test_prompts_are_captured_where_the_mode_says_so(captured, mode):
     """The text is the same, and the shapes that are left out are told as stages that run eagerly."""
     ref = reference("llama")
     engine = captured(ref, engine_config(cuda_graphs=mode), drafter_of("right", ref, "tree"))
@@ -208,13 +210,13 @@ def test_prompts_beside_decodes_are_captured_where_the_mode_says_so(captured, mo
     num_mixed = sum(len(shape.mixed) * len(shape.pieces) for shape in full.values())
     assert num_mixed > 0
     if mode == "full":
-        assert Stage.BASE_MIXED in stages
+        assert {Stage.BASE_MIXED, Stage.BASE_PROMPTS} <= stages
         assert stats.replays[Stage.BASE_MIXED] > 0
         assert not stats.eager_runs
     else:
-        assert Stage.BASE_MIXED not in stages
-        assert set(stats.eager_runs) == {Stage.BASE_MIXED}
-        untried = stats.counts()["eager"] - num_mixed
+        assert not {Stage.BASE_MIXED, Stage.BASE_PROMPTS} & stages
+        assert set(stats.eager_runs) == {Stage.BASE_MIXED, Stage.BASE_PROMPTS}
+        untried = stats.counts()["eager"] - num_mixed - len(shapes.prompt_pieces(engine_config()))
         assert untried == sum(len(shape.choices) - 1 for shape in full.values()) * 2, "choices that wait on a CPU"
 
 

@@ -18,7 +18,7 @@ from wingbeat.runtime.round.buffers import ChunkBuffers
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
 from wingbeat.runtime.round.rows import ModelOutput
-from wingbeat.runtime.round.shapes import RoundShapes, num_graphs, pieces_at_most, round_shapes
+from wingbeat.runtime.round.shapes import RoundShapes, num_graphs, pieces_at_most, prompt_pieces, round_shapes
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -187,7 +187,7 @@ def test_the_default_on_a_gpu_captures_mixed_rounds_of_every_width():
     """And leaves as many graphs to decodes alone as they need."""
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048, speculation=SpeculationConfig(adaptive=True))
     shapes = round_shapes(config)
-    assert num_graphs(config) == MOST_GRAPHS
+    assert num_graphs(config) == MOST_GRAPHS + len(prompt_pieces(config))
     assert {n: shape.mixed for n, shape in shapes.items()} == {1: (128,), 4: (32, 128), 16: (8, 32)}
     assert all(shape.pieces == (2, 8, 32) for shape in shapes.values())
     assert sum(len(shape.forwards) for shape in shapes.values()) == 18

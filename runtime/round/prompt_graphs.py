@@ -1,0 +1,89 @@
+"""A verifier's rounds of prompts alone as CUDA graphs: one whole forward pass for each number of pieces.
+
+Attention reads lengths and block tables on the device, and pieces of chunks are one segment however they are cut: no
+pass has to be split where it attends. What it reads and what it says lies in `ChunkBuffers`, as of mixed rounds. First
+tokens are chosen eagerly behind it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from wingbeat.runtime.graphs.buckets import bucket_for
+from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardResult
+from wingbeat.runtime.round.eager_rounds import rooted
+from wingbeat.runtime.round.fixed_round import FixedRound
+from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
+from wingbeat.runtime.round.rows import ModelOutput
+from wingbeat.runtime.scheduling.plan import Chunk
+
+
+class Pieces(NamedTuple):
+    """Inputs and outputs of a captured pass, which has none but those in `ChunkBuffers`."""
+
+
+class PromptGraphs:
+    """The graphs of one model runner for prompt chunks without decodes.
+
+    Args:
+        pieces: numbers of pieces that are captured, ascending.
+        last_position: that the model has.
+    """
+
+    def __init__(
+        self, fixed: FixedRound, buffers: ChunkBuffers, pieces: tuple[int, ...], last_position: int, pool: GraphPool
+    ) -> None:
+        self.pool = pool
+        self._buffers = buffers
+        self._pieces = pieces
+        self._last_position = last_position
+        self.runners = {
+            num_pieces: GraphRunner(
+                Stage.BASE_PROMPTS,
+                _stage(fixed, buffers, num_pieces),
+                lambda size: Pieces(),
+                [Bucket(num_pieces, PIECE_ROWS)],
+                pool,
+            )
+            for num_pieces in pieces
+        }
+
+    def forward(self, chunks: Sequence[Chunk], masks: "Future[list[int]] | None" = None) -> ForwardResult | None:
+        """What the model says of a round's chunks, until the next round; None where they have to run eagerly.
+
+        That is: more of them than the largest graph holds, images or audio, rows that are reported or pooled, or no
+        graph, by the settings or because its capture failed.
+
+        Args:
+            masks: as for `EagerRounds.forward`.
+        """
+        runner = self._runner(chunks)
+        if runner is None:
+            self.pool.stats.count_eager_run(Stage.BASE_PROMPTS)
+            return None
+        started = time.perf_counter()
+        own = in_pieces(chunks, self._last_position)
+        [bucket] = runner.buckets
+        self._buffers.put(own, bucket.num_reqs)
+        runner.replay(bucket, bucket.num_reqs)
+        num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
+        said, forward_s = self._buffers.take(bucket.num_reqs, num_samples, num_tokens), time.perf_counter() - started
+        rooted(None, masks)
+        return ForwardResult(None, ModelOutput(said.logits[:0], None), None, said, forward_s)
+
+    def _runner(self, chunks: Sequence[Chunk]) -> GraphRunner | None:
+        num_pieces = sum(-(-chunk.length // PIECE_ROWS) for chunk in chunks)
+        if not self._pieces or num_pieces > self._pieces[-1] or not all(chunk.is_plain for chunk in chunks):
+            return None
+        runner = self.runners[bucket_for(num_pieces, self._pieces)]
+        return runner if runner.has_graphs else None  # without one, padding would only cost time
+
+
+def _stage(fixed: FixedRound, buffers: ChunkBuffers, num_pieces: int) -> Callable[[Pieces], Pieces]:
+    def stage(inputs: Pieces) -> Pieces:
+        buffers.keep(fixed.prompts(buffers.rows(num_pieces)))
+        return inputs
+
+    return stage
