@@ -1,6 +1,6 @@
 """Decoding on a CPU at the sizes that are served: random Llama-like models, whose rounds cost what real ones cost.
 
-    .venv/bin/python benchmarks/real_size.py [--sizes 0.3 1] [--dtypes float32 bfloat16]
+    .venv/bin/python benchmarks/real_size.py [--sizes 0.3 1] [--dtypes float32 bfloat16 int8]
 
 Weights agree on nothing, so acceptance is forced: each level of a chain of five is accepted with probability 0.8. Of
 each model: tokens per second plainly and speculating, in turns; milliseconds per pass by rows, and the share of the
@@ -214,7 +214,7 @@ def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="billions of parameters")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="requests at once")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of verifier and drafter")
     parser.add_argument("--repeats", type=int, default=3)

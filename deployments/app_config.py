@@ -272,6 +272,7 @@ class AppConfig(
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
+        dtype += " with weights of int8" if self.rounds_weights() else ""
         more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
         more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""

@@ -122,21 +122,28 @@ PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Of weights and KV, by torch's names."""
+INT8 = "int8"
+"""In the place of a dtype: float32, but for the weights of linear layers, which are rounded to eight bits with a scale
+for each output channel."""
 
 
 def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
-    """The dtype of weights on a device ("cpu" or "cuda"); one that is named is returned as it is.
+    """The dtype of activations and KV on a device ("cpu" or "cuda"), and of weights but for `INT8`.
+
+    One that is named is returned as it is.
 
     Args:
         name: None and "auto" leave it to the device.
         stored: what the checkpoint says of its weights; None where it says nothing.
 
     Raises:
-        ValueError: it is named and none of `DTYPES`.
+        ValueError: it is named and none of `DTYPES` or `INT8`.
     """
+    if name == INT8:
+        return "float32"
     if name not in (None, "auto"):
         if name not in DTYPES:
-            raise ValueError(f"dtype is {name!r}: use one of auto, {', '.join(DTYPES)}")
+            raise ValueError(f"dtype is {name!r}: use one of auto, {', '.join(DTYPES)}, {INT8}")
         return name
     if device == "cpu":
         return "float32"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig, resolve_dtype
+from wingbeat.runtime.config import INT8, EngineConfig, resolve_dtype
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -62,8 +62,9 @@ class LLM:
         model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16" or "float16"; None is the checkpoint's on CUDA and float32 elsewhere, "auto" the
-            same but that it tries bfloat16 on CPUs that have units for it, and takes it where rounds are shorter.
+        dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs, as `wingbeat.runtime.config.INT8`; None is the
+            checkpoint's on CUDA and float32 elsewhere, "auto" the same but that it tries bfloat16 on CPUs that have
+            units for it, and takes it where rounds are shorter.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
@@ -102,6 +103,7 @@ class LLM:
             allow_bad_drafter=allow_bad_drafter,
             engine_dir=engine_dir,
             fp8_drafter=fp8_drafter,
+            eight_bits=dtype == INT8,
             tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )
         inner = InnerDrafter(settings, device)

@@ -46,6 +46,8 @@ class PairSettings(NamedTuple):
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
     """Round the weights of an EAGLE head to eight bits."""
+    eight_bits: bool = False
+    """Round the verifier's linear layers to eight bits, for the CPU."""
     tries_bfloat16: bool = False
     """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
     ranks: RankGroup | None = None
@@ -64,6 +66,7 @@ class PairSettings(NamedTuple):
         engine_dir: Path | None,
         fp8_drafter: bool,
         tries_bfloat16: bool,
+        eight_bits: bool,
         tests_drafter: bool = True,
     ) -> "PairSettings":
         """As a server or an `LLM` has them.
@@ -83,6 +86,7 @@ class PairSettings(NamedTuple):
             most_threads=None if threads else len(os.sched_getaffinity(0)),
             fp8_drafter=fp8_drafter,
             tries_bfloat16=tries_bfloat16,
+            eight_bits=eight_bits,
         )
 
 
@@ -182,6 +186,8 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
     if settings.engine_dir is not None:
         asked[Feature.TENSORRT] = "engine_dir is given"
+    if settings.eight_bits:
+        asked[Feature.INT8] = "dtype is int8"
     if settings.ranks is not None:
         asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
     refuse(asked)
@@ -221,7 +227,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     if settings.tries_bfloat16 and has_bfloat16_units():
         loaded = load_in_faster_dtype(settings.model, device, deterministic)
     else:
-        loaded = load_model(settings.model, settings.dtype, device, deterministic)
+        loaded = load_model(settings.model, settings.dtype, device, deterministic, settings.eight_bits)
     max_loras, max_rank = settings.engine.max_loras, settings.engine.max_lora_rank
     if max_loras:
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters

@@ -22,6 +22,7 @@ class Feature(StrEnum):
     DRAFTER_WITHOUT_SHARE = "`num_gpus_per_drafter` 0"
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
+    INT8 = "`dtype` `int8`"
     LEARN = "`learn`"
     KV_READER = "a drafter that reads the verifier's KV"
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
@@ -91,6 +92,9 @@ REFUSED_TOGETHER = (
     Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
     Refusal(_F.FP8_KV, _F.TENSORRT, "its engines round no KV", "use auto"),
     Refusal(_F.FP8_KV, _F.RANKS, "ranks round no KV", "use auto"),
+    Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
+    Refusal(_F.INT8, _F.TENSORRT, "its engines hold the weights that they were built with", "leave dtype out"),
+    Refusal(_F.INT8, _F.RANKS, "packed weights are not divided", "leave dtype out"),
     Refusal(_F.TENSORRT, _F.RANKS, "its engines are not divided", "leave engine_dir out"),
     Refusal(_F.COMPILE, _F.TENSORRT, "it runs engines, torch.compile has nothing to do"),
     Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
@@ -143,6 +147,7 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.OVERLAP, _F.STATES, _STATES_EAGER, known=Known.LOADED),
     Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
+    Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
     Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),
     Refusal(_F.RANKS, _F.NO_PLAN, "nothing says how to divide it", known=Known.LOADED),
     Refusal(_F.KV_READER, _F.RANKS, "each rank has some of the heads", "use another drafter", Known.LOADED),

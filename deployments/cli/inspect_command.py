@@ -71,7 +71,7 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
         elif is_head_folder(folder):
             found = inspect_head(folder, target, dtype)
         else:
-            found = inspect_model(folder, dtype, torch.device(config.resolved_device()))
+            found = inspect_model(folder, dtype, torch.device(config.resolved_device()), config.rounds_weights())
         found |= {"verifier": None, "drafter": None, "measured_convention": None, "self_test": None}
         if target is not None:
             found |= _try(config, folder, found, target, open_engine)
@@ -116,8 +116,11 @@ def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dt
     }
 
 
-def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Findings:
+def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool = False) -> Findings:
     """Look into a causal LM's folder, and load it to probe its attention.
+
+    Args:
+        eight_bits: as for `load_model`.
 
     Raises:
         CheckpointError: its tensors cannot be read.
@@ -126,13 +129,15 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Fin
     target = TargetDescription.from_checkpoint(folder)
     # As a dictionary: some configs refuse to name one value for what differs from layer to layer.
     config, tensors = target.config.to_dict(), read_shapes(folder)
-    probe, kv_numbers = _probe(folder, dtype, device)
+    probe, kv_numbers, held = _probe(folder, dtype, device, eight_bits)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("intermediate_size", "vocab_size", "max_position_embeddings")
     num_modules, parameters = num_mtp_modules(target), _count(tensors.values())
     in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
     whole = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return _common(folder, dtype, parameters, parameters - in_modules, kv_numbers) | {
+    found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
+    found["memory"] |= {} if held is None else {"weights_bytes": held}
+    return found | {
         "kind": "model",
         "format": (getattr(whole, "architectures", None) or [type(whole).__name__])[0],
         "shapes": {name: config[name] for name in names if config.get(name) is not None},
@@ -212,12 +217,15 @@ def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
     return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
 
 
-def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Findings, int]:
-    """Whether a model can be the verifier, with runs of equal layers; numbers in its KV cache per token."""
+def _probe(
+    folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool
+) -> tuple[Findings, int, int | None]:
+    """Whether a model can be the verifier, with runs of equal layers; numbers in its KV cache per token; and the bytes
+    of weights that were rounded, None of others."""
     try:
-        loaded = load_model(folder, dtype, device)
+        loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
     except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
-        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0
+        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, None
     groups: list[Findings] = []
     for index, layer in enumerate(loaded.layers):
         described = asdict(layer)
@@ -225,13 +233,17 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Find
             groups[-1]["last"] = index
         else:
             groups.append({"first": index, "last": index, **described})
-    return {
-        "can_be_verifier": True,
-        "max_model_len": loaded.max_position_embeddings,
-        "eos_token_ids": sorted(loaded.eos_token_ids),
-        "layers": groups,
-        "takes": loaded.takes,
-    }, sum(layer.kv_size for layer in loaded.layers)
+    return (
+        {
+            "can_be_verifier": True,
+            "max_model_len": loaded.max_position_embeddings,
+            "eos_token_ids": sorted(loaded.eos_token_ids),
+            "layers": groups,
+            "takes": loaded.takes,
+        },
+        sum(layer.kv_size for layer in loaded.layers),
+        loaded.weights_bytes if eight_bits else None,
+    )
 
 
 def _is_mtp(name: str, target: TargetDescription) -> bool:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.deployments.options.words import object_of_json, with_nothing_by_word
 from wingbeat.runtime.config import (
+    INT8,
     PROMPT_TOKENS,
     TREE_FIELDS,
     EngineConfig,
@@ -75,10 +76,11 @@ class ModelFolder(Settings):
 class LoadOptions(ModelFolder):
     """A model's folder, and where and how its weights are held."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] | None = Field(
         None,
         description="Of weights and KV; by default the checkpoint's on GPUs, float32 on CPUs. 'auto' is the same, but "
-        "for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, and the faster one is taken.",
+        "for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, and the faster one is taken. "
+        "'int8' on CPUs: float32, but linear layers' weights are rounded to eight bits with a scale per channel.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -112,6 +114,10 @@ class LoadOptions(ModelFolder):
             return resolve_dtype(self.dtype, "cpu", None)
         stored = stored_dtype(checkpoint or self.model_dir(with_weights=False))
         return resolve_dtype(self.dtype, self.resolved_device(), stored)
+
+    def rounds_weights(self) -> bool:
+        """Whether the weights of linear layers are rounded to eight bits, beside `resolved_dtype`."""
+        return self.dtype == INT8
 
     def tries_bfloat16(self) -> bool:
         """Whether a CPU's own figures decide between float32 and bfloat16."""
@@ -220,6 +226,7 @@ class ModelOptions(LoadOptions):
             Feature.COMPILE: (self.compile, "compile is True"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
+            Feature.INT8: (self.rounds_weights(), "dtype is int8"),
             Feature.TENSORRT: (self.engine_dir is not None, "engine_dir is given"),
             Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
             Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),

@@ -8,6 +8,7 @@ from typing import Any
 from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused, renamed, same
 from wingbeat.deployments.options.speculative_config import SPECULATIVE
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
+from wingbeat.runtime.config import INT8
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import read_json, text_fields
 
@@ -87,16 +88,18 @@ def _lora(name: str, value: Any, given: Given) -> dict[str, Any]:
 
 
 def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """What the checkpoint says already may be said again; nothing is quantised at load."""
+    """What the checkpoint says already may be said again; at load weights are rounded to int8 alone, on CPUs."""
     method, model = _KERNELS_OF.get(str(value), str(value)), given.get("model")
     stored = {}
     if model is not None:
         fields = read_json(checkpoint_folder(Path(model), with_weights=False) / "config.json")
         stored = fields.get("quantization_config") or text_fields(fields).get("quantization_config") or {}
+    if method == INT8 and not stored:
+        return {"dtype": INT8}
     if str(stored.get("quant_method", "nothing")).replace("_", "-") != method.replace("_", "-"):
         raise ValueError(
-            f"the checkpoint's quantization_config says {stored.get('quant_method', 'nothing')}, and nothing is "
-            "quantised at load: leave it out, or name a quantised checkpoint"
+            f"the checkpoint's quantization_config says {stored.get('quant_method', 'nothing')}, and at load weights "
+            "are rounded to int8 alone: leave it out, or name a quantised checkpoint"
         )
     return {}
 
@@ -161,7 +164,9 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "served_model_name": same(_names, "the same; several names too"),
     "dtype": same(_dtype, "the same; half is float16, float is float32"),
     "max_model_len": same(_number, "the same, 32k too; auto and -1 leave it out"),
-    "quantization": becomes("left out where config.json says the same; else refused", _quantization),
+    "quantization": becomes(
+        "left out where config.json says the same; `int8` is {dtype} int8, on CPUs; else refused", _quantization
+    ),
     "seed": left_out("a request gives its own `seed`"),
     "tokenizer": becomes(
         "left out where it is the model; else refused: its files go into the model's folder", _tokenizer

@@ -20,8 +20,15 @@ struct rounding_pair {
     uint32_t bits;
 };
 
+// A whole number that its column's scale is multiplied by.
+struct eight_bits {
+    int8_t value;
+};
+
+static inline vec load(const eight_bits* from) { return load_whole((const int8_t*)from); }
+
 // `Kind`, and what only packed matrices are of.
-constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4;
+constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5;
 
 // Weights [inputs, columns] of numbers of `kind`, whose rows lie `stride` apart: all of them where `panel` is 0, else those
 // of a panel, and panels `panel` numbers. Rows of pairs are two inputs.
@@ -29,6 +36,7 @@ struct Matrix {
     const void* weight;
     const float* bias;  // [columns], or null
     int64_t columns, stride, panel, kind;
+    const float* scales;  // [columns] of `BYTES`, or null
 
     bool is_packed() const { return panel != 0; }
 
@@ -43,13 +51,14 @@ struct Matrix {
 
 // A matrix that lies input by input, its rows `stride` apart.
 static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t columns, int64_t stride, int64_t kind) {
-    return {weight, bias, columns, stride, 0, kind};
+    return {weight, bias, columns, stride, 0, kind, nullptr};
 }
 
 // run(a number of the matrix's type, which says no more than that type)
 template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
+    else if (matrix.kind == BYTES) run(eight_bits{});
     else if (matrix.kind >= PAIRS) run(bfloat_pair{});
     else by_kind(matrix.kind, run);
 }
@@ -64,5 +73,5 @@ static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column,
             for (int64_t i = 0; i < PANEL && i < left; i += LANES)
                 store(into.data() + k * PANEL + i, load_upto(weight + k * matrix.stride + i, left - i));
     });
-    return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT};
+    return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT, nullptr};
 }

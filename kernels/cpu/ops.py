@@ -85,7 +85,7 @@ class CpuKernels:
             raise ValueError(f"rows are {x.dtype} and weights {weight.dtype}: one dtype of float32, bfloat16, float16")
         inputs, columns = weight.shape
         address = None if bias is None else bias.data_ptr()
-        matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype]))
+        matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype], None))
         return self._product(x, inputs, matrices, columns, wide)
 
     def packed_linear(self, x: Tensor, panels: Panels, *, wide: bool = False) -> Tensor:

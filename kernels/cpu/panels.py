@@ -6,11 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.cpu.eight_bits import EightBits, to_eight_bits
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
 PAIRS, ROUNDING_PAIRS = 3, 4
 """Of packed bfloat16: two inputs of a column lie side by side. In products of the second kind, which weights of that
 dtype have, rows may be rounded to it too: some processors multiply pairs by themselves."""
+BYTES = 5
+"""Of packed int8, whose sums are multiplied by the scales of their columns."""
 
 
 class Panels(NamedTuple):
@@ -19,7 +22,7 @@ class Panels(NamedTuple):
     storage: Tensor
     """[num_panels, inputs, width]; of bfloat16 [num_panels, ceil(inputs / 2), width, 2]. Beyond the weight it is 0.
     Float32 numbers that bfloat16 holds, as most checkpoints store them, are held so: in half the memory, and read in
-    half the time; a product has the bits that it has otherwise."""
+    half the time; a product has the bits that it has otherwise. Of int8 it is what `scales` are multiplied by."""
     parts: tuple[int, ...]
     """Columns that products read together: each part begins a panel."""
     inputs: int
@@ -27,6 +30,8 @@ class Panels(NamedTuple):
     """Of the weight."""
     bias: Tensor | None
     """float32 [columns]"""
+    scales: Tensor | None
+    """float32 [columns], of numbers that are held in int8"""
     matrices: ctypes.Array
     """The parts as the C++ reads them; whoever holds these holds the panels."""
 
@@ -36,7 +41,7 @@ class Panels(NamedTuple):
         weight: Tensor,
         width: int,
         parts: tuple[int, ...] | None = None,
-        halve: bool | None = None,
+        held: torch.dtype | None = None,
         bias: Tensor | None = None,
     ) -> "Panels":
         """A copy of a weight [columns, inputs] on the CPU, of any dtype of `KINDS` and with any strides.
@@ -44,22 +49,25 @@ class Panels(NamedTuple):
         Args:
             width: columns of a panel, as the library has it.
             parts: of the columns, side by side; None is one.
-            halve: hold float32 as bfloat16, which loses nothing; None does so where that is true.
+            held: the weight's own dtype, one of two bytes that holds float32 numbers as they are, or int8, to which
+                they are rounded (`to_eight_bits`); None is bfloat16 where that loses nothing, else the weight's own.
             bias: float32 [columns].
         """
         columns, inputs = weight.shape
-        halve = fits_bfloat16(weight) if halve is None else halve
-        held = torch.bfloat16 if halve else weight.dtype
+        if held is None:
+            held = torch.bfloat16 if fits_bfloat16(weight) else weight.dtype
+        values, scales = to_eight_bits(weight) if held == torch.int8 else (weight, None)
         parts, step = parts or (columns,), 2 if held == torch.bfloat16 else 1
         shape = (sum(-(-part // width) for part in parts), -(-inputs // step), width, step)
         storage = weight.new_zeros(shape, dtype=held)
         first = column = 0
         for part in parts:
             count = -(-part // width)
-            _fill(storage[first : first + count], weight[column : column + part])
+            _fill(storage[first : first + count], values[column : column + part])
             first, column = first + count, column + part
         storage = storage.squeeze(3) if step == 1 else storage
-        return cls(storage, parts, inputs, weight.dtype, bias, _matrices(storage, parts, weight.dtype, bias))
+        matrices = _matrices(storage, parts, weight.dtype, bias, scales)
+        return cls(storage, parts, inputs, weight.dtype, bias, scales, matrices)
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""
@@ -70,18 +78,22 @@ class Panels(NamedTuple):
         for part in self.parts:
             found.append(whole[begin : begin + part])
             begin += -(-part // width) * width
-        return torch.cat(found).to(self.dtype)
+        held = torch.cat(found)
+        return (held if self.scales is None else EightBits(held, self.scales).dense()).to(self.dtype)
 
 
-def _matrices(storage: Tensor, parts: tuple[int, ...], dtype: torch.dtype, bias: Tensor | None) -> ctypes.Array:
+def _matrices(
+    storage: Tensor, parts: tuple[int, ...], dtype: torch.dtype, bias: Tensor | None, scales: Tensor | None
+) -> ctypes.Array:
     num_rows, width = storage.shape[1:3]
-    kind = KINDS[dtype]
+    kind = KINDS[dtype] if scales is None else BYTES
     if storage.dim() == 4:
         kind = ROUNDING_PAIRS if dtype == torch.bfloat16 else PAIRS
     panel_bytes, found, panel, column = storage[0].numel() * storage.itemsize, [], 0, 0
     for part in parts:
-        address = None if bias is None else bias.data_ptr() + 4 * column
-        found.append(Matrix(storage.data_ptr() + panel * panel_bytes, address, part, width, num_rows * width, kind))
+        own = [None if vector is None else vector.data_ptr() + 4 * column for vector in (bias, scales)]
+        begin, size = storage.data_ptr() + panel * panel_bytes, num_rows * width
+        found.append(Matrix(begin, own[0], part, width, size, kind, own[1]))
         panel, column = panel + -(-part // width), column + part
     return (Matrix * len(found))(*found)
 

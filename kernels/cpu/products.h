@@ -21,7 +21,8 @@ template <class T>
 struct Strip {
     const T* weight;
     int64_t stride, panel, inputs;
-    int64_t last;  // columns of the last vector
+    int64_t last;  // columns of the last vector, and of panels that are whole all that are left
+    const float* scales;  // of those columns, where a sum is multiplied by one
     const T* next;
     bool again;
 };
@@ -37,7 +38,7 @@ static int64_t rows_ahead(const Strip<T>& strip) {
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
     constexpr bool DOTS = std::is_same<T, rounding_pair>::value;
-    constexpr bool PAIRED = std::is_same<T, bfloat_pair>::value;
+    constexpr bool PAIRED = std::is_same<T, bfloat_pair>::value, SCALED = std::is_same<T, eight_bits>::value;
     constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH;
     vec kept[ROWS][VECTORS] = {};
     auto add = [&](int64_t k, const vec* columns) __attribute__((always_inline)) {
@@ -74,10 +75,13 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
     pass(0, alone, ahead * strip.stride);
     pass(alone, rows, strip.next - strip.weight - (strip.again ? 0 : alone * strip.stride));
     if (PAIRED && strip.inputs % 2) pass(rows, rows + 1, 0, false);
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = kept[row][v];
+    for (int v = 0; v < VECTORS; v++) {
+        int64_t left = strip.last - v * LANES;
+        vec scale = SCALED && left > 0 ? load_upto(strip.scales + v * LANES, left) : vec{};
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = SCALED ? kept[row][v] * scale : kept[row][v];
+    }
 }
 
 template <class T>
@@ -135,6 +139,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         else if (left >= PANEL || packed) multiply = ways.panel, vectors = 2;
         auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
             Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
+                           matrix.scales ? matrix.scales + column : nullptr,
                            then.from<T>(own + width) + (own + width) % PANEL, again};
             multiply(x, tile.x_stride, strip, into);
         };

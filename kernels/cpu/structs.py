@@ -14,7 +14,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 class Matrix(Structure):
     """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
-    panel; and a float32 bias or none."""
+    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`."""
 
     _fields_ = [
         ("weight", c_void_p),
@@ -23,6 +23,7 @@ class Matrix(Structure):
         ("stride", c_int64),
         ("panel", c_int64),
         ("kind", c_int64),
+        ("scales", c_void_p),
     ]
 
 
@@ -219,7 +220,7 @@ def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
             "needed"
         )
     bias_address = None if bias is None else bias.data_ptr()
-    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype])
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), 0, KINDS[weight.dtype], None)
 
 
 def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:

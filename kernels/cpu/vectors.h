@@ -106,6 +106,20 @@ static inline vec load(const half* from) {
 #endif
 }
 
+// Whole numbers. Said by name: compilers widen bytes one by one.
+static inline vec load_whole(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    bytes some;
+    memcpy(&some, from, sizeof(some));
+    return __builtin_convertvector(__builtin_convertvector(some, ints), vec);
+#endif
+}
+
 static inline void store(float* to, vec x) { *(loose_vec*)to = x; }
 
 // To the nearest, ties to even.

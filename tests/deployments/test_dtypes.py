@@ -39,9 +39,29 @@ def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, 
     assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8", "float64", "half"])
+def test_eight_bits_are_of_weights_alone():
+    config = AppConfig(dtype="int8")
+    assert (config.rounds_weights(), config.resolved_dtype(), config.tries_bfloat16()) == (True, "float32", False)
+    assert config.text_identity() != AppConfig(dtype="float32").text_identity()
+    assert resolve_dtype("int8", "cpu", "bfloat16") == "float32"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, "dtype is int8 and .*cuda: .*; use device cpu"),
+        ({"tensor_parallel_size": 2}, "dtype is int8 and tensor_parallel_size is 2: .*; leave dtype out"),
+    ],
+    ids=["gpu", "ranks"],
+)
+def test_eight_bits_are_of_one_process_on_a_cpu(given, line):
+    with pytest.raises(ValueError, match=line):
+        AppConfig(dtype="int8", drafter="none", **given)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int4", "float64", "half"])
 def test_a_dtype_that_nothing_runs_in_is_refused_by_its_name(name):
-    with pytest.raises(ValueError, match=f"dtype is '{name}': use one of auto, float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match=f"dtype is '{name}': use one of auto, float32, bfloat16, float16, int8"):
         resolve_dtype(name, "cpu", None)
     with pytest.raises(ValueError, match="dtype"):
         AppConfig(dtype=name)

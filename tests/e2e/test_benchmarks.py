@@ -141,7 +141,7 @@ def test_drafters_are_compared_on_new_sampled_and_repeated_requests(tmp_path):
 
 def test_real_sizes_report_passes_by_rows_and_forced_rounds(tmp_path):
     figures = quick_run("real_size.py", tmp_path / "real_size.json")["models"]
-    assert [one["dtype"] for one in figures] == ["float32", "bfloat16"]
+    assert [one["dtype"] for one in figures] == ["float32", "bfloat16", "int8"]
     for one in figures:
         assert list(map(int, one["seconds"])) == [1, 2, 4, 8, 16, 32, 64]
         assert min(one["seconds"].values()) > 0

@@ -183,6 +183,7 @@ def pair_settings(config: AppConfig) -> PairSettings:
         allow_bad_drafter=config.allow_bad_drafter,
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",
+        eight_bits=config.rounds_weights(),
         tries_bfloat16=config.tries_bfloat16(),
         tests_drafter=config.drafter_factory is None,
     )

@@ -68,10 +68,11 @@ class LayerStack:
 
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         # Gate and up are multiplied together, so that they must be of one kind.
-        halve = all(fits_bfloat16(dense_weight(linear)) for linear in (mlp.gate_proj, mlp.up_proj))
-        halves = {mlp.gate_proj: halve, mlp.up_proj: halve}
+        gated = (mlp.gate_proj, mlp.up_proj)
+        halved = all(fits_bfloat16(dense_weight(linear)) for linear in gated)
+        held_as = dict.fromkeys(gated, torch.bfloat16 if halved else mlp.gate_proj.weight.dtype)
         for linear in projections:
-            if not pack_linear(linear, self.kernels, halve=halves.get(linear)):
+            if not pack_linear(linear, self.kernels, held=held_as.get(linear)):
                 raise ValueError(f"{type(linear).__name__} of {linear.weight.dtype} is no plain linear layer")
             held.append(linear._panels)
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]

@@ -57,6 +57,8 @@ class InputMajorLinear(nn.Linear):
     """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
     wide = False
     """Then what comes out is float32."""
+    eight_bits = False
+    """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
     _panels: Panels | None = None
@@ -94,14 +96,15 @@ class InputMajorLinear(nn.Linear):
         self._laid = (weight, weight.t(), ours)
         return self._laid
 
-    def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, halve: bool | None = None) -> None:
+    def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
         """Hold the weight in panels alone, as `Panels.pack` makes them.
 
         Whoever reads `weight` meets numbers that are none, and should ask `dense_weight`.
         """
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
-        self._panels = Panels.pack(weight.data, kernels.panel, parts, halve, bias)
+        held = torch.int8 if self.eight_bits else held
+        self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
         self._laid = None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
         self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
@@ -132,7 +135,7 @@ class InputMajorLinear(nn.Linear):
 
 
 def pack_linear(
-    linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, halve: bool | None = None
+    linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
 ) -> bool:
     """Pack a frozen linear layer on the CPU, as `Panels.pack` does it; whether it is packed now."""
     kind = type(linear)
@@ -144,7 +147,7 @@ def pack_linear(
     if kind is nn.Linear:
         linear.__class__ = InputMajorLinear
     if linear._panels is None:
-        linear.pack(kernels, parts, halve)
+        linear.pack(kernels, parts, held)
     return True
 
 
@@ -152,6 +155,14 @@ def dense_weight(module: nn.Module) -> Tensor | None:
     """The weight of any module as a tensor of numbers, a copy where it is packed; None where it has none."""
     packed = module._panels if isinstance(module, InputMajorLinear) else None
     return getattr(module, "weight", None) if packed is None else packed.dense()
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Of a model's parameters as they lie, packed or not."""
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
+    packed = (one._panels for one in model.modules() if isinstance(one, InputMajorLinear) and one._panels is not None)
+    held = [tensor for panels in packed for tensor in (panels.storage, panels.scales) if tensor is not None]
+    return sum(storages.values()) + sum(tensor.nbytes for tensor in held)
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:

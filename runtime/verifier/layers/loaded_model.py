@@ -18,6 +18,7 @@ from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer, states_of
 from wingbeat.runtime.state.pool import LayerState
+from wingbeat.runtime.verifier.layers.linears import held_bytes
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class LoadedModel:
     """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
+    eight_bits: bool = False
+    """Its linear layers' weights are rounded to eight bits (`wingbeat.runtime.verifier.layers.eight_bits`)."""
     takes: dict[str, str] = field(default_factory=dict)
     """By kind of media that it has an encoder for: `scheduling.media.SERVED`, or why they are not served."""
 
@@ -82,7 +85,12 @@ class LoadedModel:
     @property
     def description(self) -> str:
         """Everything that its forward pass depends on but the weights."""
-        return self.model.config.to_json_string(use_diff=False)
+        return self.model.config.to_json_string(use_diff=False) + self.computed_by
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of its weights as they lie in memory."""
+        return held_bytes(self.model)
 
     @property
     def states(self) -> list[LayerState]:
@@ -91,8 +99,8 @@ class LoadedModel:
 
     @property
     def computed_by(self) -> str:
-        """What computes it in the place of its own weights by torch; nothing."""
-        return ""
+        """What computes it in the place of its own weights by torch; nothing, or what these are rounded to."""
+        return "int8" if self.eight_bits else ""
 
     @property
     def own_features(self) -> tuple[Feature, ...]:

@@ -20,6 +20,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
+from wingbeat.runtime.verifier.layers.eight_bits import ASKED, pack_rounded, round_linears
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.layers.linears import widen_logits
@@ -39,11 +40,17 @@ from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, deterministic: bool = False) -> LoadedModel:
+def load_model(
+    path: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool = False,
+    eight_bits: bool = False,
+) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
 
     Args:
-        deterministic: see `prepare_model`.
+        deterministic, eight_bits: see `prepare_model`.
 
     Raises:
         ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
@@ -52,21 +59,27 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, deter
     file = ConfigFile.read(Path(path))
     load_config(file)
     check_files(file)
+    if eight_bits and file.quantization is not None:
+        raise UnsupportedModelError(problem({Feature.INT8: ASKED, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
     model = load_weights(file, dtype).to(device)
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
-        return prepare_model(model, Path(path).name, deterministic=deterministic)
+        return prepare_model(model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits)
 
 
-def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False) -> LoadedModel:
+def prepare_model(
+    model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False, eight_bits: bool = False
+) -> LoadedModel:
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
     Args:
         whole: False where its products are parts of what several processes add up: no layer is one function then.
         deterministic: a row shall have the same bits whatever shares its pass, of a model that is `whole`.
+        eight_bits: round the weights of its linear layers first (`round_linears`), of a model that is `whole`: what it
+            is tried against is transformers' decoding by rounded weights.
 
     Raises:
         UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
@@ -81,11 +94,14 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, determi
         check_keywords(model)
         probed = probe_attention(model, position_limit(model), kinds.without_attention)
         stage = "transformers' own generate() fails on it"
+        if eight_bits:
+            round_linears(model, decoder_layers(model, len(probed.layers)))
         texts = texts_for(model, probed)
         references = reference_logits(model, texts)
         media = media_trial(model, texts, whole)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.states, whole, deterministic)
+        loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
             try_rows(loaded, texts)
@@ -93,7 +109,8 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, determi
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{type(model).__name__}: {error}") from error
+        rounded = f" ({ASKED})" if eight_bits else ""
+        raise UnsupportedModelError(f"{type(model).__name__}: {error}{rounded}") from error
     except Exception as error:
         # Modeling code raises whatever its shapes and its assumptions lead to.
         raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
@@ -121,6 +138,7 @@ def _switch(
         fuse(model, layers, probed.layers, deterministic=deterministic)
         widen_logits(model)
         pack_output(model, layers)
+        pack_rounded(model)
     keep_logits(model)
     if deterministic:
         make_rows_alike(model, layers)

@@ -11,6 +11,7 @@ from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
 from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.local import LocalConfig, open_engine
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.checks.readings import ConventionChoice, Reading
 from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.demo import demo_pair
@@ -87,6 +88,14 @@ def test_a_head_that_drafts_in_one_pass_is_shown_by_its_family(inspect, tmp_path
         assert found["memory"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
 
 
+@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+def test_weights_of_eight_bits_are_counted_as_they_lie(inspect):
+    found = json.loads(inspect(VERIFIER, "--json", "--dtype", "int8").out)
+    assert found["probe"]["can_be_verifier"]
+    assert found["memory"]["dtype"] == "float32"
+    assert found["parameters"] < found["memory"]["weights_bytes"] < 3 * found["parameters"]
+
+
 def test_with_the_verifier_the_self_test_is_part_of_it(inspect):
     found = json.loads(inspect(HEAD, "--model", VERIFIER, "--json").out)
     assert set(found) == FIELDS
@@ -153,7 +162,7 @@ def refused(folder: Path, name: str) -> str:
         (["/nowhere"], "/nowhere"),
         ([], "folder"),
         ([HEAD, "--model", "/nowhere"], "model is '/nowhere'"),
-        ([HEAD, "--dtype", "int8"], "--dtype int8"),
+        ([HEAD, "--dtype", "int4"], "--dtype int4"),
         ([VERIFIER, "--model", VERIFIER], "prediction modules"),
         (["eagle4"], "EAGLE-4"),
         (["truncated"], "truncated"),

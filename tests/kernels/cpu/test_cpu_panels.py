@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from wingbeat.kernels.cpu import library
+from wingbeat.kernels.cpu.eight_bits import to_eight_bits
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, fits_bfloat16
 from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
@@ -59,6 +60,37 @@ def test_one_number_that_two_bytes_do_not_hold_keeps_all_of_them_whole(draw):
     assert torch.equal(Panels.pack(weight, 16).dense(), weight)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_weight_is_rounded_once_and_then_held_as_it_is(draw, shape, width):
+    weight = draw(*shape) * torch.logspace(-30, 30, shape[0])[:, None]
+    values, scales = to_eight_bits(weight)
+    rounded = to_eight_bits(weight).dense()
+    step = weight.abs().amax(dim=1, keepdim=True) / 127
+    assert ((rounded - weight).abs() <= 0.502 * step).all()
+    assert (values.abs().amax(dim=1) == 127).all()
+    assert torch.equal(rounded.double(), values.double() * scales.double()[:, None])
+    parts = (5, shape[0] - 5) if shape[0] > 5 else None
+    for given in (weight, rounded):
+        panels = Panels.pack(given, width, parts, held=torch.int8)
+        assert panels.storage.dtype == torch.int8
+        assert torch.equal(panels.dense(), rounded)
+
+
+def test_channels_of_zeros_and_of_the_least_numbers_stay_finite(draw):
+    weight = torch.stack([torch.zeros(9), torch.full((9,), 1e-45), draw(9) * 1e-40, draw(9)])
+    rounded = to_eight_bits(weight).dense()
+    assert torch.equal(rounded[0], weight[0])
+    assert ((rounded - weight).abs() <= 1e-42 + 0.01 * weight.abs().amax(dim=1, keepdim=True)).all()
+    assert torch.equal(Panels.pack(weight, 16, held=torch.int8).dense(), rounded)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+def test_eight_bits_multiply_as_the_weight_that_they_are(draw, shape, num_rows):
+    check_eight_bits(cpu_kernels(), draw, shape, num_rows)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds of x86 processors")
 @pytest.mark.parametrize("march", BUILDS)
@@ -74,6 +106,24 @@ def test_builds_for_narrower_registers_multiply_likewise(draw, march, tmp_path, 
                 check_products(kernels, draw, dtype, shape, num_rows)
     for shape in SHAPES:
         check_products(kernels, draw, torch.float32, shape, 7, halved=True)
+        for num_rows in NUM_ROWS:
+            check_eight_bits(kernels, draw, shape, num_rows)
+
+
+def check_eight_bits(kernels, draw, shape, num_rows):
+    """Of a weight [columns, inputs] in eight bits: right, and each row as if it were alone, by any parts."""
+    columns, inputs = shape
+    weight, x, bias = draw(*shape) * draw(columns, 1), draw(num_rows, inputs), draw(columns)
+    exact = (x.double() @ to_eight_bits(weight).dense().double().t() + bias).float()
+    whole = None
+    for cut in (None, (columns // 3, columns - columns // 3) if columns > 5 else (columns,)):
+        panels = Panels.pack(weight, kernels.panel, cut, torch.int8, bias)
+        out = kernels.packed_linear(x, panels)
+        torch.testing.assert_close(out, exact, rtol=1e-5, atol=1e-4)
+        whole = out if whole is None else whole
+        assert torch.equal(out, whole)
+        for row in {0, num_rows // 2, num_rows - 1}:
+            assert torch.equal(kernels.packed_linear(x[row : row + 1], panels)[0], out[row])
 
 
 def check_products(kernels, draw, dtype, shape, num_rows, halved=False):
