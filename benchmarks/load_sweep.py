@@ -4,9 +4,10 @@
 
 In process, one thread, greedy; with `--http` three applications, each with its drafter in a process of its own, whose
 plain requests ask the adaptive one for no drafts. Requests arrive in a closed loop: as one ends, the next one starts,
-so that the number of running sequences stays what the column says. The modes take turns, block by block, and ratios
-are of blocks that ran one after the other, so that a drift of the machine meets all of them alike; figures are medians
-over the turns. `--forced-acceptance 0.5` makes of the pair one with a weak head (`WINGBEAT_BENCHMARK=1` is set here).
+so that the number of running sequences stays what the column says. The modes take turns, block by block, in one order
+and then in the other, and ratios are of blocks that ran close together, so that a drift of the machine meets all of
+them alike; figures are medians over the turns. `--forced-acceptance 0.5` makes of the pair one with a weak head
+(`WINGBEAT_BENCHMARK=1` is set here).
 """
 
 import argparse
@@ -160,7 +161,7 @@ def measure(
         chosen = list(itertools.islice(itertools.cycle(prompts), num_prompts))
         for turn in range(repeats + 1):
             chosen = chosen[TURN:] + chosen[:TURN]
-            for mode in MODES:
+            for mode in MODES if turn % 2 else reversed(MODES):
                 block = engines.run(mode, chosen, load, max_tokens)
                 if turn:
                     blocks[mode].append(block)
