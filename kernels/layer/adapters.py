@@ -5,6 +5,7 @@ Layers that torch.compile traces call it as one operation, which the compiler do
 """
 
 import torch
+import torch.library
 from torch import Tensor
 
 from wingbeat.kernels import choice

@@ -177,7 +177,7 @@ class TestBench:
         ("generate hi --model /nowhere", "/nowhere"),
         ("generate hi --drafter nonsense", "nonsense"),
         ("generate hi --draft-steps 0", "draft_steps is 0"),
-        ("generate hi --dtype int8", "--dtype int8"),
+        ("generate hi --dtype int4", "--dtype int4"),
         ("generate hi --wings 2", "--wings"),
         ("generate hi there", "there"),
         ("generate hi --stop=", "--stop"),
