@@ -115,7 +115,7 @@ class ScaleByRows:
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """As `between_powers`."""
-        return between_powers({power: scale.value for power, scale in self._by_power.items()}, rows)
+        return between_powers(self.factors(), rows)
 
     def factors(self) -> dict[int, float]:
         """By power of two of the rows."""
@@ -187,33 +187,33 @@ class Drift:
 
     def __init__(self, plain: ScaleByRows) -> None:
         self._plain = plain
-        self.then: dict[int, float] | None = None
+        self._then: dict[int, float] | None = None
         """The factors of plain rounds when drafts were seen; None until plain rounds show what they were."""
-        self.num_unseen = 0
-        """Rounds since a plain one was seen, counted by whoever sees them all."""
-        self._num_seen = 0
-        """Plain ones seen since drafts were."""
+        self._num_unseen = self._num_seen = 0
+        """Rounds since a plain one was seen; plain ones seen since drafts were."""
+
+    def tick(self) -> None:
+        """A round has passed, of any kind."""
+        self._num_unseen += 1
 
     def plain_seen(self) -> None:
         """A plain round was noted."""
-        self.num_unseen = 0
+        self._num_unseen = 0
         self._num_seen += 1
-        if self.then is None and self._num_seen == _ENOUGH_PLAIN:
-            self.then = self._plain.factors()
+        if self._then is None and self._num_seen == _ENOUGH_PLAIN:
+            self._then = self._plain.factors()
 
-    def draft_seen(self, num_reqs: int) -> float:
-        """A round behind a draft is about to be noted: by what all that is known of drafts is to be rescaled first."""
-        factor = self.of(num_reqs)
+    def draft_seen(self) -> None:
+        """A round behind a draft is noted, and what is known of others was rescaled."""
         self._num_seen = 0
-        self.then = self._plain.factors() if self.num_unseen <= _STALE_AFTER else None
-        return factor
+        self._then = self._plain.factors() if self._plain.knows and self._num_unseen <= _STALE_AFTER else None
 
     def of(self, num_reqs: int) -> float:
         """Over so many sequences."""
-        if self.then is None:
+        if not self._then:
             return 1.0
         rows = np.array([num_reqs])
-        factor = float((self._plain.of(rows) / between_powers(self.then, rows))[0])
+        factor = float((self._plain.of(rows) / between_powers(self._then, rows))[0])
         return min(max(factor, 1.0 / _DRIFT), _DRIFT)
 
 
@@ -280,14 +280,12 @@ class RoundCosts:
 
         The draft itself is left out.
         """
-        scale = self._verify.of(num_reqs + np.asarray(num_extra))
-        seconds = self.pass_s(num_reqs, num_extra, mean_context) * scale
-        return seconds if self._drift.then is None else seconds * self._drift.of(num_reqs)
+        scale = self._verify.of(num_reqs + np.asarray(num_extra)) * self._drift.of(num_reqs)
+        return self.pass_s(num_reqs, num_extra, mean_context) * scale
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        seconds = self._draft.predict(self._trees_s(num_reqs, levels))
-        return seconds if self._drift.then is None else seconds * self._drift.of(num_reqs)
+        return self._draft.predict(self._trees_s(num_reqs, levels)) * self._drift.of(num_reqs)
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Seconds at the batch sizes that were measured, at a short context: a plain round, a draft, its round.
@@ -311,19 +309,18 @@ class RoundCosts:
         """
         num_before, self._num_plain = self._num_plain, 0 if took.draft else self._num_plain + 1
         self._num_unseen += 1
-        self._drift.num_unseen += 1
-        self._plain.tick()
-        self._verify.tick()
+        for each in (self._plain, self._verify, self._drift):
+            each.tick()
         if took.draft is None:
             if took.num_extra or (num_before >= PLAIN_BEFORE and not took.asks):
                 self._observe_pass(self._verify if took.num_extra else self._plain, took)
                 if not took.num_extra:
                     self._drift.plain_seen()
         elif num_before <= PLAIN_BEFORE:
-            factor = self._drift.draft_seen(took.num_reqs)
-            if factor != 1.0:
-                self._verify.rescale(factor)
-                self._draft.rescale(factor)
+            factor = self._drift.of(took.num_reqs)
+            for scale in (self._verify, self._draft):
+                scale.rescale(factor)
+            self._drift.draft_seen()
             self._observe_pass(self._verify, took)
             if took.draft.num_reqs:
                 self._observe_draft(took.draft)
