@@ -100,8 +100,6 @@ class AdaptiveSpeculation(Speculation):
         """The round that is being launched."""
         self._launched: deque[_Round] = deque()
         self._num_drafted = 0
-        self._lets_go = False
-        """Whether the latest plan ended drafts that lose."""
         self._asks = False
         """Whether the next round's draft was asked for beside this round."""
 
@@ -112,27 +110,19 @@ class AdaptiveSpeculation(Speculation):
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
         """As the policy says."""
-        drafted = bool(self._plan.levels)
         num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
         context = _mean_context(running if num_unfollowed else proposals or running)
         self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed, num_rounds)
         self._asks = bool(self._plan.levels)
         if self._plan.reason != Reason.IDLE:
             self._following.decided(self.policy.pays, num_rounds)
-        self._lets_go = drafted and not self._plan.levels and not self._following.follows_all
-        if self._lets_go:
-            self._following.lost()
         return self._plan
 
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
         if self._following.follows_all:
             return unfollowed
-        return unfollowed[:1] if self.policy.overdue(self._following.patience) else []
-
-    def lets_go(self) -> bool:
-        """Once drafts for the few that are followed have lost."""
-        return self._lets_go
+        return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
         """One of a few, while not all are."""

@@ -49,7 +49,7 @@ FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
 
 
-PLAN_EVERY = 32
+PLAN_EVERY = 8
 """Rounds of sequences that nobody drafts for: one plan is made for so many of them."""
 
 
@@ -168,12 +168,6 @@ class DrafterClient(RoundObserver):
             self._hand_over(seq)
         begin_following(seq, self.block_manager, self._incarnation, self._contexts, self._stateless)
 
-    def _let_go(self, seqs: list[Sequence]) -> None:
-        """Tell the drafter no more of sequences; what it has of them counts where they are followed again."""
-        for seq in seqs:
-            if not (self._stateless or seq.request.params.force_drafts):
-                seq.draft = DraftProgress(may_be_followed=True)
-
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
         """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
         if self._end is None or self._stateless or not plan.budget_left:
@@ -215,9 +209,7 @@ class DrafterClient(RoundObserver):
         Args:
             before: the round before, whose tokens are known, where sequences of it sat this one out.
         """
-        if self._hands_over_late and not (
-            any(seq.draft.followed for seq in plan.decodes) or any(chunk.seq.draft.followed for chunk in plan.chunks)
-        ):
+        if self._hands_over_late and not (plan.chunks or any(seq.draft.followed for seq in plan.decodes)):
             return self._publish_unfollowed(plan, flight)
         held = [] if before is None else self._held(before)
         seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks), *held)
@@ -228,8 +220,6 @@ class DrafterClient(RoundObserver):
         with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
             proposals, draft = self._plan_draft(plan, flight, held)
-            if not draft.levels and self._hands_over_late and self._speculation.lets_go():
-                self._let_go(proposals)
             if not draft.levels and self._defer(plan, flight):
                 self._ask(proposals, draft)
                 return

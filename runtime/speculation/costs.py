@@ -14,10 +14,6 @@ PLAIN_BEFORE = 2
 """Plain rounds behind a draft that do not show what plain rounds take: caches and cores are the drafter's. Behind more
 of them the first draft is none to judge drafts by, either."""
 _LEAST, _MOST = 0.1, 10.0
-_DRIFT = 2.0
-"""Most by which plain rounds are believed to have become longer, or shorter, since drafts were seen."""
-_ENOUGH_PLAIN = 8
-"""Plain rounds that show what they take, where none were seen for long."""
 _STALE_AFTER = 24
 """Rounds without a draft, or without a pass of such a size, after which one says as much as all before together."""
 
@@ -71,10 +67,6 @@ class Scale:
             now = min(now, 2.0 * self.value)
         self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
 
-    def rescale(self, factor: float) -> None:
-        """All takes so many times as long as it did."""
-        self.value = min(max(self.value * factor, _LEAST), _MOST)
-
 
 def power_of(rows: int) -> int:
     """The power of two that so many rows of a pass, at least 1, are nearest to."""
@@ -115,16 +107,7 @@ class ScaleByRows:
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """As `between_powers`."""
-        return between_powers(self.factors(), rows)
-
-    def factors(self) -> dict[int, float]:
-        """By power of two of the rows."""
-        return {power: scale.value for power, scale in self._by_power.items()}
-
-    def rescale(self, factor: float) -> None:
-        """As `Scale.rescale`."""
-        for scale in self._by_power.values():
-            scale.rescale(factor)
+        return between_powers({power: scale.value for power, scale in self._by_power.items()}, rows)
 
     def observe(self, seconds: float, of_s: float, beside_s: float, rows: int) -> None:
         """Note what a pass of so many rows really took; arguments as those of `Scale.observe`."""
@@ -158,11 +141,6 @@ class ScaleAndOffset:
         """Of what takes so long by the table."""
         return self.scale * of_s + self.offset_s
 
-    def rescale(self, factor: float) -> None:
-        """As `Scale.rescale`."""
-        self.scale = min(max(self.scale * factor, _LEAST), _MOST)
-        self.offset_s *= factor
-
     def observe(self, seconds: float, of_s: float, beside_s: float) -> None:
         """Note what was really taken; arguments as those of `Scale.observe`."""
         self.num_seen += 1
@@ -176,45 +154,6 @@ class ScaleAndOffset:
         scale = min(max(self.scale + to_scale, _LEAST), _MOST)
         self.offset_s = max(self.offset_s + error - (scale - self.scale) * all_s, 0.0)
         self.scale = scale
-
-
-class Drift:
-    """How much longer plain rounds take than they did when drafts were last seen.
-
-    A machine that becomes slower is so for drafts too, though only plain rounds show it: drafts that were believed to
-    be as quick as ever would be tried because of it.
-    """
-
-    def __init__(self, plain: ScaleByRows) -> None:
-        self._plain = plain
-        self._then: dict[int, float] | None = None
-        """The factors of plain rounds when drafts were seen; None until plain rounds show what they were."""
-        self._num_unseen = self._num_seen = 0
-        """Rounds since a plain one was seen; plain ones seen since drafts were."""
-
-    def tick(self) -> None:
-        """A round has passed, of any kind."""
-        self._num_unseen += 1
-
-    def plain_seen(self) -> None:
-        """A plain round was noted."""
-        self._num_unseen = 0
-        self._num_seen += 1
-        if self._then is None and self._num_seen == _ENOUGH_PLAIN:
-            self._then = self._plain.factors()
-
-    def draft_seen(self) -> None:
-        """A round behind a draft is noted, and what is known of others was rescaled."""
-        self._num_seen = 0
-        self._then = self._plain.factors() if self._plain.knows and self._num_unseen <= _STALE_AFTER else None
-
-    def of(self, num_reqs: int) -> float:
-        """Over so many sequences."""
-        if not self._then:
-            return 1.0
-        rows = np.array([num_reqs])
-        factor = float((self._plain.of(rows) / between_powers(self._then, rows))[0])
-        return min(max(factor, 1.0 / _DRIFT), _DRIFT)
 
 
 class DraftTook(NamedTuple):
@@ -256,7 +195,6 @@ class RoundCosts:
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
         self._plain, self._verify, self._draft = ScaleByRows(), ScaleByRows(), ScaleAndOffset()
-        self._drift = Drift(self._plain)
         self._num_plain = 0
         """Plain rounds since the latest one with a draft."""
         self._num_unseen = 0
@@ -280,12 +218,12 @@ class RoundCosts:
 
         The draft itself is left out.
         """
-        scale = self._verify.of(num_reqs + np.asarray(num_extra)) * self._drift.of(num_reqs)
+        scale = self._verify.of(num_reqs + np.asarray(num_extra))
         return self.pass_s(num_reqs, num_extra, mean_context) * scale
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        return self._draft.predict(self._trees_s(num_reqs, levels)) * self._drift.of(num_reqs)
+        return self._draft.predict(self._trees_s(num_reqs, levels))
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Seconds at the batch sizes that were measured, at a short context: a plain round, a draft, its round.
@@ -309,18 +247,12 @@ class RoundCosts:
         """
         num_before, self._num_plain = self._num_plain, 0 if took.draft else self._num_plain + 1
         self._num_unseen += 1
-        for each in (self._plain, self._verify, self._drift):
-            each.tick()
+        self._plain.tick()
+        self._verify.tick()
         if took.draft is None:
             if took.num_extra or (num_before >= PLAIN_BEFORE and not took.asks):
                 self._observe_pass(self._verify if took.num_extra else self._plain, took)
-                if not took.num_extra:
-                    self._drift.plain_seen()
         elif num_before <= PLAIN_BEFORE:
-            factor = self._drift.of(took.num_reqs)
-            for scale in (self._verify, self._draft):
-                scale.rescale(factor)
-            self._drift.draft_seen()
             self._observe_pass(self._verify, took)
             if took.draft.num_reqs:
                 self._observe_draft(took.draft)

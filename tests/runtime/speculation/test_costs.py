@@ -124,43 +124,6 @@ def test_one_quick_draft_behind_plain_rounds_is_soon_outweighed_by_slow_ones():
     assert costs.draft_s(4, levels) == pytest.approx(0.9 * slow_s, rel=0.02)
 
 
-def both_seen(costs):
-    """Drafts of 6 and 1.4 s behind each other, then plain rounds of 2 s, then a probe."""
-    for count, rounds in ((40, 100), (3, 0)):
-        for _ in range(count):
-            behind_draft(costs, 6.0, 4, 8, draft=DraftTook(1.4, 4, 3))
-        plain(costs, 2.0, 4, rounds)
-    return costs
-
-
-def of_drafts(costs):
-    return [float(costs.verify_s(4, np.array([8]), 0.0)[0]), float(costs.draft_s(4, np.array([3]))[0])]
-
-
-def test_a_machine_that_slows_down_is_slow_for_drafts_too_and_is_quick_again_for_both():
-    costs = both_seen(RoundCosts(TABLES))
-    assert of_drafts(costs) == pytest.approx([6.0, 1.4], rel=0.05)
-    plain(costs, 3.0, 4, 400)
-    assert of_drafts(costs) == pytest.approx([9.0, 2.1], rel=0.05)
-    for _ in range(3):
-        behind_draft(costs, 9.0, 4, 8, draft=DraftTook(2.1, 4, 3))
-    assert of_drafts(costs) == pytest.approx([9.0, 2.1], rel=0.05)
-    plain(costs, 2.0, 4, 400)
-    assert of_drafts(costs) == pytest.approx([6.0, 1.4], rel=0.05)
-    assert costs.plain_s(4, 0.0) == pytest.approx(2.0, rel=0.01)
-
-
-def test_what_plain_rounds_take_after_many_drafts_is_not_taken_for_a_change_since():
-    """The machine slowed down while nothing but drafts was seen: they show it already."""
-    costs = both_seen(RoundCosts(TABLES))
-    for _ in range(400):
-        behind_draft(costs, 9.0, 4, 8, draft=DraftTook(2.1, 4, 3))
-    plain(costs, 3.0, 4, 60)
-    assert of_drafts(costs) == pytest.approx([9.0, 2.1], rel=0.05)
-    plain(costs, 6.0, 4, 400)
-    assert of_drafts(costs) == pytest.approx([18.0, 4.2], rel=0.05)
-
-
 def test_an_interruption_is_not_a_cost():
     costs = RoundCosts(TABLES)
     for _ in range(30):
