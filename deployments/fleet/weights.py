@@ -29,7 +29,9 @@ class Weights(NamedTuple):
 
 @lru_cache(1024)
 def fingerprint(text_identity: str, digest: str, adapter: str = "") -> str:
-    """OpenAI's `system_fingerprint`: where two answers have the same, the same seed brings the same text.
+    """OpenAI's `system_fingerprint`: two answers that have the same are of the same weights and settings.
+
+    What the settings name is known by its name: files that are written over there change no fingerprint.
 
     Args:
         text_identity: of the settings, `AppConfig.text_identity`.

@@ -19,6 +19,9 @@ from wingbeat.runtime.heads.target import TargetDescription
 
 logger = logging.getLogger(__name__)
 
+MOST_MODULES = 16
+"""The context of module k may begin at row -k, and attention takes contexts from -15 on
+(`wingbeat.kernels.attention.reference.tree_attention`)."""
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -33,12 +36,14 @@ def load_mtp_modules(
     """Read all modules of a verifier's checkpoint, ready to run.
 
     Raises:
-        CheckpointError: there are none, or a tensor is missing, unexpected, mis-shaped or quantised.
+        CheckpointError: there are none, or more than `MOST_MODULES`, or a tensor is missing, unexpected, mis-shaped or quantised.
         UnsupportedModelError: their attention cannot be run over a paged cache.
     """
     count = num_mtp_modules(target)
     if not count:
         raise CheckpointError(why_no_modules(target))
+    if count > MOST_MODULES:
+        raise CheckpointError(f"{target.path} has {count} MTP modules: {MOST_MODULES} at most are supported")
     skeleton = _skeleton(target.config)
     _check_layer_kinds(target.config, count)
     found = [_module_tensors(target, index) for index in range(count)]

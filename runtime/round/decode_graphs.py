@@ -103,7 +103,7 @@ class DecodeGraphs:
         self._buffers = ForwardBuffers()
         pieces = prompt_pieces(config)
         self._chunks = ChunkBuffers(slots, max(*pieces, *(shape.most_pieces for shape in self.shapes.values()), 0))
-        self.prompts = PromptGraphs(fixed, self._chunks, pieces, last_position, self.pool)
+        self.prompts = PromptGraphs(fixed, eager, self._chunks, pieces, last_position, self.pool)
         self._forwards: dict[int, GraphRunner] = {}
         self._mixed: dict[tuple[int, int], GraphRunner] = {}
         """By nodes per sequence and rows of pieces."""

@@ -12,12 +12,15 @@ from typing import NamedTuple
 
 from wingbeat.runtime.graphs.buckets import bucket_for
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardResult
-from wingbeat.runtime.round.eager_rounds import rooted
+from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
-from wingbeat.runtime.round.rows import ModelOutput
+from wingbeat.runtime.round.rows import Decodes, ModelOutput
+from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.plan import Chunk
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class Pieces(NamedTuple):
@@ -25,7 +28,7 @@ class Pieces(NamedTuple):
 
 
 class PromptGraphs:
-    """The graphs of one model runner for prompt chunks without decodes.
+    """Runs rounds of prompts alone; `EagerRounds`, which has those that no graph holds, has the same two verbs.
 
     Args:
         pieces: numbers of pieces that are captured, ascending.
@@ -33,9 +36,15 @@ class PromptGraphs:
     """
 
     def __init__(
-        self, fixed: FixedRound, buffers: ChunkBuffers, pieces: tuple[int, ...], last_position: int, pool: GraphPool
+        self,
+        fixed: FixedRound,
+        eager: EagerRounds,
+        buffers: ChunkBuffers,
+        pieces: tuple[int, ...],
+        last_position: int,
+        pool: GraphPool,
     ) -> None:
-        self.pool = pool
+        self.eager, self.pool = eager, pool
         self._buffers = buffers
         self._pieces = pieces
         self._last_position = last_position
@@ -50,19 +59,24 @@ class PromptGraphs:
             for num_pieces in pieces
         }
 
-    def forward(self, chunks: Sequence[Chunk], masks: "Future[list[int]] | None" = None) -> ForwardResult | None:
-        """What the model says of a round's chunks, until the next round; None where they have to run eagerly.
+    def forward(
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | Decodes | None,
+        num_nodes: int,
+        masks: "Future[list[int]] | None" = None,
+    ) -> ForwardResult:
+        """As `EagerRounds.forward`, of no decode; what a graph says is valid until the next round.
 
-        That is: more of them than the largest graph holds, images or audio, rows that are reported or pooled, or no
-        graph, by the settings or because its capture failed.
-
-        Args:
-            masks: as for `EagerRounds.forward`.
+        Eager are more chunks than the largest graph holds, images or audio, rows that are reported or pooled, and those
+        without a graph, by the settings or because its capture failed.
         """
+        chunks = plan.chunks
         runner = self._runner(chunks)
         if runner is None:
             self.pool.stats.count_eager_run(Stage.BASE_PROMPTS)
-            return None
+            return self.eager.forward(plan, rows, trees, num_nodes, masks)
         started = time.perf_counter()
         own = in_pieces(chunks, self._last_position)
         [bucket] = runner.buckets
@@ -72,6 +86,10 @@ class PromptGraphs:
         said, forward_s = self._buffers.take(bucket.num_reqs, num_samples, num_tokens), time.perf_counter() - started
         rooted(None, masks)
         return ForwardResult(None, ModelOutput(said.logits[:0], None), None, said, forward_s)
+
+    def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:
+        """As `EagerRounds.decide`: there is nothing to decide of."""
+        return self.eager.decide(plan, result)
 
     def _runner(self, chunks: Sequence[Chunk]) -> GraphRunner | None:
         num_pieces = sum(-(-chunk.length // PIECE_ROWS) for chunk in chunks)

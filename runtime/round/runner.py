@@ -143,12 +143,10 @@ class ModelRunner:
             trees = add_certain(plan, trees, self.config.speculation) if masked else trees
         if masked:
             masks = self.masks.start(plan, trees)
-        executor = self.graphs if captured else self.eager
+        executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
         clock = self.device_clock
         began = clock.begin()
-        done = None if captured or self.graphs is None else self.graphs.prompts.forward(plan.chunks, masks)
-        if done is None:
-            done = executor.forward(plan, rows, trees, num_nodes, masks)
+        done = executor.forward(plan, rows, trees, num_nodes, masks)
         clock.end("verify" if plan.decodes else "prefill", began)
         began = clock.begin()
         accepted = executor.decide(plan, done)

@@ -13,6 +13,7 @@ from tests.runtime.slow_growth import assert_tree, slow_tree
 from wingbeat.runtime.drafters.choice import holds_mtp
 from wingbeat.runtime.drafters.mtp import MtpDrafter
 from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.heads import mtp_loader
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules, num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
@@ -135,6 +136,13 @@ def test_wrong_tensors_are_named(tmp_path, edit, message):
     written(tmp_path)
     change(tmp_path, edit)
     with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_more_modules_than_attention_has_room_for_are_refused(tmp_path, monkeypatch):
+    written(tmp_path)
+    monkeypatch.setattr(mtp_loader, "MOST_MODULES", 0)
+    with pytest.raises(CheckpointError, match="has 1 MTP modules: 0 at most are supported"):
         load(tmp_path)
 
 
