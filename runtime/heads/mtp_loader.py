@@ -36,7 +36,8 @@ def load_mtp_modules(
     """Read all modules of a verifier's checkpoint, ready to run.
 
     Raises:
-        CheckpointError: there are none, or more than `MOST_MODULES`, or a tensor is missing, unexpected, mis-shaped or quantised.
+        CheckpointError: there are none, or more than `MOST_MODULES`, or a tensor is missing, unexpected, mis-shaped or
+            quantised.
         UnsupportedModelError: their attention cannot be run over a paged cache.
     """
     count = num_mtp_modules(target)
