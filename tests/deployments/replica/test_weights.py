@@ -51,6 +51,11 @@ async def fleet(*names: str) -> AsyncIterator[EnginePool]:
         yield pool
 
 
+async def written_by(weights: str, answers: list[tuple[int, ...]]) -> None:
+    while not answers or answers[-1] != written(weights, 3):
+        await asyncio.sleep(0.01)
+
+
 async def restarted(pool: EnginePool) -> None:
     while not pool.loads():
         await asyncio.sleep(0.01)
@@ -75,13 +80,15 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
                     later.append(tokens(await collect(pool, make_request("later", count=3))))
 
             asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
+            digest = weights_digest(folder)
+            await written_by("", later)
             await pool.weights.push(str(folder), 30.0)
-            asking, over = [], asking
-            for task in over:
+            # What waited is answered behind the push, not before it ends.
+            await written_by(digest, later)
+            for task in asking:
                 task.cancel()
             assert [tokens(await task) for task in long] == [written("", 60)] * 8
             # Whichever engine: of one weights from the first token to the last.
-            digest = weights_digest(folder)
             assert set(later) == {written("", 3), written(digest, 3)}
             assert later[-1] == written(digest, 3)
             assert {output.weights for output in await collect(pool, make_request("last", count=3))} == {digest}
