@@ -156,10 +156,12 @@ class KeptRotations:
         end = int(positions.max()) + 1
         if module.rope_type not in _STEADY_ROPES or end > _MOST_ROTATIONS:
             return module(hidden, position_ids=positions)
-        if self._table is None or self._table[0].dtype != hidden.dtype or len(self._table[0]) < end:
+        # Read once, as another thread's engine may have the same model.
+        table = self._table
+        if table is None or table[0].dtype != hidden.dtype or len(table[0]) < end:
             every = torch.arange(1 << (end - 1).bit_length(), device=positions.device)
-            self._table = tuple(part[0] for part in module(hidden, position_ids=every[None]))
-        cos, sin = self._table
+            self._table = table = tuple(part[0] for part in module(hidden, position_ids=every[None]))
+        cos, sin = table
         return cos[positions[0]][None], sin[positions[0]][None]
 
 

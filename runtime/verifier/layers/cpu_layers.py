@@ -165,7 +165,9 @@ class LayerStack:
 
     def _array(self, caches: Any) -> ctypes.Array:
         """The layers with the addresses of a pool; those of the last one are kept."""
-        if self._at is None or self._at[0] is not caches:
+        # Read once: engines of one process may share a model, each in its own thread and with its own pool.
+        at = self._at
+        if at is None or at[0] is not caches:
             array = (Layer * (1 + max(self._layers)))()
             for index, layer in self._layers.items():
                 if isinstance(caches, dict) and index not in caches:
@@ -173,8 +175,8 @@ class LayerStack:
                 key_cache, value_cache = caches[index]
                 array[index] = layer
                 array[index].key_cache, array[index].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
-            self._at = (caches, array)
-        return self._at[1]
+            self._at = at = (caches, array)
+        return at[1]
 
 
 class CpuLayer(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -246,3 +247,23 @@ def test_rotations_that_are_kept_are_those_that_the_module_computes(rope_type):
             for part, expected in zip(found, module(hidden, position_ids=torch.tensor(positions)), strict=True):
                 assert part.dtype == dtype
                 assert torch.equal(part, expected)
+
+
+def test_two_engines_of_one_model_write_to_their_own_pools():
+    loaded = prepared("llama")
+    config = EngineConfig(max_model_len=16, num_kv_blocks=20)
+    stack = loaded.decoder_layers[0].__dict__["_stack"]
+
+    def num_foreign(pool: KVCache) -> int:
+        own = [key.data_ptr() for key, _ in pool.layers]
+        arrays = (stack._array(pool.layers) for _ in range(3000))
+        return sum([layer.key_cache for layer in array] != own for array in arrays)
+
+    pools = [KVCache(loaded.layers, config, loaded.dtype, loaded.device) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(num_foreign, pools)) == [0, 0]
+    finally:
+        sys.setswitchinterval(interval)
