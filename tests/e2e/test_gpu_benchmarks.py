@@ -85,7 +85,7 @@ SLOW = {"two_processes", "engine_speed", "kernel_profile", "round_stages"}
 MARKS = {name: [pytest.mark.slow] for name in SLOW} | {"served": [pytest.mark.slow, pytest.mark.ray]}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @without_gpu
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SCRIPTS if name != "hop"])
 def test_toy_sizes_give_figures(run_script, name):

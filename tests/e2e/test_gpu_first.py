@@ -67,6 +67,7 @@ def words(monkeypatch) -> ModuleType:
     return importlib.import_module("_verdict")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_dry_run_without_ray_and_pydantic_ends_in_a_verdict():
     """In one process: the scripts that answer the session's questions at toy sizes, the others by their imports."""

@@ -24,8 +24,13 @@ def run(*options: str, **environment: str) -> None:
     assert "skipped" not in done.stdout.splitlines()[-1]
 
 
-def test_the_device_and_small_rounds_on_it():
-    run("device_cases.py", "engine_cases.py")
+def test_the_device():
+    run("device_cases.py")
+
+
+@pytest.mark.slow
+def test_small_rounds_on_it():
+    run("engine_cases.py")
 
 
 @pytest.mark.slow

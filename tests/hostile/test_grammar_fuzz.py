@@ -94,7 +94,7 @@ def run_batch(loaded, cases, trial, grammars):
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
-        (1, 100),
+        (1, 50),
         pytest.param(3, 1000, marks=pytest.mark.slow),
         pytest.param(2, 20_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],

@@ -45,6 +45,7 @@ def test_every_kernel_has_a_case():
     assert tuple(CASES) == choice.KERNELS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_are_their_references(kernels_first: None, shape: Shape):
     assert differences(DEVICE, shape) == []

@@ -16,6 +16,7 @@ def counted() -> dict[str, int]:
         return counts(gpu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITS)
 def test_launches_are_no_more_than_their_limit_and_no_fewer(counted, name):
     """A limit above the count would let launches come back unseen."""

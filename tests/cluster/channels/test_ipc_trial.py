@@ -31,6 +31,7 @@ def test_a_process_attaches_and_answers_and_nothing_is_left():
     assert machine.is_clean()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fail", "reason"),
     [

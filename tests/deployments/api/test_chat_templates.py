@@ -50,6 +50,7 @@ def test_without_the_setting_it_is_refused_by_its_name():
     assert "setting chat_template is 'request'" in answer.json()["error"]["message"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "template",
     [

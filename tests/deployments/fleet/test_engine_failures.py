@@ -62,6 +62,7 @@ def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothi
     run(scenario, "a", engine=engine)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -160,6 +160,7 @@ def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_d
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("answers", ["late", "breaks"])
 def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Path, monkeypatch, answers: str):
@@ -237,6 +238,7 @@ def test_a_text_goes_on_by_its_weights_alone_and_fails_where_no_engine_has_them(
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_held(folder: Path, tmp_path: Path):
     async def scenario() -> None:
         async with fleet("a") as pool:

@@ -96,7 +96,7 @@ SHARED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", SHARED)
 def test_programs_share_the_splits_of_requests_of_any_length(kind, monkeypatch):
     """Slots of padding have no context; as few programs as there may be do up to eight splits of each request."""

@@ -51,6 +51,7 @@ def test_both_ways_to_count_taps_are_measured_and_either_can_be_drafted_by(demo,
     assert drafter.needs.tap_layers == drafter.head.tap_layers == TAPS
 
 
+@pytest.mark.slow
 def test_taps_of_other_layers_are_told_from_the_heads_own(demo):
     head = load_drafter(DEMO_PAIR / "dflash2", demo[0], CHAIN).head
     wrong, right = (HeadConvention(taps, slots="fill-in") for taps in ((0, 1, 2), TAPS))
@@ -59,6 +60,7 @@ def test_taps_of_other_layers_are_told_from_the_heads_own(demo):
     assert choice.readings[0].by_depth[0] < choice.best.by_depth[0] - 0.1
 
 
+@pytest.mark.slow
 def test_what_slots_predict_is_found(demo):
     head = load_drafter(DEMO_PAIR / "dflash2", demo[0], CHAIN).head
     wrong, right = (HeadConvention(TAPS, slots=slots) for slots in ("shift", "fill-in"))

@@ -37,7 +37,7 @@ def masks_of(count, seed):
     return masks
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @by_kind

@@ -190,7 +190,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @by_shape
 @pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
 @torch.inference_mode()
@@ -213,7 +213,7 @@ def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, 
         assert_same(trees[1], trees[0], 1e-4)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @by_shape
 @by_kind
 @torch.inference_mode()
@@ -329,6 +329,7 @@ def test_graphs_are_gone_before_others_are_captured(kinds, monkeypatch):
     assert seen == [None]
 
 
+@pytest.mark.slow
 def test_shapes_of_one_level_are_captured_too(kinds):
     """A tree of one level has no rows of drafted tokens."""
     shape = SpeculationConfig(1, 3, 3)
@@ -343,7 +344,7 @@ def test_shapes_of_one_level_are_captured_too(kinds):
             assert_same(drafter.draft(batch), eager.draft(batch), 1e-4)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @by_shape
 @pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1", "dflash", "dflash2", "peagle"])
 def test_the_text_is_that_of_generate_whoever_captures_and_whoever_is_lost(kind, speculation, tmp_path, monkeypatch):

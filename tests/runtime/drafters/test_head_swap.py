@@ -85,7 +85,7 @@ def plain(kind):
     ("name", "speculation"),
     [
         ("demo", TREE),
-        ("dflash", CHAIN),
+        pytest.param("dflash", CHAIN, marks=pytest.mark.slow),
         pytest.param("demo", CHAIN, marks=pytest.mark.slow),
         pytest.param("dflash", TREE, marks=pytest.mark.slow),
         pytest.param("p_eagle", TREE, marks=pytest.mark.slow),

@@ -139,6 +139,7 @@ def check(drafts, dense):
     return len(drafts)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ALL)
 def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):

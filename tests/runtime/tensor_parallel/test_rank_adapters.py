@@ -57,7 +57,7 @@ def finish(engine, which):
     return list(tokens.values())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "shape", "max_loras"),
     [("llama", None, 3), ("llama", TREE, 1), ("qwen3_moe", None, 3), ("mistral", TREE, 2)],

@@ -28,7 +28,7 @@ NUM_TOKENS = 20
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_text_behind_images_is_that_of_generate(name, shape):
     ref, speculation = shown(name), SHAPES[shape] or TREE
     limits = engine_config(speculation, max_num_seqs=3, num_kv_blocks=None, block_size=4)
@@ -124,7 +124,7 @@ def test_drafts_behind_images_are_those_of_a_dense_pass(name):
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
     head = HEADS[kind](name)
     config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).visual)

@@ -125,6 +125,7 @@ def test_a_damaged_head_is_trained_measured_and_replaced(tmp_path):
     assert (root / "learner" / FIGURES_FILE).is_file()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_heads_of_every_family_are_trained_and_measured_as_they_are_served(name, tmp_path):
     kind, root = FAMILIES[name](tmp_path / "pair"), tmp_path / "root"
@@ -147,6 +148,7 @@ def poison(folder, how):
     save_file(weights, folder / "model.safetensors")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["nan", "random"])
 def test_a_learner_that_spoils_every_candidate_never_has_one_served(how, tmp_path, monkeypatch):
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
