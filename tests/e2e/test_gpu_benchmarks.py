@@ -81,7 +81,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
     assert not (tmp_path / "report").exists()
 
 
-SLOW = {"two_processes", "engine_speed", "kernel_profile", "round_stages"}
+SLOW = {"attention", "two_processes", "engine_speed", "kernel_profile", "round_stages"}
 MARKS = {name: [pytest.mark.slow] for name in SLOW} | {"served": [pytest.mark.slow, pytest.mark.ray]}
 
 

@@ -63,6 +63,7 @@ def test_a_tensor_is_a_handle_of_its_allocation_and_where_it_lies_in_it(lender: 
     assert lender.cuda.machine.num_mapped == 1, "of both"
 
 
+@pytest.mark.slow
 def test_a_killed_borrower_and_its_successor_find_the_same_without_a_new_loan(lender: Lender):
     loan = pickle.dumps(lender.lend()).hex()
     for value in (0.5, 2.0, 3.0):

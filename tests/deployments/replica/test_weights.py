@@ -207,6 +207,7 @@ async def begun_at(pool: EnginePool, engine_id: str) -> tuple[AsyncGenerator[Req
     raise AssertionError(f"no request comes to {engine_id}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_a_text_goes_on_by_its_weights_alone_and_fails_where_no_engine_has_them(folder: Path):
     async def scenario() -> None:

@@ -319,6 +319,7 @@ def test_graphs_are_captured_anew_where_addresses_move_and_only_there(kinds, kin
     assert device.num_captures == 3 * num_captures
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_graphs_are_gone_before_others_are_captured(kinds, monkeypatch):
     few_batches(monkeypatch)

@@ -91,7 +91,7 @@ def test_of_models_that_keep_states_they_are_the_same_in_pieces_and_again(name, 
     check(random_hybrid(name), run, PROMPTS, pooling)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_of_two_ranks_they_are_those_of_one(pooling, tmp_path):
     prompts, model, second = random_prompts((1, 23, 61), 96), random_model("llama", vocab_size=96), SecondRank()

@@ -60,8 +60,8 @@ def finish(engine, which):
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "shape", "max_loras"),
-    [("llama", None, 3), ("llama", TREE, 1), ("qwen3_moe", None, 3), ("mistral", TREE, 2)],
-    ids=["all at once", "one after the other", "beside experts", "with drafts"],
+    [("mistral", TREE, 2), ("llama", None, 3), ("llama", TREE, 1), ("qwen3_moe", None, 3)],
+    ids=["with drafts", "all at once", "one after the other", "beside experts"],
 )
 def test_ranks_write_what_each_merged_model_writes(model, shape, max_loras, second, tmp_path):
     kinds, limits = folders(tmp_path, model), engine_config(shape or TREE, max_loras=max_loras, max_lora_rank=8)
