@@ -30,7 +30,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.tokenizer import Tokenizer
 
-TOKENS, ROUNDS = 16, 400
+TOKENS, ROUNDS = 128, 400
 """Of each request; and that are watched."""
 OFTEN = 0.9
 SPECULATE = "speculate"

@@ -122,7 +122,7 @@ class AdaptiveSpeculation(Speculation):
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
         if self._following.follows_all:
             return unfollowed
-        return unfollowed[:1] if self.policy.overdue() else []
+        return unfollowed[:1] if self.policy.overdue(self._following.patience) else []
 
     def follows_next(self) -> bool:
         """One of a few, while not all are."""

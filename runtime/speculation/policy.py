@@ -257,9 +257,13 @@ class SpeculationPolicy:
         worth_s = self._token_s * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
-    def overdue(self) -> bool:
-        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""
-        if self._until_probe > -_LONGEST_WAIT:
+    def overdue(self, patience: int = 1) -> bool:
+        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew.
+
+        Args:
+            patience: times the usual wait.
+        """
+        if self._until_probe > -_LONGEST_WAIT * patience:
             return False
         self._until_probe = 0
         return True

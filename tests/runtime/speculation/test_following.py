@@ -2,7 +2,7 @@
 
 import pytest
 
-from wingbeat.runtime.speculation.following import _BACK, _ONE_OF, _SURE, Following
+from wingbeat.runtime.speculation.following import _BACK, _MOST_OF, _ONE_OF, _SURE, Following
 
 pytestmark = pytest.mark.few(6)
 
@@ -33,10 +33,15 @@ def test_plain_decoding_has_to_win_for_long_and_drafts_for_one_plans_hold(rounds
     assert after(*rounds).follows_all == follows_all
 
 
-def test_one_of_so_many_requests_is_followed_and_the_first_is():
+def test_the_first_request_is_followed_and_then_ever_fewer_until_drafts_pay():
     subject = after((False, _SURE))
-    taken = [subject.takes_next() for _ in range(3 * _ONE_OF)]
-    assert taken == ([True] + [False] * (_ONE_OF - 1)) * 3
+    assert subject.takes_next()
+    assert subject.patience == 1
+    for distance in (_ONE_OF, 2 * _ONE_OF, 4 * _ONE_OF, _MOST_OF, _MOST_OF):
+        assert [subject.takes_next() for _ in range(distance)] == [False] * (distance - 1) + [True]
+    assert subject.patience == _MOST_OF // _ONE_OF
     for _ in range(_BACK):
         subject.decided(True)
     assert all(subject.takes_next() for _ in range(2 * _ONE_OF))
+    subject.decided(False, _SURE)
+    assert [subject.takes_next() for _ in range(_ONE_OF + 1)] == [True] + [False] * (_ONE_OF - 1) + [True]
