@@ -225,7 +225,10 @@ class TestBodies:
             tasks = []
             for connection in connections:
                 tasks.append(asyncio.create_task(connection.run()))
-                await asyncio.sleep(0.2)
+                async with asyncio.timeout(20):
+                    # It runs, or is answered.
+                    while len(pool.running) + sum(bool(one.sent) for one in connections) < len(tasks):
+                        await asyncio.sleep(0.01)
             assert len(pool.running) == 2, "the second one waits for nobody"
             assert connections[1].sent[0]["status"] == 503
             for task in tasks:
