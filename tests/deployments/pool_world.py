@@ -117,7 +117,7 @@ def run(
             await pool.start()
             while len(pool.loads()) < len(names):
                 await asyncio.sleep(0.001)
-            await asyncio.wait_for(scenario(source, pool), 20)
+            await asyncio.wait_for(scenario(source, pool), 60)
         finally:
             await pool.close()
             source.close()
