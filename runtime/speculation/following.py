@@ -9,8 +9,8 @@ _SURE = 256
 _BACK = 32
 """Rounds in a row whose drafts would pay after which all are followed again; a few now and then are no reason."""
 _ONE_OF, _MOST_OF = 8, 32
-"""Requests, of which the first is followed while plain decoding wins: twice as many each time, as the one before has
-shown nothing else."""
+"""Requests from one that is followed while plain decoding wins to the next one, at first and at most: twice as many
+each time, as the one before has shown nothing else."""
 
 
 class Following:
@@ -21,7 +21,8 @@ class Following:
         """Whether every request that may be drafted for is followed."""
         self._ahead = 0
         """Rounds by which plain decoding is ahead, at most `_SURE`; negative never."""
-        self._num_asked, self._one_of = 0, _ONE_OF
+        self._left, self._one_of = 0, _ONE_OF // 2
+        """Requests until one is followed while not all are; half of what lies between it and the one behind it."""
 
     def decided(self, pays: bool, num_rounds: int = 1) -> None:
         """Note some rounds, and whether drafts for all would pay in them."""
@@ -30,21 +31,20 @@ class Following:
         if self._ahead == _SURE:
             self.follows_all = False
         elif not self._ahead and not self.follows_all:
-            self.follows_all, self._num_asked, self._one_of = True, 0, _ONE_OF
+            self.follows_all, self._left, self._one_of = True, 0, _ONE_OF // 2
 
     def takes_next(self) -> bool:
         """Whether the request that is admitted now is followed."""
         if self.follows_all:
             return True
-        self._num_asked += 1
-        if self._num_asked <= 1:
-            return True
-        if self._num_asked <= self._one_of:
+        if self._left:
+            self._left -= 1
             return False
-        self._num_asked, self._one_of = 1, min(2 * self._one_of, _MOST_OF)
+        self._one_of = min(2 * self._one_of, _MOST_OF)
+        self._left = self._one_of - 1
         return True
 
     @property
     def patience(self) -> int:
         """How many times as long as at first a probe waits for somebody to draft for."""
-        return self._one_of // _ONE_OF
+        return max(self._one_of // _ONE_OF, 1)

@@ -257,7 +257,7 @@ class SpeculationPolicy:
         worth_s = self._token_s * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
-    def overdue(self, patience: int = 1) -> bool:
+    def overdue(self, patience: int) -> bool:
         """Whether a probe has waited too long for somebody to draft for; told so, it waits anew.
 
         Args:

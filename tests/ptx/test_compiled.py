@@ -61,8 +61,7 @@ def run(capability: int, *options: str, report: Path) -> set[str]:
     return set(json.loads(report.read_text()))
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.slow
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
     executed = run(
         capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran"

@@ -33,7 +33,7 @@ def test_the_environment_lacks_what_extras_bring(python: Path):
 
 
 @pytest.mark.parametrize(
-    "step", ["package", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hub", "imports", "local"))]
+    "step", ["package", "hub", *(pytest.param(name, marks=pytest.mark.slow) for name in ("imports", "local"))]
 )
 def test_a_new_user_needs_no_extra(python: Path, step: str):
     exercise(python, step)

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -249,17 +250,22 @@ class LayersAtOnce(nn.ModuleList):
 
     @contextmanager
     def entered(self, rows: Rows) -> Iterator[None]:
-        """Until the block ends the list is one step, where these rows and the layers are such that it may be."""
-        self.__dict__["_one_step"] = rows.packed is not None and _knows_runs(rows) and all(map(_is_plain, self))
+        """Until the block ends the list is one step, where these rows and the layers are such that it may be.
+
+        To this thread alone: another one's engine may have the same model, and rows of another kind. Where that one
+        enters or ends meanwhile, the list is a list again, which gives the same bits.
+        """
+        may_be = rows.packed is not None and _knows_runs(rows) and all(map(_is_plain, self))
+        self.__dict__["_one_step"] = get_ident() if may_be else None
         try:
             yield
         finally:
-            self.__dict__["_one_step"] = False
+            self.__dict__["_one_step"] = None
 
     @property
     def is_one_step(self) -> bool:
-        """Whether it is at the moment."""
-        return self.__dict__.get("_one_step", False)
+        """Whether it is at the moment, to this thread."""
+        return self.__dict__.get("_one_step") == get_ident()
 
     def __getitem__(self, index: Any) -> Any:
         if self.is_one_step and isinstance(index, slice) and index == slice(None, len(self)):

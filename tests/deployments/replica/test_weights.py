@@ -51,7 +51,7 @@ async def fleet(*names: str) -> AsyncIterator[EnginePool]:
         yield pool
 
 
-async def written_by(weights: str, answers: list[tuple[int, ...]]) -> None:
+async def until_written_by(weights: str, answers: list[tuple[int, ...]]) -> None:
     while not answers or answers[-1] != written(weights, 3):
         await asyncio.sleep(0.01)
 
@@ -81,10 +81,10 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
 
             asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
             digest = weights_digest(folder)
-            await written_by("", later)
+            await until_written_by("", later)
             await pool.weights.push(str(folder), 30.0)
             # What waited is answered behind the push, not before it ends.
-            await written_by(digest, later)
+            await until_written_by(digest, later)
             for task in asking:
                 task.cancel()
             assert [tokens(await task) for task in long] == [written("", 60)] * 8

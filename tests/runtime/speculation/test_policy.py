@@ -288,11 +288,12 @@ def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_mea
 def test_a_probe_waits_for_somebody_to_draft_for_and_says_once_that_it_waits_for_long():
     subject = shown(policy(), 0.05)
     assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(_LONGEST_WAIT)} == {Reason.PLAIN}
-    assert not subject.overdue()
+    assert not subject.overdue(1)
     for _ in range(_FIRST_PROBE):
         subject.plan(2, 0, 100.0, False, 2)
-    assert subject.overdue()
-    assert not subject.overdue()
+    assert not subject.overdue(2)
+    assert subject.overdue(1)
+    assert not subject.overdue(1)
     assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
     assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
     assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PLAIN

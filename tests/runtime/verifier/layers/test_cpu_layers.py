@@ -267,3 +267,20 @@ def test_two_engines_of_one_model_write_to_their_own_pools():
             assert list(threads.map(num_foreign, pools)) == [0, 0]
     finally:
         sys.setswitchinterval(interval)
+
+
+@torch.inference_mode()
+def test_a_list_of_layers_is_one_step_to_the_thread_whose_pass_it_is(monkeypatch):
+    loaded, told = prepared("llama"), []
+    layers, run_all = loaded.decoder_layers, cpu_layers.LayersAtOnce.run_all
+    cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
+
+    def asked(self, *args, **kwargs):
+        told.extend((self.is_one_step, other.submit(lambda: self.is_one_step).result(10)))
+        return run_all(self, *args, **kwargs)
+
+    monkeypatch.setattr(cpu_layers.LayersAtOnce, "run_all", asked)
+    with ThreadPoolExecutor(1) as other:
+        VerifierModel(loaded, ())(dummy_decode_batch(cache, 3, 4, 1))
+    assert told == [True, False]
+    assert not layers.is_one_step
