@@ -70,9 +70,9 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     return prepare_model(model, "random")
 
 
-def random_head(bench: Bench) -> EagleHead:
+def random_head(bench: Bench, **overrides) -> EagleHead:
     """An EAGLE-3 head of that model with random weights, drawn on the device."""
-    target = llama_config(bench)
+    target = llama_config(bench, **overrides)
     config = EagleHeadConfig(
         hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,

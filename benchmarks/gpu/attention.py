@@ -24,22 +24,25 @@ class Case(NamedTuple):
 
 CASES = (
     Case(8, 8192, 60, at_least=0.75),
-    Case(8, 8192, 1),
-    Case(1, 8192, 60),
     Case(1, 1024, 60),
-    # What `_computed_attention.py` computes.
-    *(Case(1, context, nodes) for context in (1024, 8192, 32768, 131072) for nodes in (1, 16)),
+    # Plain decoding, chains and trees.
+    *(Case(batch, context, nodes) for context in (1000, 8000) for batch in (1, 4, 16, 64) for nodes in (1, 8, 16)),
+    Case(1, 128_000, 1),
+    Case(1, 128_000, 16),
 )
+MAX_MODEL_LEN = 8192
+"""A captured launch has tables of so many tokens, or as wide as its contexts."""
 
 
 def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
     """Milliseconds of one captured launch, and the bytes it must move."""
     config, device = llama_config(bench), bench.device
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    width = -(-(case.context + case.nodes) // BLOCK_SIZE)
-    shape = (1 + case.batch * width, BLOCK_SIZE, kv_heads, dim)
+    used = -(-(case.context + case.nodes) // BLOCK_SIZE)
+    shape = (1 + case.batch * used, BLOCK_SIZE, kv_heads, dim)
     key_cache, value_cache = (torch.randn(shape, dtype=bench.dtype, device=device) for _ in range(2))
-    tables = 1 + torch.randperm(case.batch * width, device=device).view(case.batch, width)
+    tables = torch.zeros(case.batch, max(used, MAX_MODEL_LEN // BLOCK_SIZE), dtype=torch.int64, device=device)
+    tables[:, :used] = 1 + torch.randperm(case.batch * used, device=device).view(case.batch, used)
     query = torch.randn(case.batch, case.nodes, heads, dim, dtype=bench.dtype, device=device)
     num_context = torch.full((case.batch,), case.context, dtype=torch.int64, device=device)
     nodes = torch.arange(case.nodes, device=device)

@@ -76,8 +76,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(bench: Bench, folder: Path) -> Iterator[Server]:
+def serving(bench: Bench, folder: Path, *given: str) -> Iterator[Server]:
     """Start it, and end it with the block.
+
+    Args:
+        folder: for its log.
+        given: options beside the port and the device.
 
     Raises:
         RuntimeError: it does not start; what it said last.
@@ -85,7 +89,7 @@ def serving(bench: Bench, folder: Path) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log, options = folder / "serve.log", ["--port", str(port), "--device", bench.device.type]
+    log, options = folder / "serve.log", ["--port", str(port), "--device", bench.device.type, *given]
     with log.open("w") as file, subprocess.Popen([*COMMAND, *options], stdout=file, stderr=file) as server:
         try:
             started = time.monotonic()

@@ -119,6 +119,7 @@ def attend_rows(
     words_ptr,
     sink_ptr,
     out_ptr,
+    partial_ptr,
     lse_ptr,
     stride_query_req,
     stride_query_node,
@@ -133,7 +134,6 @@ def attend_rows(
     stride_position,
     stride_word_req,
     stride_word_node,
-    stride_out_split,
     stride_out_req,
     stride_out_node,
     stride_out_head,
@@ -160,7 +160,7 @@ def attend_rows(
     TAIL_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the results of one tile, or its partial results and their log-sum-exp."""
+    """Write the results of one tile; those of one split among several to the partial ones, with their log-sum-exp."""
     # Those after the first find the keys of their head in the L2 cache.
     row_tile = unit % num_row_tiles
     kv_head = unit // num_row_tiles % NUM_KV_HEADS
@@ -196,7 +196,7 @@ def attend_rows(
     low = begin
     high = end
     if SPLIT:
-        per_split, _ = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
+        per_split, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
         low = begin + split * per_split  # past the end where a window or a row tile of a chunk sees fewer keys
         high = tl.minimum(low + per_split, end)
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
@@ -291,15 +291,20 @@ def attend_rows(
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]
-    out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     stored = live
     if SPLIT:
         # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
+        several = node < tl.where(num_splits > 1, num_query, 0)
+        cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
         lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        row = (split.to(tl.int64) * num_reqs + req) * num_query + node
-        tl.store(lse_ptr + row * (NUM_KV_HEADS * GROUP) + head, lse, mask=live)
-        out_ptrs += split.to(tl.int64) * stride_out_split
-        stored = live & seen
+        tl.store(lse_ptr + cell, lse, mask=several)
+        tl.store(
+            partial_ptr + cell[:, None] * VALUE_DIM + value_dims[None, :],
+            acc,
+            mask=(several & seen)[:, None] & (value_dims < VALUE_DIM)[None, :],
+        )
+        stored = node < tl.where(num_splits > 1, 0, num_query)
+    out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     tl.store(
         out_ptrs[:, None] + value_dims[None, :],
         acc.to(out_ptr.dtype.element_ty),

@@ -9,12 +9,15 @@ import triton.language as tl
 MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
-# Of a split's keys per row: its partial result, float32 and both written and read, is a quarter of what it reads in
-# 16-bit keys and values. Fewer would cost many requests more than one alone gains by more programs.
-_KEYS_PER_ROW = 8
-# How many times over the programs of a launch fill the device, beside one for each request. Fewer leave a device that
-# waits for the last of them; more find nothing to do where requests are short.
-_DEVICES = 8
+# Keys of a split where the first splits of all requests fill the device by themselves: further ones are for contexts
+# much longer than the others. Where they fill a part of it, splits are shorter by as much. Measured on an H100, with 1
+# to 128 requests of 1k to 8k keys: half or twice as many cost up to a fifth more.
+_KEYS_OF_A_FULL_DEVICE = 2048
+# How many times over the programs of further splits fill the device. Fewer leave a device that waits for the last of
+# them; more find nothing to do where requests are short.
+_DEVICES = 2
+# Programs of a merge: each finds out that its requests are not split, where they are not.
+_MERGING = 4096
 # The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
 # Requests whose lengths a program reads at once.
@@ -22,7 +25,7 @@ _BLOCK_REQS = tl.constexpr(256)
 
 
 class Splits(NamedTuple):
-    """How long the splits of a request are: by its own length, whatever else is in the batch."""
+    """How long the splits of a request are in launches of one size: by its own length, whatever is beside it."""
 
     most: int
     """Splits of one request, at most MAX_SPLITS."""
@@ -34,25 +37,32 @@ class Splits(NamedTuple):
         return max(min(self.most, -(-max_keys // self.least_keys)), 1)
 
     def launched(self, num_reqs: int, max_keys: int) -> int:
-        """Programs, for each row tile and head, that share the splits of requests of at most `max_keys` keys.
+        """Programs, for each row tile and head, of requests of at most `max_keys` keys.
 
-        By shapes alone, as a captured launch needs it: were there one for each split that the longest table allows,
-        nearly all of a large batch would find nothing to do.
+        One for the first split of each request; the others share the splits behind it. By shapes alone, as a captured
+        launch needs it: were there one for each split that the longest table allows, nearly all of a large batch would
+        find nothing to do.
         """
-        return min(num_reqs * self.at_most(max_keys), num_reqs + _DEVICES * self.most)
+        return num_reqs + min(num_reqs * (self.at_most(max_keys) - 1), _DEVICES * self.most)
 
 
-def choose_splits(num_programs: int, device_programs: int, num_rows: int, block_keys: int) -> Splits:
-    """Splits by which the programs of one request fill the device.
+def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
+    """Splits that fill the device: by the programs of one request where it is long, by those of all in a large batch.
 
     Args:
+        num_reqs: of the launch; the same splits up to the next power of two, where captured rounds have padding.
         num_programs: programs of one request without splitting: KV heads * row tiles.
         device_programs: programs the device runs at once.
-        num_rows: query rows that share a program's keys.
         block_keys: keys of a tile.
     """
-    keys = max(_MIN_TILES_PER_SPLIT * block_keys, _KEYS_PER_ROW * num_rows)
-    return Splits(choose_num_splits(num_programs, device_programs), -(-keys // block_keys) * block_keys)
+    filled = min(triton.next_power_of_2(num_reqs) * num_programs / device_programs, 1.0)
+    tiles = max(round(_KEYS_OF_A_FULL_DEVICE * filled / block_keys), _MIN_TILES_PER_SPLIT)
+    return Splits(choose_num_splits(num_programs, device_programs), tiles * block_keys)
+
+
+def merged_heads(num_rows: int, num_heads: int) -> int:
+    """Heads of a row that one program merges, one after another."""
+    return min(max(num_rows * num_heads // _MERGING, 1), num_heads)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -83,7 +93,7 @@ def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: in
 def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr):
     """Keys of a split, and how many splits there are: of a request or of a vector of them.
 
-    By the request's own length: a row's sums are ordered alike in any batch, table and graph.
+    By the request's own length: a row's sums are ordered alike whatever the lengths beside it, in any table and graph.
     """
     length = context + num_new
     if window is not None:
@@ -93,18 +103,18 @@ def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOC
 
 
 @triton.jit
-def _num_splits(
+def _further_splits(
     first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr
 ):
-    """int32 [_BLOCK_REQS]: splits of the requests from `first` on, 0 behind the last."""
+    """int32 [_BLOCK_REQS]: splits behind the first one of the requests from `first` on, 0 behind the last request."""
     reqs = first + tl.arange(0, _BLOCK_REQS)
     context = tl.load(context_ptr + reqs, mask=reqs < num_reqs, other=0).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
-    return tl.where(reqs < num_reqs, num_splits, 0)
+    return tl.where(reqs < num_reqs, num_splits - 1, 0)
 
 
 @triton.jit
-def count_splits(
+def count_further_splits(
     context_ptr,  # int64 [num_reqs]
     num_reqs,
     num_new,
@@ -114,18 +124,21 @@ def count_splits(
     least_keys,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """Splits of all requests."""
+    """Splits of all requests but the first one of each."""
     total = 0
     for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
         total += tl.sum(
-            _num_splits(first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS), 0
+            _further_splits(
+                first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS
+            ),
+            0,
         )
     return total
 
 
 @triton.jit
-def find_split(
-    item,  # below `count_splits`: the splits of one request follow those of another
+def find_further_split(
+    item,  # below `count_further_splits`: those of one request follow those of another
     context_ptr,  # int64 [num_reqs]
     num_reqs,
     num_new,
@@ -135,20 +148,23 @@ def find_split(
     least_keys,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """The request that an item belongs to, and which of its splits it is."""
+    """The request that an item belongs to, and which of its splits it is, 1 or more."""
     req = 0
     for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
         ends = tl.cumsum(
-            _num_splits(first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS), 0
+            _further_splits(
+                first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS
+            ),
+            0,
         )
         before = (ends <= item) & (req == first)  # of no block behind the request's own
         req += tl.sum(before.to(tl.int32), 0)
         item -= tl.max(tl.where(before, ends, 0), 0)
-    return req, item
+    return req, item + 1
 
 
 @triton.jit(
-    do_not_specialize=["stride_split", "num_query", "num_new", "max_keys", "most_splits", "least_keys"],
+    do_not_specialize=["stride_split", "num_query", "num_new", "max_keys", "most_splits", "least_keys", "num_merged"],
     do_not_specialize_on_alignment=["context_ptr"],
 )
 def merge_splits_kernel(
@@ -166,6 +182,7 @@ def merge_splits_kernel(
     max_keys,
     most_splits,
     least_keys,
+    num_merged,  # heads of a program
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
@@ -173,28 +190,34 @@ def merge_splits_kernel(
     ALL_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
+    """Of requests that have several splits; what has one is written where it belongs by the attention kernel."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     context = tl.load(context_ptr + row // num_query).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
-    cell = row * NUM_HEADS + head
-    dims = tl.arange(0, BLOCK_VALUE_DIM)
-    every = tl.arange(0, ALL_SPLITS)
-    all_lse = tl.load(lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf"))
-    peak = tl.maximum(tl.max(all_lse, 0), LOWEST)
-    total = tl.sum(tl.exp2(all_lse - peak), 0)
-    acc = tl.zeros([BLOCK_VALUE_DIM], tl.float32)
-    for first in tl.range(0, num_splits, BLOCK_SPLITS):
-        some = first + tl.arange(0, BLOCK_SPLITS)
-        at = some.to(tl.int64) * stride_split + cell
-        lse = tl.load(lse_ptr + at, mask=some < num_splits, other=float("-inf"))
-        weight = tl.exp2(lse - peak)
-        partial = tl.load(
-            partial_ptr + at[:, None] * VALUE_DIM + dims[None, :],
-            mask=(lse > float("-inf"))[:, None] & (dims < VALUE_DIM)[None, :],
-            other=0.0,
-        )
-        acc += tl.sum(weight[:, None] * partial, 0)
-    acc = acc / tl.where(total > 0, total, 1.0)
-    out_ptrs = out_ptr + row // num_query * stride_out_req + row % num_query * stride_out_node + head * stride_out_head
-    tl.store(out_ptrs + dims, acc.to(out_ptr.dtype.element_ty), mask=dims < VALUE_DIM)
+    if num_splits > 1:
+        dims = tl.arange(0, BLOCK_VALUE_DIM)
+        every = tl.arange(0, ALL_SPLITS)
+        first_head = tl.program_id(1) * num_merged
+        for head in tl.range(first_head, tl.minimum(first_head + num_merged, NUM_HEADS), num_stages=1):
+            cell = row * NUM_HEADS + head
+            all_lse = tl.load(
+                lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf")
+            )
+            peak = tl.maximum(tl.max(all_lse, 0), LOWEST)
+            total = tl.sum(tl.exp2(all_lse - peak), 0)
+            acc = tl.zeros([BLOCK_VALUE_DIM], tl.float32)
+            for first in tl.range(0, num_splits, BLOCK_SPLITS):
+                some = first + tl.arange(0, BLOCK_SPLITS)
+                at = some.to(tl.int64) * stride_split + cell
+                lse = tl.load(lse_ptr + at, mask=some < num_splits, other=float("-inf"))
+                weight = tl.exp2(lse - peak)
+                partial = tl.load(
+                    partial_ptr + at[:, None] * VALUE_DIM + dims[None, :],
+                    mask=(lse > float("-inf"))[:, None] & (dims < VALUE_DIM)[None, :],
+                    other=0.0,
+                )
+                acc += tl.sum(weight[:, None] * partial, 0)
+            acc = acc / tl.where(total > 0, total, 1.0)
+            out_ptrs = out_ptr + row // num_query * stride_out_req + row % num_query * stride_out_node
+            out_ptrs += head * stride_out_head
+            tl.store(out_ptrs + dims, acc.to(out_ptr.dtype.element_ty), mask=dims < VALUE_DIM)

@@ -1,9 +1,9 @@
 """Attention of query rows over a paged KV cache on a GPU: prompt chunks, plain decodes and token trees in one kernel.
 
 The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
-log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length, so that its
-result has the same bits in any batch. The grid depends on shapes alone, never on device data: a launch can be captured
-in a CUDA graph and replayed with other lengths, whose splits its programs share.
+log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length and on the size
+of the batch, so that its result has the same bits whatever is beside it. The grid depends on shapes alone, never on
+device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits its programs share.
 
 Reference: `wingbeat.kernels.attention.reference`.
 """
@@ -21,6 +21,7 @@ from wingbeat.kernels.attention.splits import (
     Splits,
     choose_splits,
     merge_splits_kernel,
+    merged_heads,
     workspace_size,
 )
 from wingbeat.kernels.attention.tiles import TileConfig, tile_config
@@ -35,8 +36,7 @@ class _Partial(NamedTuple):
     out: Any
     """float32 [num_splits, num_reqs, num_query, num_heads, value_dim]."""
     lse: Any
-    strides: tuple[int, int, int, int]
-    """Of `out` without its last dimension."""
+    """float32 [num_splits, num_reqs, num_query, num_heads]."""
 
 
 class _Launch(NamedTuple):
@@ -49,9 +49,8 @@ class _Launch(NamedTuple):
     constants: dict[str, Any]
 
     def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
-        """Of `tree_attention_kernel`, all but the constants; without partial results `out` is written."""
-        target = _Partial(self.out, None, (0, *self.out.stride()[:3])) if partial is None else partial
-        return (*self.tensors, target.out, target.lse, *self.strides, *target.strides, *self.scalars, *splits)
+        """Of `tree_attention_kernel`, all but the constants."""
+        return (*self.tensors, self.out, *(partial or (None, None)), *self.strides, *self.scalars, *splits)
 
     def merge_arguments(self, partial: _Partial, splits: Splits) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Of `merge_splits_kernel`."""
@@ -63,12 +62,13 @@ class _Launch(NamedTuple):
             "BLOCK_VALUE_DIM": triton.next_power_of_2(value_dim),
             "BLOCK_KEYS": self.constants["BLOCK_KEYS"],
             "ALL_SPLITS": MAX_SPLITS,
-            "BLOCK_SPLITS": 16,
-            "num_warps": 4,
+            "BLOCK_SPLITS": 4,
+            "num_warps": 1,
         }
-        rows = num_reqs * num_query * num_heads
-        lengths = (window, num_query, num_new, max_keys, *splits)
-        return (partial.out, partial.lse, self.out, contexts, rows, *self.out.stride()[:3], *lengths), constants
+        rows = num_reqs * num_query
+        lengths = (window, num_query, num_new, max_keys, *splits, merged_heads(rows, num_heads))
+        cells = rows * num_heads
+        return (partial.out, partial.lse, self.out, contexts, cells, *self.out.stride()[:3], *lengths), constants
 
 
 def tree_attention(
@@ -117,8 +117,7 @@ def tree_attention(
     with torch.cuda.device_of(query):
         if splits is None:
             device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
-            rows = min(num_rows, config.block_rows)
-            splits = choose_splits(num_programs, device_programs, rows, config.block_keys)
+            splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
         if sliding_window is not None:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
@@ -130,7 +129,8 @@ def tree_attention(
         partial = _partial_results(out, num_splits, workspace)
         tree_attention_kernel[grid](*launch.arguments(partial, splits), SPLIT=True, **launch.constants)
         arguments, constants = launch.merge_arguments(partial, splits)
-        merge_splits_kernel[(num_reqs * num_query, num_heads)](*arguments, **constants)
+        grid = (num_reqs * num_query, triton.cdiv(num_heads, merged_heads(num_reqs * num_query, num_heads)))
+        merge_splits_kernel[grid](*arguments, **constants)
     return out
 
 
@@ -161,6 +161,7 @@ def _prepare(
         block_tables.stride(0),
         0 if causal else positions.stride(0),
         *((0, 0) if causal else mask_words.stride()[:2]),
+        *out.stride()[:3],
     )
     scalars = (
         float(scaling),
@@ -202,8 +203,7 @@ def _partial_results(out: Tensor, num_splits: int, workspace: Tensor | None) -> 
         raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}: {needed} x torch.float32 needed")
     rows = num_splits * num_reqs * num_query * num_heads
     flat = workspace.view(-1)
-    results = flat[: rows * value_dim].view(num_splits, num_reqs, num_query, num_heads, value_dim)
-    return _Partial(results, flat[rows * value_dim : needed], results.stride()[:4])
+    return _Partial(flat[: rows * value_dim], flat[rows * value_dim : needed])
 
 
 def partial_bytes(
@@ -226,7 +226,7 @@ def partial_bytes(
     config = tile_config(dtype, max(dims), num_rows, limits)
     device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
     num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
-    splits = choose_splits(num_programs, device_programs, min(num_rows, config.block_rows), config.block_keys)
+    splits = choose_splits(rows[0], num_programs, device_programs, config.block_keys)
     return 4 * workspace_size(splits.at_most(max_keys), *rows, heads[0], dims[1])
 
 
@@ -241,9 +241,7 @@ def _resident_programs(launch: _Launch) -> int:
     index, constants = query.device.index or 0, launch.constants
     key = (index, query.dtype, key_cache.dtype, given, launch.scalars[1:3], *constants.values())
     if key not in _RESIDENT:
-        shape, types = launch.out.shape, _Partial(torch.float32, torch.float32, (0, 0, 0, 0))
-        rows = shape[1:].numel()
-        partial = types._replace(strides=(shape[0] * rows, rows, shape[2] * shape[3], shape[3]))
+        partial = _Partial(torch.float32, torch.float32)
         splits = Splits(1, constants["BLOCK_KEYS"])
         one = (1,)
         tree_attention_kernel.warmup(*launch.arguments(None, splits), SPLIT=False, grid=one, **constants)

@@ -75,7 +75,8 @@ class Compiler:
             "position_ptr": "*i64" if window and not causal else None,
             "words_ptr": None if causal else "*i64",
             "sink_ptr": TYPES[dtype] if sinks else None,
-            "out_ptr": "*fp32" if split else TYPES[dtype],
+            "out_ptr": TYPES[dtype],
+            "partial_ptr": "*fp32" if split else None,
             "lse_ptr": "*fp32" if split else None,
         }
         constants = {
@@ -105,10 +106,11 @@ class Compiler:
 
     def others(self) -> None:
         """The merge of splits, and the kernels that store and move KV."""
-        merge = {"NUM_HEADS": 32, "VALUE_DIM": 128, "BLOCK_VALUE_DIM": 128, "ALL_SPLITS": 128, "BLOCK_SPLITS": 16}
+        merge = {"NUM_HEADS": 32, "VALUE_DIM": 128, "BLOCK_VALUE_DIM": 128, "ALL_SPLITS": 128, "BLOCK_SPLITS": 4}
         partial = {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16", "context_ptr": "*i64"}
         for window in (None, "i32"):
-            self.compile("", merge_splits_kernel, partial, merge | {"BLOCK_KEYS": 64}, {"window": window})
+            constants = merge | {"BLOCK_KEYS": 64}
+            self.compile("", merge_splits_kernel, partial, constants, {"window": window}, num_warps=1)
         names = ("key", "value", "key_cache", "value_cache")
         rows = {f"{name}_ptr": "*bf16" for name in names} | {"slot_ptr": "*i64"}
         store = {"BLOCK_SIZE": 16, "NUM_HEADS": 8, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_CHUNKS": 1, "CHUNK": 1024}

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from wingbeat.kernels.attention.device import KNOWN
-from wingbeat.kernels.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits
+from wingbeat.kernels.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits, merged_heads
 from wingbeat.kernels.attention.tiles import device_tiles, tile_config
 from wingbeat.kernels.attention.triton import partial_bytes
 
@@ -22,16 +22,24 @@ def test_splits_of_one_request_fill_the_device_and_no_more(device_programs):
 
 def test_one_request_of_llama_fills_the_device():
     """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, two programs on each of 132 multiprocessors."""
-    splits = choose_splits(8, 264, 4, 64)
+    splits = choose_splits(1, 8, 264, 64)
     assert 0.8 * 264 <= 8 * splits.at_most(8192) <= 264
 
 
-def test_tall_tiles_read_more_keys_for_each_partial_result():
-    assert choose_splits(8, 264, 4, 64).least_keys == 128
-    assert choose_splits(8, 264, 64, 64).least_keys == 512
-    assert choose_splits(8, 264, 33, 64).least_keys % 64 == 0
-    assert choose_splits(8, 264, 64, 64).at_most(512) == 1
-    assert choose_splits(8, 264, 64, 64).at_most(513) == 2
+def test_splits_are_long_where_many_requests_fill_the_device_and_short_where_one_does():
+    """They are whole tiles, alike for all numbers of requests that one captured round serves."""
+    keys = {num_reqs: choose_splits(num_reqs, 8, 264, 64).least_keys for num_reqs in (1, 4, 16, 17, 31, 32, 128)}
+    assert keys == {1: 128, 4: 256, 16: 1024, 17: 1984, 31: 1984, 32: 1984, 128: 2048}
+    assert choose_splits(128, 8, 264, 64).at_most(2048) == 1
+    assert choose_splits(128, 8, 264, 64).at_most(2049) == 2
+
+
+@pytest.mark.parametrize(("num_rows", "num_heads"), [(1, 32), (512, 32), (1024, 32), (100_000, 32), (7, 1)])
+def test_a_merge_has_programs_enough_and_no_more(num_rows, num_heads):
+    heads = merged_heads(num_rows, num_heads)
+    assert 1 <= heads <= num_heads
+    assert num_rows * -(-num_heads // heads) <= max(2 * 4096, num_rows)
+    assert heads == 1 or num_rows * -(-num_heads // heads) >= 4096
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -71,6 +79,6 @@ def test_memory_of_splits_is_foreseen_for_the_longest_contexts():
     """32 requests of Llama-3.1-8B in trees of 16 nodes: 64 rows in a tile, two programs on a multiprocessor."""
     shape = (torch.bfloat16, (32, 16), (32, 8), (128, 128))
     assert partial_bytes(*shape, 512, KNOWN["H100"]) == 0
-    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 16 * 32 * 16 * 32 * 129 * 4
+    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 5 * 32 * 16 * 32 * 129 * 4
     assert partial_bytes(*shape, 131072, KNOWN["H100"]) > partial_bytes(*shape, 8192, KNOWN["H100"])
     assert partial_bytes(*shape, 131072, KNOWN["L4"]) < partial_bytes(*shape, 131072, KNOWN["H100"])

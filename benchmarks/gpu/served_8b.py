@@ -1,0 +1,160 @@
+"""The 8B shape served by Ray, its drafter in another process of the same GPU: tokens per second over HTTP.
+
+benchmarks/gpu/run.sh served
+
+Random weights, written to a temporary folder as checkpoints (16 GB), so acceptance is forced as in `engine_speed.py`:
+chains of seven, 3.9 tokens a round. Each number of requests plainly and with drafts in turns; then a drafter is killed
+while they are drafted for, and every request has to end with all its tokens.
+"""
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from _engine import CHAIN, CHAIN_LENGTH, benchmark_mode
+from _harness import Bench, Cases, Figure, Result, run
+from _model import llama_config, random_head, random_model, shape_facts
+from served import ANSWER_S, Server, serving
+
+from wingbeat.runtime.config import ForcedAcceptance
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.heads.save import save_eagle_head
+
+AT_ONCE, TURNS = (1, 16, 64), 2
+KILLED_AT = 0.6
+"""Of the time that its requests take: behind their prompts."""
+ROOM = 16
+"""Tokens of a request beside its prompt and its answer."""
+
+
+class Load(NamedTuple):
+    """Requests of one size."""
+
+    num_tokens: int
+    """Of a prompt."""
+    max_tokens: int
+    at_once: tuple[int, ...]
+
+
+def load_of(bench: Bench) -> Load:
+    """What is asked for."""
+    return Load(16, 16, (1, 2)) if bench.quick else Load(1024, 192, AT_ONCE)
+
+
+def write_pair(bench: Bench, folder: Path) -> tuple[Path, Path]:
+    """Checkpoints of a verifier and its head, with the demo's tokenizer: prompts are token ids."""
+    demo = demo_pair().verifier
+    # A token that the tokenizer has no word for is no word in the answer.
+    overrides = {"vocab_size": 4096} if bench.quick else {}
+    config = llama_config(bench, **overrides)
+    loaded = random_model(bench, config)
+    loaded.model.save_pretrained(folder / "verifier")
+    for file in demo.glob("*token*"):
+        shutil.copy(file, folder / "verifier")
+    head = random_head(bench, **overrides)
+    save_eagle_head(head, folder / "drafter")
+    return folder / "verifier", folder / "drafter"
+
+
+def answer(server: Server, prompt: list[int], max_tokens: int, drafts: bool) -> int:
+    """Tokens of one completion."""
+    asked = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body = json.dumps({**asked, "speculation": {"enabled": drafts}}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+        return json.load(response)["usage"]["completion_tokens"]
+
+
+def answers(server: Server, load: Load, at_once: int, drafts: bool) -> float:
+    """Tokens per second of so many requests, prompts included."""
+    prompts = torch.randint(1, 4096, (at_once, load.num_tokens)).tolist()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        counts = list(pool.map(lambda prompt: answer(server, prompt, load.max_tokens, drafts), prompts))
+    if set(counts) != {load.max_tokens}:
+        raise RuntimeError(f"answers of {sorted(set(counts))} tokens where {load.max_tokens} were asked for")
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def rates(server: Server, load: Load, at_once: int) -> list[Figure]:
+    """Plainly and with drafts, in turns behind one of each."""
+    speeds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(1 + TURNS):
+        for drafts, measured in speeds.items():
+            measured.append(answers(server, load, at_once, drafts))
+    plain, drafted = (statistics.median(measured[1:]) for measured in speeds.values())
+    return [
+        Figure(f"{at_once} at once, plain", plain, "tokens/s"),
+        Figure(f"{at_once} at once, chains", drafted, "tokens/s"),
+        Figure(f"{at_once} at once, over plain", drafted / plain, "x"),
+    ]
+
+
+def killed(server: Server, load: Load) -> list[Figure]:
+    """A drafter killed while it is drafted for."""
+    at_once, before = load.at_once[-1], server.drafters()
+    lasts_s = at_once * load.max_tokens / answers(server, load, at_once, True)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(answers, server, load, at_once, True)
+        time.sleep(KILLED_AT * lasts_s)
+        os.kill(before[-1], signal.SIGKILL)
+        under_way = not whole.done()
+        speed = whole.result()
+    return [
+        Figure("drafter killed: requests under way", at_once * under_way, "requests", at_least=1),
+        Figure("drafter killed: these ended, all tokens there", speed, "tokens/s"),
+    ]
+
+
+@contextmanager
+def served_pair(bench: Bench, load: Load) -> Iterator[Server]:
+    """The pair's server."""
+    with tempfile.TemporaryDirectory() as folder:
+        verifier, drafter = write_pair(bench, Path(folder))
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()  # the server's processes need it
+        forced = ",".join(map(str, ForcedAcceptance.length(CHAIN_LENGTH).rates))
+        options = {
+            "drafter": drafter,
+            "draft-steps": CHAIN.draft_steps,
+            "draft-top-k": CHAIN.draft_top_k,
+            "verify-tree-size": CHAIN.verify_tree_size,
+            "max-num-seqs": load.at_once[-1],
+            "max-model-len": load.num_tokens + load.max_tokens + ROOM,
+            "forced-acceptance": forced,
+        }
+        given = [f"--{name}={value}" for name, value in options.items()]
+        with benchmark_mode(), serving(bench, Path(folder), str(verifier), "--no-adaptive", *given) as server:
+            yield server
+
+
+def measure(bench: Bench) -> Result:
+    """One server for all of it."""
+    load, config = load_of(bench), llama_config(bench)
+    facts = shape_facts(config, bench.dtype) | {
+        "workload": f"greedy, prompts of {load.num_tokens} random tokens, {load.max_tokens} new ones each, over HTTP",
+        "acceptance": f"FORCED to {CHAIN_LENGTH} tokens a round of chains; the text is not the model's",
+    }
+    cases = Cases(bench, facts)
+    with served_pair(bench, load) as server:
+        cases.run("start", lambda: [Figure("ready after", server.ready_s, "s")])
+        for at_once in load.at_once:
+            cases.run(f"{at_once} at once", partial(rates, server, load, at_once))
+        cases.run("drafter killed", partial(killed, server, load))
+    return cases.result
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)
