@@ -127,14 +127,14 @@ def sessions() -> dict[str, list[Part]]:
             # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
             pytest_part("tests_kernels", ["tests/kernels"], 110, only="-m 'not slow'"),
             script("hop", 40),
-            script("kernel_profile", 50),
             pytest_part("tests_runtime", gpu_files("tests/runtime"), 70, only="-m 'gpu and not ray'", workers=6),
             pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
             # Last, and alone: a stream that hangs would take the others with it.
             pytest_part("tests_killed", ipc, 50, only="-m gpu -k behind_its_doorbell", workers=1),
         ],
         "speed": [
-            script("engine_speed", 370),
+            script("engine_speed", 240),
+            script("kernel_profile", 150),
             script("plain_decode", 110),
             script("verify", 70),
             script("draft_round", 60),
@@ -143,7 +143,7 @@ def sessions() -> dict[str, list[Part]]:
             script("bandwidth", 30),
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
-        "served": [script("served", 400), script("prompt_rounds", 90)],
+        "served": [script("served_8b", 240), script("served", 200), script("prompt_rounds", 90)],
     }
 
 

@@ -15,7 +15,7 @@ _MIN_TILES_PER_SPLIT = 2
 _KEYS_OF_A_FULL_DEVICE = 2048
 # How many times over the programs of further splits fill the device. Fewer leave a device that waits for the last of
 # them; more find nothing to do where requests are short.
-_DEVICES = 2
+_DEVICES = 4
 # Programs of a merge: each finds out that its requests are not split, where they are not.
 _MERGING = 4096
 # The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.

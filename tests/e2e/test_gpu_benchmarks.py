@@ -57,7 +57,8 @@ def suite(monkeypatch):
 def test_every_promised_script_is_there():
     assert {
         "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
-        "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "two_processes", "verify",
+        "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "served_8b",
+        "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -82,7 +83,8 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
 
 
 SLOW = {"attention", "two_processes", "engine_speed", "kernel_profile", "round_stages"}
-MARKS = {name: [pytest.mark.slow] for name in SLOW} | {"served": [pytest.mark.slow, pytest.mark.ray]}
+SERVED = {name: [pytest.mark.slow, pytest.mark.ray] for name in ("served", "served_8b")}
+MARKS = {name: [pytest.mark.slow] for name in SLOW} | SERVED
 
 
 @pytest.mark.few(1)

@@ -90,8 +90,7 @@ def test_rounds_are_launched_before_the_one_before_is_waited_for(loaded, grammar
     first, last = (
         index for index in (guided.index([True, False]), len(guided) - 1 - guided[::-1].index([True, False]))
     )
-    assert all(kinds == [True, False] for kinds in guided[first : last + 1 : 2])
-    assert all(kinds == [False] for kinds in guided[first + 1 : last : 2])
+    assert guided[first : last + 1] == [[False] if index % 2 else [True, False] for index in range(last + 1 - first)]
     launches = [index for index, event in enumerate(events) if event == "launch"]
     for number in range(first + 1, last):
         assert events[launches[number] - 1] == "wait"
