@@ -110,7 +110,8 @@ def _further_splits(
     reqs = first + tl.arange(0, _BLOCK_REQS)
     context = tl.load(context_ptr + reqs, mask=reqs < num_reqs, other=0).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
-    return tl.where(reqs < num_reqs, num_splits - 1, 0)
+    # Rows before the beginning of a sequence have no split.
+    return tl.where(reqs < num_reqs, tl.maximum(num_splits - 1, 0), 0)
 
 
 @triton.jit

@@ -56,8 +56,9 @@ def expected(contexts: list[int], splits: Splits, window: int | None, max_keys: 
 @pytest.mark.parametrize(("window", "max_keys"), [(None, WIDE), (None, 96), (70, WIDE)])
 @pytest.mark.parametrize(("num_reqs", "step"), [(1, 1), (7, 1), (259, 29)])
 def test_items_are_the_further_splits_of_one_request_after_another(num_reqs, step, window, max_keys):
-    """Also where a program cannot read all lengths at once, and where a table ends within a context."""
-    contexts = [*((37 * req) % 331 if req % 5 else 0 for req in range(num_reqs - 1)), 1000]
+    """Also where a program cannot read all lengths at once, where a table ends within a context, and where a module
+    looks further ahead than its sequence is long."""
+    contexts = [*((37 * req) % 331 if req % 5 else -7 * (req % 2) for req in range(num_reqs - 1)), 1000]
     splits = Splits(6, 2 * BLOCK_KEYS)
     items = expected(contexts, splits, window, max_keys)
     out = torch.full((len(items) + 1, 2), -1, dtype=torch.int32, device=DEVICE)
