@@ -291,22 +291,23 @@ def attend_rows(
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]
-    stored = live
+    several = False
     if SPLIT:
+        several = num_splits > 1
+    if several:
         # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
-        several = node < tl.where(num_splits > 1, num_query, 0)
-        cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
         lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        tl.store(lse_ptr + cell, lse, mask=several)
+        cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
+        tl.store(lse_ptr + cell, lse, mask=live)
         tl.store(
             partial_ptr + cell[:, None] * VALUE_DIM + value_dims[None, :],
             acc,
-            mask=(several & seen)[:, None] & (value_dims < VALUE_DIM)[None, :],
+            mask=(live & seen)[:, None] & (value_dims < VALUE_DIM)[None, :],
         )
-        stored = node < tl.where(num_splits > 1, 0, num_query)
-    out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
-    tl.store(
-        out_ptrs[:, None] + value_dims[None, :],
-        acc.to(out_ptr.dtype.element_ty),
-        mask=stored[:, None] & (value_dims < VALUE_DIM)[None, :],
-    )
+    else:
+        out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
+        tl.store(
+            out_ptrs[:, None] + value_dims[None, :],
+            acc.to(out_ptr.dtype.element_ty),
+            mask=live[:, None] & (value_dims < VALUE_DIM)[None, :],
+        )
