@@ -105,6 +105,20 @@ def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.
 
 
 @triton.jit
+def _store_rows(
+    out_ptr,
+    offsets,  # int64 [BLOCK_ROWS]
+    rows,  # float32 [BLOCK_ROWS, BLOCK_VALUE_DIM]
+    stored,  # bool [BLOCK_ROWS]
+    VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+):
+    dims = tl.arange(0, BLOCK_VALUE_DIM)
+    mask = stored[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(out_ptr + offsets[:, None] + dims[None, :], rows.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def attend_rows(
     unit,  # which tile of rows of which head: row tiles of one head follow one another
     req,
@@ -202,7 +216,6 @@ def attend_rows(
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
-    value_dims = tl.arange(0, BLOCK_VALUE_DIM)
     query_ptrs = query_ptr + req * stride_query_req + (node * stride_query_node + head * stride_query_head)[:, None]
     query = tl.load(query_ptrs + key_dims[None, :], mask=live[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
     key_ptr += kv_head * stride_key_head
@@ -291,23 +304,15 @@ def attend_rows(
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]
-    several = False
+    out_rows = req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     if SPLIT:
-        several = num_splits > 1
-    if several:
-        # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
-        lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
-        tl.store(lse_ptr + cell, lse, mask=live)
-        tl.store(
-            partial_ptr + cell[:, None] * VALUE_DIM + value_dims[None, :],
-            acc,
-            mask=(live & seen)[:, None] & (value_dims < VALUE_DIM)[None, :],
-        )
+        if num_splits > 1:
+            # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
+            lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+            cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
+            tl.store(lse_ptr + cell, lse, mask=live)
+            _store_rows(partial_ptr, cell * VALUE_DIM, acc, live & seen, VALUE_DIM, BLOCK_VALUE_DIM)
+        else:
+            _store_rows(out_ptr, out_rows, acc, live, VALUE_DIM, BLOCK_VALUE_DIM)
     else:
-        out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
-        tl.store(
-            out_ptrs[:, None] + value_dims[None, :],
-            acc.to(out_ptr.dtype.element_ty),
-            mask=live[:, None] & (value_dims < VALUE_DIM)[None, :],
-        )
+        _store_rows(out_ptr, out_rows, acc, live, VALUE_DIM, BLOCK_VALUE_DIM)
