@@ -124,13 +124,6 @@ class AdaptiveSpeculation(Speculation):
             return unfollowed
         return unfollowed[:1] if self.policy.overdue(self._following.patience) else []
 
-    def may_follow(self, seq: Sequence) -> bool:
-        """Whether drafts for its tokens save what the drafter takes for its context, by what was seen of both."""
-        num_tokens = seq.request.params.max_tokens - seq.num_output_tokens
-        num_context = len(seq.token_ids) - seq.num_cached_tokens
-        costs = self.policy.costs
-        return self._following.may_take(num_tokens * self.policy.saved_token_s, num_context * costs.intake_token_s)
-
     def follows_next(self) -> bool:
         """One of a few, while not all are."""
         return self._following.takes_next()

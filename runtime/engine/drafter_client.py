@@ -153,13 +153,10 @@ class DrafterClient(RoundObserver):
         params = seq.request.params
         if self._end is None or not params.speculation:
             return
-        is_followed_anyway = params.force_drafts or self._stateless
-        if not (is_followed_anyway or self._speculation.may_follow(seq)):
-            return
         if not self._hands_over_late:
             self._hand_over(seq)
         draft.may_be_followed = True
-        if self._speculation.follows_next() or is_followed_anyway:
+        if self._speculation.follows_next() or params.force_drafts or self._stateless:
             self._follow(seq)
 
     def _hand_over(self, seq: Sequence) -> None:

@@ -61,9 +61,6 @@ class MeasuredSpeculation(Speculation):
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         return self.current.to_follow(unfollowed)
 
-    def may_follow(self, seq: Sequence) -> bool:
-        return self.current.may_follow(seq)
-
     def follows_next(self) -> bool:
         return self.current.follows_next()
 

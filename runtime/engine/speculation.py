@@ -53,10 +53,6 @@ class Speculation(RoundObserver, ABC):
         """Which of the running sequences that the drafter is not told of it is told of from now on."""
 
     @abstractmethod
-    def may_follow(self, seq: Sequence) -> bool:
-        """Whether the drafter may ever be told of a request that is admitted now."""
-
-    @abstractmethod
     def follows_next(self) -> bool:
         """Whether it is told of the request that is admitted now; asked once of each."""
 
@@ -116,10 +112,6 @@ class FixedSpeculation(Speculation):
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """All."""
         return unfollowed
-
-    def may_follow(self, seq: Sequence) -> bool:
-        """Always."""
-        return True
 
     def follows_next(self) -> bool:
         """Always."""

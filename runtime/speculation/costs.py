@@ -195,8 +195,6 @@ class RoundCosts:
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
         self._plain, self._verify, self._draft = ScaleByRows(), ScaleByRows(), ScaleAndOffset()
-        self._intake = Scale()
-        """Of what a drafter takes in."""
         self._num_plain = 0
         """Plain rounds since the latest one with a draft."""
         self._num_unseen = 0
@@ -226,11 +224,6 @@ class RoundCosts:
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
         return self._draft.predict(self._trees_s(num_reqs, levels))
-
-    @property
-    def intake_token_s(self) -> float:
-        """Wait for a drafter that takes in a token of context before it grows trees; 0 until that was seen."""
-        return self._draft_row_s * self._intake.value if self._intake.num_seen else 0.0
 
     def by_batch(self, levels: int, num_nodes: int) -> dict[str, dict[int, float]]:
         """Seconds at the batch sizes that were measured, at a short context: a plain round, a draft, its round.
@@ -276,12 +269,7 @@ class RoundCosts:
             # one quick answer among plain rounds must not be believed for longer than the next ones are slow.
             self._draft.num_seen = min(self._draft.num_seen, 1)
         self._num_unseen = 0
-        chunk_s = self._draft_row_s * draft.num_chunk_tokens
-        expected_s = float(self._draft.predict(trees_s))
-        if chunk_s > expected_s:  # the lesser part of a wait would take all errors in what is known of the larger one
-            self._intake.observe(max(draft.seconds - expected_s, 0.0), chunk_s)
-        else:
-            self._draft.observe(draft.seconds, trees_s, chunk_s)
+        self._draft.observe(draft.seconds, trees_s, self._draft_row_s * draft.num_chunk_tokens)
 
     def pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         """Time of the verifier's passes alone, by the tables: arguments and result as those of `verify_s`."""

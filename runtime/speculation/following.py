@@ -1,16 +1,13 @@
-"""Which requests a drafter is told of: all whose tokens pay for their prompts, or a few while plain decoding wins.
+"""Which requests a drafter is told of: all, or a few while plain decoding wins.
 
 A drafter that takes in prompts and tokens which no draft follows costs time of its own, on CPUs that of the verifier's
-cores; so does a long prompt that few tokens follow. Some requests are followed all the same, or no probe could show
-that drafts pay again.
+cores. Some requests are followed all the same, or no probe could show that drafts pay again.
 """
 
 _SURE = 256
 """Rounds by which plain decoding has to be ahead for requests to go unfollowed."""
 _BACK = 32
 """Rounds in a row whose drafts would pay after which all are followed again; a few now and then are no reason."""
-_ONE_SHORT_OF = 16
-"""Requests too short for drafts from one that is followed all the same to the next: they may be all that there are."""
 _ONE_OF, _MOST_OF = 8, 32
 """Requests from one that is followed while plain decoding wins to the next one, at first and at most: twice as many
 each time, as the one before has shown nothing else."""
@@ -24,8 +21,6 @@ class Following:
         """Whether every request that may be drafted for is followed."""
         self._ahead = 0
         """Rounds by which plain decoding is ahead, at most `_SURE`; negative never."""
-        self._num_short = 0
-        """Requests whose drafts would not save what their context takes."""
         self._left, self._one_of = 0, _ONE_OF // 2
         """Requests until one is followed while not all are; half of what lies between it and the one behind it."""
 
@@ -37,19 +32,6 @@ class Following:
             self.follows_all = False
         elif not self._ahead and not self.follows_all:
             self.follows_all, self._left, self._one_of = True, 0, _ONE_OF // 2
-
-    def may_take(self, saved_s: float, intake_s: float) -> bool:
-        """Whether a request is worth following, or is to show whether such are.
-
-        Args:
-            saved_s: what drafts for all of its tokens would save; 0 where plain decoding is best, which is no matter of
-                one request.
-            intake_s: what the drafter takes to take in its context.
-        """
-        if not saved_s or saved_s >= intake_s:
-            return True
-        self._num_short += 1
-        return self._num_short % _ONE_SHORT_OF == 0
 
     def takes_next(self) -> bool:
         """Whether the request that is admitted now is followed."""

@@ -257,11 +257,6 @@ class SpeculationPolicy:
         worth_s = self._token_s * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
-    @property
-    def saved_token_s(self) -> float:
-        """Seconds that drafts save of each token, by the latest choice; 0 where plain decoding is best."""
-        return self._token_s * (self._speedup - 1.0)
-
     def overdue(self, patience: int) -> bool:
         """Whether a probe has waited too long for somebody to draft for; told so, it waits anew.
 

@@ -12,7 +12,6 @@ from tests.runtime.watchers import ContextDrafter, FailingEnd, dense_taps
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.speculation import following
-from wingbeat.runtime.speculation.costs import RoundCosts
 
 pytestmark = [pytest.mark.few(1), pytest.mark.usefixtures("known_costs")]
 
@@ -212,21 +211,3 @@ def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
         assert one.run.tokens == [text[:length] for text in ref.continuations]
         assert all(output.metrics.num_drafts > 0 for output in one.run.last.values())
         one.close()
-
-
-def test_short_answers_to_long_prompts_are_decoded_plainly_unless_they_ask_for_drafts(plain, monkeypatch):
-    """By what was seen of drafts and of taking in prompts; one of some is followed, so that more is seen."""
-    one = plain()
-    one.wins(monkeypatch)
-    monkeypatch.setattr(SwitchedPolicy, "saved_token_s", 1.0)
-    monkeypatch.setattr(RoundCosts, "intake_token_s", 2.0 * one.length)
-    told = []
-    for index in range(2 * following._ONE_SHORT_OF):
-        before, prompt = one.drafter.num_told, slice(index % 3, index % 3 + 1)
-        assert one.rig.finish(Run(one.engine, one.ref.prompts[prompt], one.params)) == one.texts(prompt)
-        told.append(one.drafter.num_told > before)
-    assert told == ([False] * (following._ONE_SHORT_OF - 1) + [True]) * 2
-    before = one.drafter.num_told
-    asked = replace(one.params, force_drafts=True)
-    assert one.rig.finish(Run(one.engine, one.ref.prompts[:1], asked)) == one.texts(slice(1))
-    assert one.drafter.num_told > before

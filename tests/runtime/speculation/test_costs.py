@@ -146,17 +146,3 @@ def test_what_no_level_makes_longer_is_not_charged_to_levels():
         waits.observe(trees_s + 2.0, trees_s, 0.0)
     assert waits.scale == pytest.approx(1.0, abs=0.3)
     assert waits.offset_s == pytest.approx(2.0, abs=0.6)
-
-
-def test_what_a_drafter_takes_for_context_is_told_from_what_it_takes_for_trees():
-    """A table that says half of what a token takes; drafts with context and without."""
-    costs = RoundCosts(TABLES)
-    assert costs.intake_token_s == 0.0
-    trees_s = float(costs.draft_s(4, np.array([3]))[0])
-    in_table = (TABLES.draft_level_s[-1] - TABLES.draft_level_s[0]) / (TABLES.batch_sizes[-1] - TABLES.batch_sizes[0])
-    for _ in range(200):
-        behind_draft(costs, 6.0, 4, 8, draft=DraftTook(trees_s, 4, 3))
-        assert costs.intake_token_s == 0.0 or costs.intake_token_s > in_table
-        behind_draft(costs, 6.0, 4, 8, 100, DraftTook(trees_s + 200 * in_table, 4, 3, 100))
-    assert costs.intake_token_s == pytest.approx(2 * in_table)
-    assert float(costs.draft_s(4, np.array([3]))[0]) == pytest.approx(trees_s)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wingbeat.runtime.speculation.following import _BACK, _MOST_OF, _ONE_OF, _ONE_SHORT_OF, _SURE, Following
+from wingbeat.runtime.speculation.following import _BACK, _MOST_OF, _ONE_OF, _SURE, Following
 
 pytestmark = pytest.mark.few(6)
 
@@ -45,11 +45,3 @@ def test_the_first_request_is_followed_and_then_ever_fewer_until_drafts_pay():
     assert all(subject.takes_next() for _ in range(2 * _ONE_OF))
     subject.decided(False, _SURE)
     assert [subject.takes_next() for _ in range(_ONE_OF + 1)] == [True] + [False] * (_ONE_OF - 1) + [True]
-
-
-def test_requests_whose_tokens_do_not_pay_for_their_prompts_are_followed_now_and_then():
-    subject = Following()
-    taken = [subject.may_take(saved_s=1.0, intake_s=2.0) for _ in range(3 * _ONE_SHORT_OF)]
-    assert taken == ([False] * (_ONE_SHORT_OF - 1) + [True]) * 3
-    assert all(subject.may_take(saved_s=2.0, intake_s=2.0) for _ in range(_ONE_SHORT_OF))
-    assert subject.may_take(saved_s=0.0, intake_s=2.0), "plain decoding is best: no matter of one request"
