@@ -10,8 +10,7 @@ MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
 # Keys of a split where the first splits of all requests fill the device by themselves: further ones are for contexts
-# much longer than the others. Where they fill a part of it, splits are shorter by as much. Measured on an H100, with 1
-# to 128 requests of 1k to 8k keys: half or twice as many cost up to a fifth more.
+# much longer than the others. Where they fill a part of it, splits are shorter by as much. Chosen on an H100.
 _KEYS_OF_A_FULL_DEVICE = 2048
 # How many times over the programs of further splits fill the device. Fewer leave a device that waits for the last of
 # them; more find nothing to do where requests are short.

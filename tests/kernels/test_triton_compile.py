@@ -17,8 +17,8 @@ KERNELS = {
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 SPILLED_BYTES = {"tree_attention": 160, "scale": 8}
-"""Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache, written and read once a
-tile of keys of 32 KiB; half of the height would read each tile twice."""
+"""Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache; half of the height would
+read each tile of keys twice. Most of them are of the stores behind all tiles: results go to one of two places."""
 _GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
 _GEMMA_2_SPILLED_BYTES = 200
 """Of 128 threads, likewise 25 KiB."""
