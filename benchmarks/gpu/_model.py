@@ -70,10 +70,10 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     return prepare_model(model, "random")
 
 
-def random_head(bench: Bench, **overrides) -> EagleHead:
-    """An EAGLE-3 head of that model with random weights, drawn on the device."""
+def eagle_config(bench: Bench, num_layers: int = 1, **overrides) -> EagleHeadConfig:
+    """Of an EAGLE-3 head of that model."""
     target = llama_config(bench, **overrides)
-    config = EagleHeadConfig(
+    return EagleHeadConfig(
         hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,
         num_attention_heads=target.num_attention_heads,
@@ -83,9 +83,14 @@ def random_head(bench: Bench, **overrides) -> EagleHead:
         tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
         vocab_size=target.vocab_size,
         draft_vocab_size=64 if bench.quick else 32000,
+        num_layers=num_layers,
     )
+
+
+def random_head(bench: Bench, **overrides) -> EagleHead:
+    """An EAGLE-3 head of that model with random weights, drawn on the device."""
     with torch.device(bench.device):
-        head = EagleHead(config)
+        head = EagleHead(eagle_config(bench, **overrides))
     return head.to(bench.dtype).eval().requires_grad_(False)
 
 

@@ -144,6 +144,13 @@ def sessions() -> dict[str, list[Part]]:
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
         "served": [script("served_8b", 240), script("served", 200), script("prompt_rounds", 90)],
+        "kinds": [
+            script("drafter_kinds", 240),
+            *(
+                pytest_part(f"{name}_cases", [f"tests/gpu_of_numbers/{name}_cases.py"], 110, only="-m ''", workers=1)
+                for name in ("engine", "drafter", "pair")
+            ),
+        ],
     }
 
 
@@ -240,7 +247,7 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
 def main() -> int:
     """Parse the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers", "served"))
+    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers", "served", "kinds"))
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts of the session to run")
     parser.add_argument("--quick", action="store_true", help="every script at toy sizes on any device, no tests")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no part begins")

@@ -13,6 +13,7 @@ from _model import llama_config, random_model, shape_facts
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import ForcedAcceptance, SpeculationConfig
+from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.llm import build_engine
@@ -41,13 +42,20 @@ def cases(bench: Bench) -> list[Case]:
     ]
 
 
-def engine_of(bench: Bench, loaded: LoadedModel, case: Case, graph_device: GraphDevice | None = None) -> Engine:
+def engine_of(
+    bench: Bench,
+    loaded: LoadedModel,
+    case: Case,
+    graph_device: GraphDevice | None = None,
+    drafter: Drafter | None = None,
+) -> Engine:
     """An engine for one case, its drafter attached on the same device.
 
     Args:
         graph_device: captures rounds and drafts in place of CUDA.
+        drafter: in place of an EAGLE-3 head.
     """
-    drafter = new_drafter(bench, case.speculation, case.graphs, graph_device)
+    drafter = drafter or new_drafter(bench, case.speculation, case.graphs, graph_device)
     channel = partial(InProcessChannel, device=bench.device)
     return build_engine(loaded, engine_config(bench, case), drafter, channel, graph_device)
 
