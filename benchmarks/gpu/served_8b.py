@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +35,11 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.save import save_eagle_head
 
 AT_ONCE, TURNS = (1, 16, 64), 2
-KILLED_AT = 0.6
+KILLED_AT = 0.75
 """Of the time that its requests take: behind their prompts."""
+LAST_LINES = 12
+"""Of what the server says of its drafters, for the log."""
+JSON = {"content-type": "application/json"}
 ROOM = 16
 """Tokens of a request beside its prompt and its answer."""
 
@@ -72,7 +77,7 @@ def answer(server: Server, prompt: list[int], max_tokens: int, drafts: bool) -> 
     """Tokens of one completion."""
     asked = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     body = json.dumps({**asked, "speculation": {"enabled": drafts}}).encode()
-    request = urllib.request.Request(f"{server.url}/v1/completions", body, {"content-type": "application/json"})
+    request = urllib.request.Request(f"{server.url}/v1/completions", body, JSON)
     with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
         return json.load(response)["usage"]["completion_tokens"]
 
@@ -102,19 +107,48 @@ def rates(server: Server, load: Load, at_once: int) -> list[Figure]:
     ]
 
 
+def token_times(server: Server, load: Load, prompt: list[int]) -> list[float]:
+    """When each token of a completion came, all of which have to come."""
+    asked = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": load.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    body = json.dumps({**asked, "stream": True, "return_token_ids": True}).encode()
+    request, times = urllib.request.Request(f"{server.url}/v1/completions", body, JSON), []
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                choices = json.loads(line.removeprefix(b"data: ")).get("choices") or [{}]
+                times += [time.perf_counter()] * len(choices[0].get("token_ids") or [])
+    if len(times) != load.max_tokens:
+        raise RuntimeError(f"an answer of {len(times)} tokens where {load.max_tokens} were asked for")
+    return times
+
+
 def killed(server: Server, load: Load) -> list[Figure]:
-    """A drafter killed while it is drafted for."""
+    """A drafter killed while it is drafted for, once every request has its first token."""
     at_once, before = load.at_once[-1], server.drafters()
+    prompts = torch.randint(1, 4096, (at_once, load.num_tokens)).tolist()
     lasts_s = at_once * load.max_tokens / answers(server, load, at_once, True)
-    with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(answers, server, load, at_once, True)
+    with ThreadPoolExecutor(at_once) as pool:
+        streams = [pool.submit(token_times, server, load, prompt) for prompt in prompts]
         time.sleep(KILLED_AT * lasts_s)
+        killed_at = time.perf_counter()
         os.kill(before[-1], signal.SIGKILL)
-        under_way = not whole.done()
-        speed = whole.result()
+        under_way = sum(not stream.done() for stream in streams)
+        times = [stream.result() for stream in streams]
+    gaps = [later - sooner for one in times for sooner, later in pairwise(one) if later > killed_at]
+    rest_s = max(one[-1] for one in times) - killed_at
+    told = [line for line in server.log.read_text().splitlines() if "rafter" in line]
+    print("\n".join(told[-LAST_LINES:]), file=sys.stderr)
     return [
-        Figure("drafter killed: requests under way", at_once * under_way, "requests", at_least=1),
-        Figure("drafter killed: these ended, all tokens there", speed, "tokens/s"),
+        Figure("drafter killed: requests under way", under_way, "requests", at_least=1),
+        Figure("drafter killed: all of them ended, all tokens there, after", rest_s, "s"),
+        Figure("drafter killed: longest time between two tokens of a request", max(gaps, default=0.0), "s"),
+        Figure("such requests undisturbed take", lasts_s, "s"),
     ]
 
 

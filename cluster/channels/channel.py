@@ -63,7 +63,7 @@ class VerifierSide:
 
     def peer_alive(self) -> bool:
         """False once the attached drafter's process is gone, or none is attached."""
-        return self.incarnation > 0 and self._peer_process().alive()
+        return self.incarnation > 0 and self._peer_process().works()
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
         """Buffers of the next round, or None while a live drafter still uses them after `timeout_s`, or once closed."""
@@ -134,7 +134,7 @@ class VerifierSide:
         def decided() -> bool:
             return events.finished(round_number % 2) or words[Word.ATTACHED] != attached
 
-        done = poll(decided, timeout_s, gone=lambda: not self._peer_process().alive())
+        done = poll(decided, timeout_s, gone=lambda: not self._peer_process().works())
         return done and words[Word.ATTACHED] == attached
 
     def _await_answer(self, round_number: int, timeout_s: float) -> bool:
@@ -151,7 +151,7 @@ class VerifierSide:
                 or words[Word.DETACHED] == incarnation
             )
 
-        return self._doorbell.wait(ready, timeout_s, gone=lambda: not self._peer_process().alive())
+        return self._doorbell.wait(ready, timeout_s, gone=lambda: not self._peer_process().works())
 
     def _peer_process(self) -> PeerProcess:
         attached = self._words[Word.ATTACHED]
@@ -200,7 +200,7 @@ class DrafterSide:
 
     def _attach(self, event_handles: bytes) -> None:
         words, current = self._words, self._words[Word.ATTACHED] >> PID_BITS
-        if words[Word.CLOSED] or not self._verifier.alive():
+        if words[Word.CLOSED] or not self._verifier.works():
             raise ChannelError(f"the channel's verifier (process {self._verifier.pid}) has closed it or is gone")
         if not current < self.incarnation <= MAX_INCARNATION:
             bounds = f"{current + 1}..{MAX_INCARNATION}"
@@ -224,7 +224,7 @@ class DrafterSide:
         fence()
         round_number = self._answered + 1
         ready = self._outcome_ready
-        if ready is not None and not ready.wait(round_number % 2, self._verifier.alive()):
+        if ready is not None and not ready.wait(round_number % 2, self._verifier.works()):
             return None
         self._active_at = time.monotonic()
         self._polled = round_number
@@ -241,7 +241,7 @@ class DrafterSide:
         self._doorbell.wait(
             lambda: self.round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
             timeout_s,
-            gone=lambda: not self._verifier.alive(),
+            gone=lambda: not self._verifier.works(),
             quiet_since=self._active_at,
         )
         return self.poll_outcome()
@@ -273,7 +273,7 @@ class DrafterSide:
     @property
     def closed(self) -> bool:
         """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
-        return not (self._in_charge() and self._verifier.alive())
+        return not (self._in_charge() and self._verifier.works())
 
     def close(self) -> None:
         """Detach; the buffers stay with the verifier. Tensors on a device must not be used any more."""

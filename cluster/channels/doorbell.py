@@ -25,6 +25,10 @@ IDLE_SLEEP_S = 20e-3
 NAP_S = 0.5e-3
 """Sleep where the kernel's futex cannot be reached."""
 GONE_CHECK_S = 1e-3
+EXIT_CHECK_S = 10e-3
+"""Between looks at whether a process has begun to exit: 30 us each."""
+_EXITING = 0x4
+"""PF_EXITING of Linux's sched.h, in the ninth field of /proc/PID/stat."""
 POLL_NAP_S = 20e-6
 """Between looks at a device, so that the interpreter is free for others meanwhile. Linux adds the thread's timer slack,
 50 us by default: about 70 us from look to look."""
@@ -223,6 +227,7 @@ class PeerProcess:
         self.start = start
         self._is_self = pid == os.getpid() and start == process_start(pid)
         self._poll: select.poll | None = None
+        self._exits, self._look_at = False, 0.0
         if not self._is_self:
             self._watch()
 
@@ -244,3 +249,18 @@ class PeerProcess:
             return not self._poll.poll(0)
         stat = _process_stat(self.pid)
         return bool(stat) and stat[0] not in "ZX" and int(stat[19]) == self.start
+
+    def works(self) -> bool:
+        """Whether the process may still do anything: `alive`, and it has not begun to exit.
+
+        A killed process exits for as long as the kernel takes back its memory and its devices': a second for 6 GB of
+        the host's. Nobody who waits for its answer is to wait for that.
+        """
+        if self._is_self:
+            return True
+        now = time.monotonic()
+        if not self._exits and now >= self._look_at:
+            self._look_at = now + EXIT_CHECK_S
+            stat = _process_stat(self.pid)
+            self._exits = not stat or bool(int(stat[6]) & _EXITING)
+        return not self._exits and self.alive()

@@ -179,7 +179,7 @@ class CudaIpcChannel:
         not larger than the one attached.
         """
         segment = Segment.attach(name, KIND, host_bytes)
-        if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).alive():
+        if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).works():
             # Before its handles are tried: CUDA's own message would not say that the exporter is dead.
             raise ChannelError(f"channel {name!r}: its verifier has closed it or is gone")
         details = segment.header.details

@@ -62,7 +62,7 @@ class Link(ABC):
         if connection is not None:
             connection.close()
 
-    def alive(self) -> bool:
+    def works(self) -> bool:
         """Whether there is somebody at the other end."""
         return self.connection is not None and self.connection.alive()
 

@@ -34,5 +34,5 @@ class Pair:
 
 
 class _Dead:
-    def alive(self) -> bool:
+    def works(self) -> bool:
         return False

@@ -3,15 +3,18 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from wingbeat.cluster.channels import doorbell
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, PumpDoorbell, process_start
 
 LONG_S = 30.0
+PF_EXITING = 0x4
 
 
 def make_words() -> memoryview:
@@ -120,6 +123,39 @@ def test_a_killed_process_is_gone_although_nobody_collected_it(
         time.sleep(0.001)
     assert not peer.alive()
     assert not PeerProcess(sleeper.pid, process_start(sleeper.pid)).alive()
+
+
+def test_a_process_that_exits_is_not_waited_for_until_its_memory_is_taken_back(
+    sleeper: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can make an exit last: what the kernel says of one is put in its place."""
+    peer = PeerProcess(sleeper.pid, process_start(sleeper.pid))
+    assert peer.works()
+    before = doorbell._process_stat(sleeper.pid)
+    assert not int(before[6]) & PF_EXITING
+    exiting = [*before[:6], str(int(before[6]) | PF_EXITING), *before[7:]]
+    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: exiting)
+    assert wait_until_false(peer.works)
+    assert peer.alive()
+    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: before)
+    assert not peer.works(), "nobody comes back from an exit"
+
+
+def test_a_killed_process_of_much_memory_is_known_to_exit() -> None:
+    code = "import time\nmemory = bytearray(1 << 29)\nprint(flush=True)\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        peer = PeerProcess(process.pid, process_start(process.pid))
+        assert peer.works()
+        process.kill()
+        assert wait_until_false(peer.works)
+
+
+def wait_until_false(asked: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LONG_S
+    while asked() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return not asked()
 
 
 def test_a_reused_process_id_is_another_process() -> None:
