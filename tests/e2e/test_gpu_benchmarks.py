@@ -56,7 +56,7 @@ def suite(monkeypatch):
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
+        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "drafter_kinds", "engine_speed", "hop", "kernel_profile",
         "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "served_8b",
         "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
@@ -82,7 +82,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
     assert not (tmp_path / "report").exists()
 
 
-SLOW = {"attention", "two_processes", "engine_speed", "kernel_profile", "round_stages"}
+SLOW = {"attention", "drafter_kinds", "two_processes", "engine_speed", "kernel_profile", "round_stages"}
 SERVED = {name: [pytest.mark.slow, pytest.mark.ray] for name in ("served", "served_8b")}
 MARKS = {name: [pytest.mark.slow] for name in SLOW} | SERVED
 
