@@ -56,8 +56,8 @@ def suite(monkeypatch):
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "drafter_kinds", "engine_speed", "hop", "kernel_profile",
-        "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "served_8b",
+        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "drafter_kinds", "engine_speed", "hop",
+        "kernel_profile", "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "served_8b",
         "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
