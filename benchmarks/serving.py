@@ -272,7 +272,7 @@ def run(args: argparse.Namespace) -> Report:
     times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
     hop_s = middle(times_us) / 1e6
     configs = app_configs(pair, args)
-    threads = configs[SPECULATIVE].threads or "as many as pay"
+    threads = configs[SPECULATIVE].num_threads() or "as many as pay"
     facts["server"] = f"Ray Serve, threads of verifier and of drafter: {threads}; float32, no prefix cache"
     with wingbeat_apps(configs) as apps, LoadClient() as client:
         done, tables, more = run_loads(client, modes_of(apps, args.proxy), args, prompts, hop_s)

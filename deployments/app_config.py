@@ -305,8 +305,14 @@ class AppConfig(
 
     def shares_core(self) -> bool:
         """Whether the pair's threads, which take turns, are to be kept on one core, where one can be spared."""
-        alone = self.threads == 1 and self.tensor_parallel_size == 1
+        alone = self.num_threads() == 1 and self.tensor_parallel_size == 1
         return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
+
+    def num_threads(self) -> int:
+        """As of one pair; each of several would take what all of them have, so that they have 1 where none is given."""
+        scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
+        several = scaled or self.tensor_parallel_size > 1 or self.drafters is not None
+        return 1 if self.threads is None and several else super().num_threads()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""

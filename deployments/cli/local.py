@@ -44,7 +44,7 @@ class LocalConfig(ModelOptions):
             "engine_config": self.engine_config(max_num_seqs),
             "dtype": self.dtype,
             "device": self.resolved_device(),
-            "threads": self.threads,
+            "threads": self.num_threads(),
             "allow_bad_drafter": self.allow_bad_drafter,
             "engine_dir": self.engine_dir,
             "fp8_drafter": self.drafter_weights == "fp8",

@@ -87,12 +87,12 @@ class LoadOptions(ModelFolder):
         description="'auto' is cuda where there is one; of a server whose shares of GPUs are given, where they are "
         "above 0. 'cpu' takes no GPU.",
     )
-    threads: int = Field(
-        1,
+    threads: int | None = Field(
+        None,
         ge=0,
         le=1024,
         description="CPU threads; of a server, the verifier's and the drafter's each. 0 tries at start-up how many of "
-        "this machine's cores the verifier's rounds are worth; the drafter then has 1.",
+        "this machine's cores their passes are worth; so does the default, where one pair is served.",
     )
 
     def resolved_device(self) -> str:
@@ -232,6 +232,10 @@ class ModelOptions(LoadOptions):
             Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),
             Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
         }
+
+    def num_threads(self) -> int:
+        """On CPUs; 0 where start-up tries how many pay."""
+        return self.threads or 0
 
     def choice(self) -> DrafterChoice:
         """The drafter, `auto` resolved."""

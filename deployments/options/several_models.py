@@ -77,7 +77,7 @@ class SeveralModels(ModelOptions):
         if misplaced is not None:
             raise ValueError(f"models[{index}].{misplaced}: all models have the same; put it beside models")
         try:
-            return type(self)(**common | entry)
+            return type(self)(**{"threads": 1} | common | entry)
         except ValidationError as error:
             place = f"models[{index}]"
             problem = first_problem(error, type(self), lambda name: f"{place}.{name}")

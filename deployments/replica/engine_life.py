@@ -78,7 +78,7 @@ class EngineLife:
         link = Link.create()
         try:
             # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-            env = {"OMP_NUM_THREADS": str(start.config.threads or 1), **waiting_env(), **compiler_env()}
+            env = {"OMP_NUM_THREADS": str(start.config.num_threads() or 1), **waiting_env(), **compiler_env()}
             self._process = ChildProcess(MODULE, link.child_fds, env)
         except BaseException:  # such as no memory: nobody else knows of what has been launched
             link.close()

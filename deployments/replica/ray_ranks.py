@@ -40,7 +40,7 @@ class RankActor:
         """
         import torch
 
-        torch.set_num_threads(self._config.threads)
+        torch.set_num_threads(self._config.num_threads())
         from wingbeat.deployments.replica.engine.build import follow_rank_0
 
         follow_rank_0(self._config, group, rank)

@@ -166,11 +166,11 @@ class DrafterThread:
     def _load(self) -> bool:
         """Load in the thread that is to draft: the threads that torch starts below it are then the same."""
         try:
-            torch.set_num_threads(self._config.threads or 1)
+            torch.set_num_threads(self._config.num_threads() or 1)
             factory = self._config.drafter_factory
             build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
             self._worker = build(self._config)
-            if not self._config.threads and self._worker.drafter.device.type == "cpu":
+            if not self._config.num_threads() and self._worker.drafter.device.type == "cpu":
                 self._worker.most_threads = len(os.sched_getaffinity(0))
             if self._config.drafters is not None:
                 self._worker.room = draft_room(self._config, self._worker.drafter.device)

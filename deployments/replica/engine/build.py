@@ -179,7 +179,7 @@ def pair_settings(config: AppConfig) -> PairSettings:
         drafter=config.choice(),
         engine=config.engine_config(),
         dtype=config.resolved_dtype(),
-        threads=config.threads,
+        threads=config.num_threads(),
         allow_bad_drafter=config.allow_bad_drafter,
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",

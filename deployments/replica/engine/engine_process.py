@@ -146,7 +146,7 @@ def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> E
     """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
     import torch
 
-    torch.set_num_threads(config.threads or 1)
+    torch.set_num_threads(config.num_threads() or 1)
     from wingbeat.deployments.replica.engine.build import build_setup
 
     return build_setup(config, ask_needs, ranks)
