@@ -169,6 +169,7 @@ def engine_of_pair(
                 check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
             )
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
+    _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     engine = Engine(loaded, limits, needs, grammars=grammars, backend=backend)
@@ -220,7 +221,6 @@ def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
 def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     """By torch, in this process alone."""
     from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
-    from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loading.loader import load_model
 
     deterministic = settings.engine.deterministic
@@ -233,6 +233,12 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
         loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
-    if settings.most_threads is not None and loaded.device.type == "cpu":
-        choose_threads(loaded, settings.most_threads)
     return loaded
+
+
+def _choose_threads(loaded: "LoadedModel", settings: PairSettings) -> None:
+    """Tried once a drafter of another process has loaded: a core that this takes would seem to be worth nothing."""
+    from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
+
+    if settings.most_threads is not None and settings.engine_dir is None and loaded.device.type == "cpu":
+        choose_threads(loaded, settings.most_threads)

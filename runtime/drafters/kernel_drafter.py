@@ -15,6 +15,7 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 from wingbeat.runtime.verifier.loading.cpu_threads import tried
+from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 
 class KernelDrafter(StagedDrafter):
@@ -86,7 +87,7 @@ class KernelDrafter(StagedDrafter):
         """See `Drafter.try_threads`."""
         if self._passes is not None and cpu_kernels() is not None:
             passes = self._passes
-            self._num_threads = passes.num_threads = tried("drafter", passes.nobodys, most)
+            self._num_threads = passes.num_threads = tried("drafter", ROWS, passes.nobodys, most)
 
     def commit(self, batch: DraftBatch) -> None:
         """See `Drafter.commit`."""

@@ -11,11 +11,13 @@ from functools import partial
 import torch
 
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loading.round_trial import ROWS, Round, decode_rounds, least_seconds, share
+from wingbeat.runtime.verifier.loading.round_trial import Round, decode_rounds, least_seconds, share
 
 logger = logging.getLogger(__name__)
 
-_LEAST_GAIN = 0.9
+_ROWS = (8, 16)
+"""Of a tree, and of several requests: a single row, whose waking threads cost what they bring, is the rarer round."""
+_LEAST_GAIN = 0.95
 """Of the time with half the threads, what twice as many must come down to: cores are others' too."""
 _PAUSE_S = 0.5e-3
 """Longer than threads wait for the next job before they sleep."""
@@ -27,24 +29,25 @@ def choose_threads(loaded: LoadedModel, most: int) -> int:
     Args:
         most: cores that the process may have.
     """
-    rounds = decode_rounds(loaded)
+    rounds = decode_rounds(loaded, _ROWS)
 
     def with_threads(count: int) -> list[Round]:
         torch.set_num_threads(count)
         return rounds()
 
-    chosen = tried("verifier", with_threads, most)
+    chosen = tried("verifier", _ROWS, with_threads, most)
     torch.set_num_threads(chosen)
     return chosen
 
 
-def tried(whose: str, with_threads: Callable[[int], list[Round]], most: int) -> int:
+def tried(whose: str, rows: tuple[int, ...], with_threads: Callable[[int], list[Round]], most: int) -> int:
     """The most threads that pay, of powers of two: half as many take clearly longer. A large model, whose rounds by one
     thread are long, is not tried with one unless two do not pay.
 
     Args:
         whose: for the log.
-        with_threads: makes passes ready, of `ROWS` sequences each, that so many threads run.
+        rows: of the passes, for the log too.
+        with_threads: makes passes ready that so many threads run.
         most: of them.
     """
     chosen, told = 1 << max(most, 1).bit_length() - 1, {}
@@ -56,6 +59,6 @@ def tried(whose: str, with_threads: Callable[[int], list[Round]], most: int) -> 
             break
         chosen = fewer
     figures = "; ".join(f"{count}: {' / '.join(f'{1e3 * s:.2f}' for s in row)}" for count, row in told.items())
-    rows = " / ".join(map(str, ROWS))
-    logger.info("%s: %d threads; passes of %s rows take ms, by threads: %s", whose, chosen, rows, figures)
+    of = " / ".join(map(str, rows))
+    logger.info("%s: %d threads; passes of %s rows take ms, by threads: %s", whose, chosen, of, figures)
     return chosen

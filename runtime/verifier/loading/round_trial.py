@@ -15,17 +15,17 @@ from wingbeat.runtime.verifier.model import VerifierModel
 Round = Callable[[], object]
 Way = TypeVar("Way", bound=Hashable)
 
-ROWS = (1, 8, 16)
-"""Of the rounds that are timed: of a token, of a tree, of several requests."""
+ROWS = (1, 16)
+"""Of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
 _LONG_S = 0.1
 """Of a round that is run once a turn, and noisy rounds are short."""
 _MAX_MODEL_LEN = 256
 
 
-def decode_rounds(loaded: LoadedModel) -> Callable[[], list[Round]]:
-    """Makes forward passes of `ROWS` sequences with a token each, for the number of threads torch has at the time."""
-    config = EngineConfig(max_num_seqs=max(ROWS), max_model_len=_MAX_MODEL_LEN, num_kv_blocks=32)
+def decode_rounds(loaded: LoadedModel, rows: tuple[int, ...] = ROWS) -> Callable[[], list[Round]]:
+    """Makes forward passes of so many sequences with a token each, for the number of threads torch has at the time."""
+    config = EngineConfig(max_num_seqs=max(rows), max_model_len=_MAX_MODEL_LEN, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
     num_blocks = _MAX_MODEL_LEN // cache.block_size
 
@@ -33,7 +33,7 @@ def decode_rounds(loaded: LoadedModel) -> Callable[[], list[Round]]:
         batch = dummy_decode_batch(cache, num_rows, 1, num_blocks)
         return lambda: model(batch)
 
-    return lambda: [of(num_rows) for num_rows in ROWS]
+    return lambda: [of(num_rows) for num_rows in rows]
 
 
 @torch.inference_mode()

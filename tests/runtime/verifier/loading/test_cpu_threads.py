@@ -29,7 +29,7 @@ def test_threads_are_halved_until_fewer_take_clearly_longer(seconds, chosen, ask
         return {count: seconds[count] for count in ways}
 
     monkeypatch.setattr(cpu_threads, "least_seconds", given)
-    assert cpu_threads.tried("verifier", list, max(seconds, default=1)) == chosen
+    assert cpu_threads.tried("verifier", (1, 16), list, max(seconds, default=1)) == chosen
     assert found == asked
 
 
