@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
+IDLE_S = 1.0
 TIMEOUT_S = 900.0
 
 
@@ -60,8 +61,9 @@ class LoadClient:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        # No proxy of the environment, no limit on connections: the load decides how many there are.
-        limits = httpx.Limits(max_connections=None)
+        # No proxy of the environment, no limit on connections: the load decides how many there are. One that has been
+        # idle is not used again: vLLM closes such after 5 s, which is httpx's own limit too.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
         self._http = httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False)
 
     def __enter__(self) -> Self:

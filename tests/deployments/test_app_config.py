@@ -287,3 +287,32 @@ def test_no_image_is_larger_than_what_a_router_holds_of_all():
     assert media_limits_of(AppConfig()) == MediaLimits()
     small = media_limits_of(AppConfig(max_media_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
     assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 0),
+        ({"threads": 3}, 3),
+        ({"threads": 0, "num_replicas": 2}, 0),
+        ({"num_replicas": 2}, 1),
+        ({"num_replicas": 2, "threads": 2}, 2),
+        ({"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}, 1),
+        ({"drafters": {"num": 1}}, 1),
+    ],
+)
+def test_threads_are_tried_by_a_pair_that_has_the_machine(given, expected):
+    """Each of several would take what all of them have."""
+    config = AppConfig(**given)
+    assert config.num_threads() == expected
+    assert config.shares_core() == (expected == 1 and "drafters" not in given)
+
+
+def test_each_rank_has_a_thread():
+    ranks = AppConfig().model_copy(update={"tensor_parallel_size": 2})
+    assert (ranks.num_threads(), ranks.shares_core()) == (1, False)
+
+
+def test_each_of_several_models_has_a_thread():
+    one, other = AppConfig(models=[{"served_model_name": "a"}, {"served_model_name": "b", "threads": 2}]).served()
+    assert (one.num_threads(), other.num_threads()) == (1, 2)
