@@ -69,7 +69,8 @@ class SeveralModels(ModelOptions):
         misplaced = next((name for name in OF_ONE_MODEL if name in self.model_fields_set), None)
         if misplaced is not None:
             raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
-        common = {name: getattr(self, name) for name in self.model_fields_set - {"models"}}
+        given = {name: getattr(self, name) for name in self.model_fields_set - {"models"}}
+        common = {"threads": 1, **given}  # each would take what all of them have
         return tuple(self._one(index, common, entry) for index, entry in enumerate(self.models))
 
     def _one(self, index: int, common: dict[str, Any], entry: dict[str, Any]) -> Self:
@@ -77,7 +78,7 @@ class SeveralModels(ModelOptions):
         if misplaced is not None:
             raise ValueError(f"models[{index}].{misplaced}: all models have the same; put it beside models")
         try:
-            return type(self)(**{"threads": 1} | common | entry)
+            return type(self)(**common | entry)
         except ValidationError as error:
             place = f"models[{index}]"
             problem = first_problem(error, type(self), lambda name: f"{place}.{name}")
