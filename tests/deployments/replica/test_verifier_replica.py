@@ -105,7 +105,7 @@ def test_a_failed_start_leaves_nothing_behind(
     async def start() -> Replica:
         made = Replica.__new__(Replica)
         with pytest.raises((ValueError, RuntimeError), match=message):
-            await made.__init__(AppConfig(engine_factory=f"{ENGINES}:{factory}"))
+            await made.__init__(AppConfig(threads=1, engine_factory=f"{ENGINES}:{factory}"))
         await made.end()  # what Serve may still do
         return made
 
