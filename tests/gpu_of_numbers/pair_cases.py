@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.gpu_of_numbers.device import CUDA
 from tests.runtime.lora_world import merge, write_adapter
@@ -196,7 +196,10 @@ def test_an_adapter_beside_the_base_model_writes_what_the_merged_model_writes(gp
         for output in llm.engine.step():
             found[output.request_id] += output.token_ids
     options = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
-    for name, model in (("base", base), ("adapted", merge(base, folder))):
-        expected = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
-        assert found[name] == expected, name
+
+    def written(model: PreTrainedModel) -> list[int]:
+        return model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+
+    assert found["base"] == written(base)
+    assert found["adapted"] == written(merge(base, folder))
     assert found["base"] != found["adapted"]
