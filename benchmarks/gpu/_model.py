@@ -70,16 +70,23 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     return prepare_model(model, "random")
 
 
+def layer_sizes(target: LlamaConfig) -> dict[str, int]:
+    """Of a head whose layers are as wide as its target's."""
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "target_hidden_size": target.hidden_size,
+    }
+
+
 def eagle_config(bench: Bench, num_layers: int = 1, **overrides) -> EagleHeadConfig:
     """Of an EAGLE-3 head of that model."""
     target = llama_config(bench, **overrides)
     return EagleHeadConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        target_hidden_size=target.hidden_size,
+        **layer_sizes(target),
         tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
         vocab_size=target.vocab_size,
         draft_vocab_size=64 if bench.quick else 32000,

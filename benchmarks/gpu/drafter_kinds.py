@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from _engine import CHAIN, CHAIN_LENGTH, Case, Speed, facts, new_drafter, speed, too_large
 from _harness import Bench, Cases, Figure, Result, run
-from _model import eagle_config, llama_config, random_model, shape_facts
+from _model import eagle_config, layer_sizes, llama_config, random_model, shape_facts
 from _stage_times import StageTimes
 from engine_speed import engine_of
 from round_stages import Repeated
@@ -58,12 +58,7 @@ def one_pass(bench: Bench) -> Drafter:
         slots=Slots.FILL_IN,
         block_size=1 + CHAIN.draft_steps,
         masks=(LayerMask(),) * NUM_LAYERS,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        target_hidden_size=target.hidden_size,
+        **layer_sizes(target),
         tap_layers=(1, 2, 3) if bench.quick else TAPS,
         vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size,

@@ -262,5 +262,6 @@ class PeerProcess:
         if not self._exits and now >= self._look_at:
             self._look_at = now + EXIT_CHECK_S
             stat = _process_stat(self.pid)
-            self._exits = not stat or bool(int(stat[6]) & _EXITING)
+            # Whom /proc does not tell of, `alive` knows: a table of files that is full must cost nobody a peer.
+            self._exits = bool(stat) and bool(int(stat[6]) & _EXITING)
         return not self._exits and self.alive()

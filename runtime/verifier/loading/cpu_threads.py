@@ -46,7 +46,7 @@ def tried(whose: str, rows: tuple[int, ...], with_threads: Callable[[int], list[
 
     Args:
         whose: for the log.
-        rows: of the passes, for the log too.
+        rows: of the passes, for the log.
         with_threads: makes passes ready that so many threads run.
         most: of them.
     """

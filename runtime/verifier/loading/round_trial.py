@@ -19,7 +19,7 @@ ROWS = (1, 16)
 """Of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
 _LONG_S = 0.1
-"""Of a round that is run once a turn, and noisy rounds are short."""
+"""A round that is longer is run once a turn: what disturbs it is a small part of it."""
 _MAX_MODEL_LEN = 256
 
 

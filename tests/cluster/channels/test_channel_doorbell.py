@@ -141,14 +141,33 @@ def test_a_process_that_exits_is_not_waited_for_until_its_memory_is_taken_back(
     assert not peer.works(), "nobody comes back from an exit"
 
 
-def test_a_killed_process_of_much_memory_is_known_to_exit() -> None:
-    code = "import time\nmemory = bytearray(1 << 29)\nprint(flush=True)\ntime.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        peer = PeerProcess(process.pid, process_start(process.pid))
-        assert peer.works()
-        process.kill()
-        assert wait_until_false(peer.works)
+def test_a_killed_process_of_much_memory_is_known_to_exit_before_it_is_gone() -> None:
+    """A machine that stops this one meanwhile may hide it, but not every time."""
+    code = "import time\nmemory = bytearray(b'x') * (1 << 28)\nprint(flush=True)\ntime.sleep(600)"
+    was_there = []
+    while len(was_there) < 5 and not any(was_there):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            peer = PeerProcess(process.pid, process_start(process.pid))
+            assert peer.works()
+            process.kill()
+            assert wait_until_false(peer.works)
+            was_there.append(peer.alive())
+    assert any(was_there)
+
+
+def test_a_process_of_which_nothing_is_told_works_while_it_is_alive(
+    sleeper: subprocess.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where this process may open no more files."""
+    peer = PeerProcess(sleeper.pid, process_start(sleeper.pid))
+    if peer._poll is None:
+        pytest.skip("without pidfd_open all that is known of a process is told by /proc")
+    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: [])
+    time.sleep(2 * doorbell.EXIT_CHECK_S)
+    assert peer.works()
+    sleeper.kill()
+    assert wait_until_false(peer.works)
 
 
 def wait_until_false(asked: Callable[[], bool]) -> bool:
