@@ -1,6 +1,7 @@
 """What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,6 +154,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINGBEAT_CACHE_DIR", str(own))
         yield
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., None]]:
+    """A call that does not return before its test is over; it raises then, so that nothing goes on behind other tests.
+
+    Whoever gives a call up leaves its thread: an engine that came back to life there would be running rounds.
+    """
+    is_over, threads = threading.Event(), []
+
+    def wait(*args: Any) -> None:
+        threads.append(threading.current_thread())
+        is_over.wait()
+        raise RuntimeError("the test is over")
+
+    yield wait
+    is_over.set()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive(), f"{thread.name} goes on behind the test"
 
 
 @pytest.fixture(scope="session")

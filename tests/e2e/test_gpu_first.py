@@ -5,7 +5,6 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -268,12 +267,12 @@ def test_a_script_that_only_measures_more_fails_without_a_word_on_whether_it_wor
     assert "- kernel_profile failed at plain: RuntimeError: no CUPTI: what it measures is not known." in text
 
 
-def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_others(monkeypatch, capsys):
+def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_others(monkeypatch, capsys, hang):
     monkeypatch.syspath_prepend(str(FOLDER))
     doctor, harness = (importlib.import_module(name) for name in ("doctor", "_harness"))
     from wingbeat.deployments.doctor.examination import Part, Verdict
 
-    monkeypatch.setattr(doctor, "machine_parts", lambda: [Part("stuck", 0.1, lambda: time.sleep(2))])
+    monkeypatch.setattr(doctor, "machine_parts", lambda: [Part("stuck", 0.1, hang)])
     monkeypatch.setattr(doctor, "gpu_parts", lambda seen: [Part("CUDA graphs", 5, lambda: (Verdict.OK, "replayed"))])
     result = doctor.measure(harness.Bench("doctor", torch.device("cpu"), quick=True))
     assert list(result.details["failed"]) == ["stuck"]

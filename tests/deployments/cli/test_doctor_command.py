@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -27,19 +26,14 @@ def raises() -> tuple[Verdict, str]:
     raise RuntimeError("CUDA error: no kernel image\nis available")
 
 
-def hangs() -> tuple[Verdict, str]:
-    time.sleep(3)
-    return fine()
-
-
 def run(capsys, *args: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         cli.main(["doctor", *args])
     return ended.value.code, capsys.readouterr().out
 
 
-def test_a_part_that_raises_or_hangs_fails_alone():
-    parts = [Part("a", 5, raises), Part("b", 0.3, hangs), Part("c", 5, fine)]
+def test_a_part_that_raises_or_hangs_fails_alone(hang):
+    parts = [Part("a", 5, raises), Part("b", 0.3, hang), Part("c", 5, fine)]
     a, b, c = examine(parts)
     assert (a.verdict, a.detail) == (Verdict.FAILED, "RuntimeError: CUDA error: no kernel image")
     assert b.verdict is Verdict.FAILED

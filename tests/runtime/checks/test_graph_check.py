@@ -1,6 +1,5 @@
 """Captured rounds are held against eager ones before anybody is served."""
 
-import time
 from typing import Any
 
 import pytest
@@ -86,10 +85,10 @@ def test_nothing_is_asked_where_nothing_is_captured(folder):
     assert check_graphs(engine_on(folder, None), None) is None
 
 
-def test_a_replay_that_hangs_is_told_with_what_to_switch_off(folder, monkeypatch):
+def test_a_replay_that_hangs_is_told_with_what_to_switch_off(folder, monkeypatch, hang):
     class HangingDevice(RecordingDevice):
         def replay(self, graph: Any) -> None:
-            time.sleep(3)
+            hang()
 
     monkeypatch.setattr(graph_check, "LIMIT_S", 0.5)
     with pytest.raises(StepTimeout, match=r"replaying CUDA graphs takes longer than .*--no-cuda-graphs"):

@@ -69,16 +69,16 @@ def test_rounds_are_launched_before_the_one_before_is_waited_for(loaded, grammar
     def noted(owner, name, event):
         method = getattr(owner, name)
 
-        def wrapped(self, *args):
+        def wrapped(*args):
             events.append(event)
             if event == "launch":
                 plan = args[0]
                 guided.append([seq.masker is not None for seq in plan.decodes])
-            return method(self, *args)
+            return method(*args)
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    noted(type(engine.runner), "launch", "launch")
+    noted(engine.runner, "launch", "launch")
     noted(RoundInFlight, "_result", "wait")
     try:
         assert Mixed(engine, grammars, prompts()[:2], PARAMS[:2]).finish() == plain[:2]
