@@ -64,7 +64,7 @@ def test_a_drafter_killed_in_a_round_is_noticed_and_replaced(process_rig: Proces
     assert process_rig.verifier.peer_alive()
     os.kill(process_rig.pid, signal.SIGKILL)
     assert process_rig.verifier.wait_reply(round_number, 60.0) is None
-    assert state_of(process_rig.pid) == "Z"
+    assert eventually(lambda: state_of(process_rig.pid) == "Z")
     assert not process_rig.verifier.peer_alive()
     for _ in range(3):
         assert round_trip(process_rig.verifier) is None
