@@ -136,7 +136,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         Multiply<T> multiply = left < LANES && !packed ? ways.some : ways.vector;
         if (packed && within) left = std::min(left, PANEL - within);
         else if (left >= ways.most_panels * PANEL) multiply = ways.widest, vectors = 2 * ways.most_panels;
-        else if (left >= PANEL || packed) multiply = ways.panel, vectors = 2;
+        else if (left >= PANEL || (packed && left > LANES)) multiply = ways.panel, vectors = 2;
         auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
             Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
                            matrix.scales ? matrix.scales + column : nullptr,
