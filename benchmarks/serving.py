@@ -45,6 +45,9 @@ ONE_THREAD = "{}, one thread"
 PROXIED = "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
+WAVES = 8
+"""Requests of a block by each client: at the end of a block some have nothing left to send, the sooner the fewer it
+has, and rounds of speculating requests differ in length."""
 SILENCE_MS = 1e6
 """Between messages: an answer then comes as its first token and the rest."""
 
@@ -238,7 +241,7 @@ def run_loads(
     """Every load; the series, the tables and the facts they give."""
     done: list[Series] = []
     for concurrency in args.concurrency:
-        load = Load(concurrency, args.requests or max(8, 2 * concurrency))
+        load = Load(concurrency, args.requests or max(16, WAVES * concurrency))
         done += measure(client, modes, load, prompts, args.max_tokens, args.repeats, hop_s)
     tables = [serving_table(done, args.repeats)]
     timed = {f"{one.mode}, {one.concurrency}": one.middle_times() for one in done if one.times}
@@ -308,7 +311,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, help="of the verifier and of the drafter; the application's default")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--requests", type=int, help="per block; by default 8, or twice the concurrency")
+    parser.add_argument("--requests", type=int, help=f"per block; by default 16, or {WAVES} times the concurrency")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
