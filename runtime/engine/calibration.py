@@ -1,7 +1,7 @@
 """Measures what rounds cost on this machine: the verifier's forward passes and the drafter's trees.
 
 The verifier's part takes seconds and is kept on disk per machine and model; the drafter's part takes less and depends
-on what else runs, so it is measured by every engine, when its first drafter attaches. Rounds correct both.
+on what else runs, so it is measured by every engine, when its first drafter attaches. On a host rounds correct both.
 """
 
 import hashlib
