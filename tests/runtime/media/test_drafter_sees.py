@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.near_ties import check_same_drafts, drafted_paths, likeliest_child
 from tests.runtime.media_world import PLACEHOLDER, ShownRun, dense_taps, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params
 from tests.runtime.recorded_graphs import RecordingDevice
@@ -78,7 +79,7 @@ class Dense:
         return self.head.rotary_in_grids(torch.from_numpy(axes))
 
     def chain(self, index, length, depth):
-        """The likeliest `depth` tokens behind the first `length`, one after the other."""
+        """Nodes of the likeliest `depth` tokens behind the first `length`, one after the other; see `drafted_paths`."""
         head, keys, values = self.head, [], []
 
         def attend(query, key, value):
@@ -91,16 +92,18 @@ class Dense:
 
         features = head.fuse(self.taps[index][: length - 1])
         hidden = head(self.embedded(index)[1:length], features, self.rotary(index, 1, length), attend)[-1:]
-        drafted = []
+        path, score, nodes = (), 0.0, {}
         for step in range(depth):
-            drafted.append(int(head.logits(hidden)[0].argmax()))
+            best = head.logits(hidden)[0].log_softmax(-1).max(-1)
+            path, score = (*path, int(best.indices)), score + float(best.values)
+            nodes[path] = score
             rotary = self.rotary(index, length + step, length + step + 1)
-            hidden = head(torch.tensor(drafted[-1:]), head.feedback(hidden), rotary, attend)
-        return drafted
+            hidden = head(torch.tensor(path[-1:]), head.feedback(hidden), rotary, attend)
+        return nodes
 
 
 def watched(engine):
-    """Drafts as the engine gets them: (sequence, its length, drafted tokens); filled while it runs."""
+    """Drafts as the engine gets them: (sequence, its length, `drafted_paths`); filled while it runs."""
     drafts, inner = [], engine.drafting.collect
 
     def collect(plan, rows):
@@ -108,8 +111,7 @@ def watched(engine):
         if isinstance(found, ArrivedTrees):
             trees = TokenTree(*found.taken().trees)
         for row, seq in enumerate(plan.decodes if trees is not None else ()):
-            count = int(trees.num_valid[row])
-            drafts.append((int(seq.request.request_id), len(seq.token_ids), trees.token_ids[row, 1:count].tolist()))
+            drafts.append((int(seq.request.request_id), len(seq.token_ids), drafted_paths(trees, row)))
         return found
 
     engine.drafting.collect = collect
@@ -120,7 +122,7 @@ WAYS = {"kernels": {}, "fixed shapes": {"fixed_shapes": True}, "captured": {"gra
 
 
 def drafts_of(name, head, way="kernels", drafter_class=EagleDrafter, **limits):
-    """Every chain that is drafted behind the prompts of a model."""
+    """Every chain that is drafted behind the prompts of a model, by sequence and length."""
     ref, drafter = shown(name), drafter_class(head, CHAIN, **WAYS[way])
     engine = build_engine(ref.loaded, engine_config(CHAIN, **limits), drafter, InProcessChannel)
     try:
@@ -129,14 +131,28 @@ def drafts_of(name, head, way="kernels", drafter_class=EagleDrafter, **limits):
         assert run.finish() == [tokens[:NUM_TOKENS] for tokens in ref.continuations]
     finally:
         engine.model.remove_taps()
-    return drafts
+    return by_place(drafts)
 
 
-def check(drafts, dense):
-    """Each chain is the dense pass's; returns how many there were."""
-    for index, length, drafted in drafts:
-        assert drafted == dense.chain(index, length, len(drafted)), (index, length)
-    return len(drafts)
+def tokens_of(drafts):
+    """Of `by_place`, without scores."""
+    return {at: set(drafted) for at, drafted in drafts.items()}
+
+
+def by_place(drafts):
+    """What was watched, by (sequence, its length)."""
+    return {(index, length): drafted for index, length, drafted in drafts}
+
+
+def check(drafts, dense, at_least):
+    """Each chain of `by_place` is the dense pass's."""
+    check_same_drafts(drafts, {at: dense.chain(*at, len(drafted)) for at, drafted in drafts.items()}, at_least)
+
+
+def check_first(drafts, dense, at_least):
+    """The likeliest child of the root of each tree of `by_place` is the dense pass's."""
+    first = {at: likeliest_child(drafted) for at, drafted in drafts.items() if drafted}
+    check(first, dense, at_least)
 
 
 @pytest.mark.few(4)
@@ -144,7 +160,7 @@ def check(drafts, dense):
 @pytest.mark.parametrize("name", ALL)
 def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):
     head = head_for(name)
-    assert check(drafts_of(name, head, way, max_num_batched_tokens=17), Dense(head, name)) > 3 * NUM_TOKENS
+    check(drafts_of(name, head, way, max_num_batched_tokens=17), Dense(head, name), 3 * NUM_TOKENS + 1)
 
 
 @pytest.mark.few(1)
@@ -158,8 +174,8 @@ def test_a_parallel_head_sees_the_same_by_kernels_and_in_fixed_shapes(name):
         drafts_of(name, one, way, ParallelEagleDrafter)
         for one, way in ((head, "kernels"), (head, "fixed shapes"), (blind, "kernels"))
     )
-    assert by_kernels == fixed
-    assert by_kernels != other
+    check_same_drafts(by_kernels, fixed, NUM_TOKENS)
+    assert tokens_of(by_kernels) != tokens_of(other)
 
 
 @pytest.mark.few(1)
@@ -177,11 +193,8 @@ def test_a_drafter_that_comes_later_sees_the_media_again(name):
         rig.finish(run)
     finally:
         rig.engine.model.remove_taps()
-    dense = Dense(head, name)
-    first = [(index, length, drafted[0]) for index, length, drafted in drafts if drafted]
     assert rig.engine.stats().num_replayed_tokens > 0
-    assert first
-    assert all(best == dense.chain(index, length, 1)[0] for index, length, best in first)
+    check_first(by_place(drafts), Dense(head, name), 1)
 
 
 @pytest.mark.few(1)
@@ -192,16 +205,16 @@ def test_positions_that_are_off_by_one_on_an_axis_change_drafts(name, axis, monk
         return rotations(media, begin, end) + np.eye(3, dtype=np.int64)[:, axis : axis + 1] * bool(media)
 
     head = head_for(name)
-    right = drafts_of(name, head)
+    right = tokens_of(drafts_of(name, head))
     monkeypatch.setattr(telling, "rotations", moved)
-    assert drafts_of(name, head) != right
+    assert tokens_of(drafts_of(name, head)) != right
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_head_that_embeds_placeholders_drafts_otherwise(name):
     head, other = head_for(name), head_for(name, embeds_media=False)
     other.load_state_dict(head.state_dict())
-    assert drafts_of(name, head) != drafts_of(name, other)
+    assert tokens_of(drafts_of(name, head)) != tokens_of(drafts_of(name, other))
 
 
 def test_frequencies_turn_by_the_axis_that_transformers_turns_them_by():

@@ -5,24 +5,25 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.near_ties import Drafted, drafted_paths
 from tests.runtime.media_world import Shown
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.messages import TokenTree
 
 
 @contextmanager
-def drafts_within(kind: type[Drafter], ref: Shown) -> Iterator[dict[tuple[int, int], list[int]]]:
-    """Filled with the trees' tokens, without their roots, by (sequence of `ref`, its length), while it is entered."""
-    drafts: dict[tuple[int, int], list[int]] = {}
+def drafts_within(kind: type[Drafter], ref: Shown) -> Iterator[dict[tuple[int, int], Drafted]]:
+    """Filled with the trees' nodes, by (sequence of `ref`, its length), while it is entered."""
+    drafts: dict[tuple[int, int], Drafted] = {}
     propose = kind.propose
 
     def noted(drafter: Drafter, batch: DraftBatch) -> TokenTree:
         trees = propose(drafter, batch)
         for row, slot in enumerate(batch.proposal_slots.tolist()):
-            length, count = int(batch.committed_lens[slot]), int(trees.num_valid[row])
+            length = int(batch.committed_lens[slot])
             text = batch.token_ids[slot, :length].tolist()
             [index] = [index for index, tokens in enumerate(ref.sequences) if tokens[:length] == text]
-            drafts[index, length] = trees.token_ids[row, 1:count].tolist()
+            drafts[index, length] = drafted_paths(trees, row)
         return trees
 
     with pytest.MonkeyPatch.context() as patch:

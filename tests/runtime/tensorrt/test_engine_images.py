@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from tests.runtime.media.test_drafter_sees import GRIDS, Dense, check, head_for, watched
+from tests.near_ties import check_same_drafts
+from tests.runtime.media.test_drafter_sees import GRIDS, Dense, by_place, check, check_first, head_for, watched
 from tests.runtime.media_world import ShownRun, medium, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.one_pass_drafts import load
@@ -63,7 +64,7 @@ def check_text(name, engine):
 
 
 def by_engines(name, head, shape, **fields):
-    """Drafts of engines, by sequence and length."""
+    """Trees of engines, by sequence and length."""
     limits = engine_config(shape, **{"max_num_seqs": 3, "num_kv_blocks": None} | fields)
     drafter_kind = BlockDrafter if isinstance(head, OnePassHead) else EngineDrafter
     with drafts_within(drafter_kind, shown(name)) as drafts:
@@ -72,7 +73,7 @@ def by_engines(name, head, shape, **fields):
 
 
 def by_torch(name, head, shape, kind=None, **fields):
-    """Drafts of the torch drafter, by sequence and length."""
+    """Trees of the torch drafter, by sequence and length."""
     kind = drafter_class(head) if kind is None else kind
     limits = engine_config(shape, **{"max_num_seqs": 3} | fields)
     engine = new_engine(shown(name).loaded, limits, kind(copy.deepcopy(head), shape))
@@ -81,14 +82,12 @@ def by_torch(name, head, shape, kind=None, **fields):
         check_text(name, engine)
     finally:
         engine.model.remove_taps()
-    return {(index, length): drafted for index, length, drafted in drafts}
+    return by_place(drafts)
 
 
 def check_same(found, expected):
     """At the lengths that both draft behind: their rounds begin at other ones."""
-    both = found.keys() & expected.keys()
-    assert len(both) > NUM_TOKENS
-    assert {at: found[at] for at in both} == {at: expected[at] for at in both}
+    check_same_drafts(found, expected, at_least=NUM_TOKENS + 1)
 
 
 def eagle1_for(name: str) -> DecoderHead:
@@ -119,7 +118,7 @@ HEADS = {
 def test_drafts_behind_images_are_those_of_a_dense_pass(name):
     head = head_for(name)
     drafts = by_engines(name, head, CHAIN, max_num_batched_tokens=17)
-    assert check([(*at, drafted) for at, drafted in drafts.items()], Dense(head, name)) > 3 * NUM_TOKENS
+    check(drafts, Dense(head, name), 3 * NUM_TOKENS + 1)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
@@ -162,10 +161,9 @@ def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
         rig.finish(run)
     finally:
         rig.engine.model.remove_taps()
-    dense = Dense(head, name)
     assert rig.engine.stats().num_replayed_tokens > 0
     assert len(drafts) > NUM_TOKENS
-    assert all(drafted[0] == dense.chain(index, length, 1)[0] for index, length, drafted in drafts if drafted)
+    check_first(by_place(drafts), Dense(head, name), NUM_TOKENS // 2)
 
 
 def test_an_image_larger_than_the_engine_takes_is_refused():
