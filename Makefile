@@ -1,21 +1,25 @@
 # `make serve` and `make test` install what they need into .venv; the second run finds it there.
 VENV := .venv
 PYTHON ?= python3
+# A Python that somebody names has to be the one that made .venv.
+GIVEN_PYTHON := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 PORT ?= 8000
 # Processes that run tests without Ray. Those on Ray's one cluster have one more; they mostly wait.
 WORKERS ?= 2
 PYTEST := $(VENV)/bin/python -m pytest
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
+# The packages of serving, and these with what tests and benchmarks need.
+SERVING := $(VENV)/serving
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples src)
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-versions with-ray without-ray chaos soak lint clean
+.PHONY: serve test test-all test-versions with-ray without-ray chaos soak lint clean anew
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
-serve: $(STAMP)
+serve: $(SERVING)
 	$(VENV)/bin/wingbeat serve --port $(PORT)
 
 # A small case of every feature.
@@ -55,12 +59,15 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Without a GPU the constraint pins torch; to get a wheel without CUDA, point pip at an index that has one.
+# With an environment that cannot be used as it is, its stamps count for nothing.
+ifneq ($(shell .ci/install check '$(GIVEN_PYTHON)' $(VENV) && echo usable),usable)
+$(SERVING) $(STAMP): anew
+endif
+
+$(SERVING): pyproject.toml constraints/cpu.txt
+	@GIVEN_PYTHON='$(GIVEN_PYTHON)' .ci/install into '$(PYTHON)' $(VENV)
+	@touch $@
+
 $(STAMP): pyproject.toml constraints/cpu.txt
-	$(PYTHON) -m venv $(VENV)
-	if nvidia-smi -L >/dev/null 2>&1; then \
-		$(VENV)/bin/pip install --quiet -e '.[test,bench,tensorrt-rtx]'; \
-	else \
-		$(VENV)/bin/pip install --quiet -e '.[test,bench,tensorrt-rtx]' -c constraints/cpu.txt; \
-	fi
-	touch $@
+	@GIVEN_PYTHON='$(GIVEN_PYTHON)' .ci/install into '$(PYTHON)' $(VENV) '[test,bench,tensorrt-rtx]'
+	@touch $(SERVING) $@
