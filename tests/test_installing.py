@@ -49,8 +49,9 @@ class Checkout:
         return str(file)
 
     def make(self, *arguments: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
+        command, env = ["make", *arguments], self.env(python)
         return subprocess.run(
-            ["make", *arguments], cwd=self.folder, env=self.env(python), capture_output=True, text=True, timeout=60
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
         )
 
     def env(self, python: str | None) -> dict[str, str]:
@@ -139,7 +140,11 @@ def test_what_an_interrupted_pip_leaves_is_made_anew(checkout: Checkout) -> None
     checkout.pip("touch .venv/half; sleep 30")
     # In a session of its own, as behind a terminal: Ctrl-C reaches make, the shell and pip.
     running = subprocess.Popen(
-        ["make", "serve"], cwd=checkout.folder, env=checkout.env(None), stderr=subprocess.DEVNULL, start_new_session=True
+        ["make", "serve"],
+        cwd=checkout.folder,
+        env=checkout.env(None),
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 30
     while not (checkout.folder / ".venv" / "half").exists() and time.monotonic() < deadline:
