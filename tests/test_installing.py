@@ -136,8 +136,12 @@ def test_what_a_failing_pip_leaves_is_gone_on_with(checkout: Checkout) -> None:
     assert (checkout.folder / ".venv" / "kept").exists()
 
 
-def test_what_an_interrupted_pip_leaves_is_made_anew(checkout: Checkout) -> None:
-    checkout.pip("touch .venv/half; sleep 30")
+ENDLESS = "while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("pip", [ENDLESS, f"trap 'exit 1' INT; {ENDLESS}"], ids=["dies", "says it was interrupted"])
+def test_what_an_interrupted_pip_leaves_is_made_anew(checkout: Checkout, pip: str) -> None:
+    checkout.pip(f"touch .venv/half; {pip}")
     # In a session of its own, as behind a terminal: Ctrl-C reaches make, the shell and pip.
     running = subprocess.Popen(
         ["make", "serve"],
