@@ -119,7 +119,10 @@ class CompletionService:
         try:
             media = generation.choices[0].request.media
             with media_prompts.held(self.prompts.media, media) if media else nullcontext():
-                streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
+                streams = [
+                    self._measured(choice, self._run_choice(choice, admission), generation.choices_per_prompt)
+                    for choice in generation.choices
+                ]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
                 if generation.shares_prompt:
                     deltas = first_choices_first(deltas, generation.choices_per_prompt)
@@ -266,9 +269,10 @@ class CompletionService:
         )
 
     async def _measured(
-        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None]
+        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None], choices_per_prompt: int
     ) -> AsyncGenerator[ChoiceDelta, None]:
-        with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
+        num_choices = 0 if choice.index % choices_per_prompt else choices_per_prompt
+        with self._figures.watch(choice.request, self.pool.info.max_model_len, num_choices) as watch:
             async with aclosing(deltas):
                 async for delta in deltas:
                     watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)

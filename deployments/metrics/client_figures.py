@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from wingbeat.deployments.request_context import current
-from wingbeat.runtime.metrics import FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
+from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
 from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 from wingbeat.runtime.scheduling.request import Request
 
@@ -39,6 +39,8 @@ class ClientFigures:
     """Those that stand for audio."""
     max_tokens: Histogram | None = None
     """What requests allow."""
+    num_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
+    """`n` of requests, once for each prompt."""
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
 
     def __post_init__(self) -> None:
@@ -52,10 +54,14 @@ class ClientWatch:
     """One choice on its way to its client: told of its tokens, then of how it ended.
 
     One that is left without an end was aborted, or failed where an exception says so.
+
+    Args:
+        num_choices: `n` where this choice is the first of its prompt, else 0.
     """
 
-    def __init__(self, clients: "RouterFigures", request: Request, max_model_len: int) -> None:
+    def __init__(self, clients: "RouterFigures", request: Request, max_model_len: int, num_choices: int = 0) -> None:
         self.request = request
+        self._num_choices = num_choices
         self._clients = clients
         self._max_model_len = max_model_len
         self._context = current()
@@ -107,6 +113,8 @@ class ClientWatch:
         engine.audio_tokens += sum(one.length for one in self.request.media if one.kind == AUDIO)
         engine.generation_tokens.observe(self.num_tokens)
         engine.max_tokens.observe(self.request.params.max_tokens)
+        if self._num_choices:
+            engine.num_choices.observe(self._num_choices)
         if self.num_tokens > 1:
             engine.time_per_output_token_s.observe((self.last_token_at - self.first_token_at) / (self.num_tokens - 1))
 
@@ -127,9 +135,9 @@ class RouterFigures:
         """HTTP answers by status."""
         self._by_engine: dict[str, ClientFigures] = {}
 
-    def watch(self, request: Request, max_model_len: int) -> ClientWatch:
-        """Measure a choice: `with figures.watch(request, ...) as watch`."""
-        return ClientWatch(self, request, max_model_len)
+    def watch(self, request: Request, max_model_len: int, num_choices: int = 0) -> ClientWatch:
+        """Measure a choice: `with figures.watch(request, ...) as watch`; arguments as for `ClientWatch`."""
+        return ClientWatch(self, request, max_model_len, num_choices)
 
     def of_engine(self, engine_id: str, max_model_len: int) -> ClientFigures:
         """What was measured of requests to one engine."""

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
@@ -43,8 +44,14 @@ def _joined(families: Sequence[Metric]) -> Metric:
 
 
 def exposed(snapshots: Iterable[FleetSnapshot], accept: str) -> tuple[bytes, str]:
-    """The snapshots as one body and its media type, in the newest format that an `Accept` header takes."""
+    """The snapshots as one body and its media type: OpenMetrics 1.0.0 where an `Accept` header asks for it, else text.
+
+    Names of lines are the same in both formats, whichever escaping the header names: the colon of vLLM's names is legal
+    in both, and the library's default would write an underscore in its place.
+    """
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(*snapshots))
-    encode, media_type = choose_encoder(accept)
-    return encode(registry), media_type
+    _, wanted = choose_encoder(accept)
+    if wanted.startswith("application/openmetrics-text"):
+        return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry, escaping=openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4

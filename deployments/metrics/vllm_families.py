@@ -64,6 +64,7 @@ HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
     ("request_prefill_time_seconds", "From the first slot to the first token.", figure("requests", "prefill_s")),
     ("request_decode_time_seconds", "From the first token to the last.", figure("requests", "decode_s")),
     ("request_inference_time_seconds", "From the first slot to the last token.", figure("requests", "inference_s")),
+    ("request_num_preemptions", "Preemptions per request.", figure("requests", "num_preemptions")),
     ("iteration_tokens_total", "Tokens computed per round.", figure("requests", "round_tokens")),
     ("time_to_first_token_seconds", "From arrival in the router.", figure("clients", "time_to_first_token_s")),
     ("inter_token_latency_seconds", "Time per token after the first.", figure("clients", "inter_token_s")),
@@ -81,6 +82,7 @@ HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
         figure("clients", "generation_tokens"),
     ),
     ("request_params_max_tokens", "max_tokens of requests.", figure("clients", "max_tokens")),
+    ("request_params_n", "n of requests, once for each prompt.", figure("clients", "num_choices")),
 )
 
 
@@ -89,6 +91,12 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     for kind, table in ((gauge, GAUGES), (counter, COUNTERS), (histogram, HISTOGRAMS)):
         for name, text, read in table:
             yield kind(f"vllm:{name}", text, LABELS, rows(snapshot, read))
+    yield gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "Waiting requests: capacity, for room; deferred, for an adapter's place or a request that runs alone.",
+        (*LABELS, "reason"),
+        by_key(snapshot, _waiting_by_reason),
+    )
     yield counter(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafts with an accepted token at a position, the first one being 0.",
@@ -128,6 +136,11 @@ def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...
     """A figure of every engine that is a table, with its keys as one more label."""
     for labels, table in rows(snapshot, read):
         yield from (((*labels, str(key)), value) for key, value in table.items())
+
+
+def _waiting_by_reason(figures: dict[str, Any]) -> dict[str, int]:
+    deferred = figures["num_deferred"]
+    return {"capacity": figures["num_waiting"] - deferred, "deferred": deferred}
 
 
 def _accepted_by_position(figures: dict[str, Any]) -> dict[int, int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.metrics import REQUEST_S, ROUND_TOKENS, Histogram
+from wingbeat.runtime.metrics import PREEMPTIONS, REQUEST_S, ROUND_TOKENS, Histogram
 from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
@@ -244,6 +244,8 @@ class RequestTimes:
     """From there to the last one."""
     inference_s: Histogram = field(default_factory=_seconds)
     """From the first slot to the last token."""
+    num_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
+    """Preemptions of each request that has ended."""
     round_tokens: Histogram = field(default_factory=lambda: Histogram(ROUND_TOKENS))
     """Prompt tokens computed and tokens generated, by round."""
 
@@ -258,6 +260,8 @@ class _Running:
     """Before its first token, in any case."""
     first_token_at: float | None = None
     last_token_at: float = 0.0
+    num_preemptions: int = 0
+    """Slots after the first."""
 
 
 class RequestClock(RoundObserver):
@@ -287,10 +291,14 @@ class RequestClock(RoundObserver):
         return running is not None and running.admitted_at is None
 
     def admitted(self, seqs: Iterable[Sequence]) -> None:
-        """Whoever gets its first slot waits no longer."""
+        """A request waits until its first slot; each further slot follows a preemption."""
         for seq in seqs:
             running = self._running.get(seq.request.request_id)
-            if running is not None and running.admitted_at is None:
+            if running is None:
+                continue
+            if running.admitted_at is not None:
+                running.num_preemptions += 1
+            else:
                 running.admitted_at = self._clock()
                 self.times.queue_s.observe(running.admitted_at - running.arrived_at)
 
@@ -322,5 +330,6 @@ class RequestClock(RoundObserver):
         running = self._running.pop(request_id, None)
         if running is None or running.first_token_at is None:
             return
+        self.times.num_preemptions.observe(running.num_preemptions)
         self.times.decode_s.observe(running.last_token_at - running.first_token_at)
         self.times.inference_s.observe(running.last_token_at - running.admitted_at)

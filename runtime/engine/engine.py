@@ -324,7 +324,8 @@ class Engine:
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_preemptions=self.scheduler.num_preemptions,
+            num_deferred=scheduler.num_deferred,
+            num_preemptions=scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
             phases=self.clock.times,
@@ -336,7 +337,7 @@ class Engine:
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
             media=self.loaded.media_figures(),
-            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
+            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks, self.cache.block_bytes),
             tree_config=tree_config(self.config.speculation),
             **self.counter.figures(),
             **self.block_manager.figures(),

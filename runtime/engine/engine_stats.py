@@ -35,6 +35,8 @@ class EngineStats:
     forced_acceptance: ForcedAcceptance | None = None
     """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
     requests: RequestTimes = field(default_factory=RequestTimes)
+    num_deferred: int = 0
+    """Requests among the waiting ones that more room alone would not admit."""
     num_pinned_blocks: int = 0
     """Of saved prefixes; they are never free."""
     prefix_query_tokens: int = 0
@@ -67,12 +69,16 @@ class EngineStats:
     """Seconds of the devices by stage: prefill, verify, accept, encoder, draft_commit, draft_levels."""
 
 
-def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int) -> dict[str, str]:
-    """What a KV cache is like, under vLLM's names."""
+def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int, block_bytes: int) -> dict[str, str]:
+    """The KV cache under vLLM's names. Sizes in tokens leave out the block that belongs to nobody."""
+    num_tokens = (num_blocks - 1) * config.block_size
     return {
         "block_size": str(config.block_size),
         "cache_dtype": str(dtype).removeprefix("torch."),
         "enable_prefix_caching": str(config.enable_prefix_caching),
+        "kv_cache_max_concurrency": f"{num_tokens / config.max_model_len:.2f}",
+        "kv_cache_memory_bytes": str(num_blocks * block_bytes),
+        "kv_cache_size_tokens": str(num_tokens),
         "num_gpu_blocks": str(num_blocks),
     }
 

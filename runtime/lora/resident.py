@@ -63,6 +63,10 @@ class ResidentAdapters:
         self._held.move_to_end(adapter.digest)
         return held.adapter_id
 
+    def has_place(self, adapter: AdapterName) -> bool:
+        """Whether `acquire` would find a place."""
+        return bool(self._free) or adapter.digest in self._held or any(not one.num_users for one in self._held.values())
+
     def release(self, adapter: AdapterName) -> None:
         """One user less."""
         held = self._held[adapter.digest]

@@ -202,6 +202,14 @@ class Scheduler:
                 self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
         return [output for output in outputs if output is not None]
 
+    @property
+    def num_deferred(self) -> int:
+        """Waiting sequences that room alone would not admit: a suspect runs alone, or the adapter finds no place."""
+        if self.suspects:
+            return sum(seq not in self.suspects for seq in self.waiting)
+        adapters = (seq.request.adapter for seq in self.waiting if seq.request.adapter is not None)
+        return sum(not self._adapters.has_place(adapter) for adapter in adapters)
+
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
         slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])

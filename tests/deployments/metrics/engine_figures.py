@@ -24,7 +24,8 @@ def engine_stats(**fields: Any) -> EngineStats:
     """Of an engine with a drafter that has verified four trees."""
     given = {
         "num_running": 2,
-        "num_waiting": 1,
+        "num_waiting": 3,
+        "num_deferred": 1,
         "num_free_blocks": 75,
         "num_pinned_blocks": 5,
         "num_blocks": 101,

@@ -1,9 +1,12 @@
 """`GET /metrics`: vLLM's names over all engines, whichever router is asked; nobody waits for an engine that hangs."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deployments.http_world import FakePool
@@ -16,9 +19,14 @@ from wingbeat.deployments.metrics.monitor import Monitor
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
     """By name and label values, in the order of the labels' names."""
+    return samples_of(text_string_to_metric_families(text))
+
+
+def samples_of(families: Iterable[Metric]) -> dict[tuple[str, ...], float]:
+    """As `samples`, of families that were read already."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in families
         for sample in family.samples
     }
 
@@ -33,6 +41,9 @@ def test_figures_of_all_engines_are_shown_by_engine_and_model():
     assert got["vllm:num_requests_running", "b", "demo"] == 7
     assert got["vllm:kv_cache_usage_perc", "a", "demo"] == 0.25
     assert got["vllm:prefix_cache_hits_total", "a", "demo"] == 16
+    assert got["vllm:num_requests_waiting", "a", "demo"] == 3
+    assert got["vllm:num_requests_waiting_by_reason", "a", "demo", "capacity"] == 2
+    assert got["vllm:num_requests_waiting_by_reason", "a", "demo", "deferred"] == 1
     assert got["vllm:cache_config_info", "16", "a", "demo", "101"] == 1
     assert got["wingbeat_tree_config_info", "True", "5", "a", "demo"] == 1
     assert got["wingbeat_round_cost_seconds", "a", "demo", "draft", "1"] == 0.125
@@ -97,6 +108,20 @@ def test_latencies_are_what_clients_saw():
     assert got["vllm:e2e_request_latency_seconds_bucket", "a", "+Inf", "demo"] == 4
     assert got["wingbeat_router_answers_total", "r1", "200"] == 4
     assert got["wingbeat_router_answers_total", "r1", "404"] == 1
+
+
+def test_n_counts_once_for_each_prompt():
+    async def scenario() -> dict[tuple[str, ...], float]:
+        client = Client(Engines(a=engine_stats()).monitor(), FakePool(engine_id="a"))
+        assert (await client.complete(prompt=["a", "b"], n=3)).status_code == 200
+        assert (await client.complete()).status_code == 200
+        return samples((await client.get()).text)
+
+    got = asyncio.run(scenario())
+    assert got["vllm:request_params_n_count", "a", "demo"] == 3
+    assert got["vllm:request_params_n_sum", "a", "demo"] == 7
+    assert got["vllm:request_params_n_bucket", "a", "2.0", "demo"] == 1
+    assert got["vllm:e2e_request_latency_seconds_count", "a", "demo"] == 7
 
 
 def test_requests_that_fail_or_are_left_count_as_such():
@@ -172,14 +197,55 @@ def test_scrapes_of_a_moment_ask_the_engines_once():
     assert asyncio.run(scenario()) == (2, 4)
 
 
-def test_figures_need_no_api_key_and_come_in_the_format_that_is_asked_for():
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+TEXT, OPENMETRICS = "text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"
+ACCEPTED = {
+    "": TEXT,
+    "*/*": TEXT,
+    "text/plain": TEXT,
+    "text/plain;version=0.0.4": TEXT,
+    "text/plain;version=1.0.0;escaping=underscores": TEXT,
+    "text/plain;version=1.0.0;escaping=values": TEXT,
+    f"{PROTOBUF},*/*;q=0.1": TEXT,
+    "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1": TEXT,
+    "application/openmetrics-text": OPENMETRICS,
+    # Prometheus 2.42, and one of the 3 series.
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1": OPENMETRICS,
+    f"{PROTOBUF};q=0.6,application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1": OPENMETRICS,
+    "application/openmetrics-text;version=1.0.0;escaping=dots": OPENMETRICS,
+    "application/openmetrics-text;version=2.0.0;escaping=underscores": OPENMETRICS,
+}
+"""Values of `Accept` and the format that answers them."""
+
+
+def strictly_read(page: httpx.Response) -> dict[tuple[str, ...], float]:
+    """The lines of a page by a parser of its own format; a line must belong to a family of a declared type."""
+    is_openmetrics = page.headers["content-type"].startswith("application/openmetrics-text")
+    read = openmetrics_parser if is_openmetrics else text_string_to_metric_families
+    families = list(read(page.text))
+    assert {family.name for family in families if family.type in ("unknown", "untyped")} == set()
+    assert all(sample.name.startswith(family.name) for family in families for sample in family.samples)
+    return samples_of(families)
+
+
+def test_names_and_values_are_the_same_for_every_accept_header():
     access = Access.of_server("127.0.0.1", api_keys=None, allowed_hosts=["wingbeat"])
 
     async def scenario() -> list[httpx.Response]:
-        client = Client(Engines(a=engine_stats()).monitor(), access=access)
-        return [await client.get(), await client.get(accept="application/openmetrics-text; version=1.0.0")]
+        client = Client(Engines(a=engine_stats()).monitor(), FakePool(engine_id="a"), access=access)
+        await client.complete()
+        return [await client.get(accept=accept) for accept in ACCEPTED]
 
-    plain, openmetrics = asyncio.run(scenario())
-    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert openmetrics.text.endswith("# EOF\n")
+    pages = asyncio.run(scenario())
+    for page, media_type in zip(pages, ACCEPTED.values(), strict=True):
+        assert page.headers["content-type"] == f"{media_type}; charset=utf-8"
+    first, *others = map(strictly_read, pages)
+    assert first["vllm:num_requests_running", "a", "demo"] == 2
+    assert len([name for name, *_ in first if name.startswith("vllm:")]) > 100
+    for other in others:
+        # Its value is the moment of the reading.
+        moments = {key for key in first if key[0] == "vllm:lora_requests_info"}
+        assert other.keys() == first.keys()
+        assert {key for key in first if first[key] != other[key]} <= moments

@@ -29,7 +29,8 @@ VLLM_DASHBOARD = (
     *("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
     *("request_time_per_output_token_seconds_sum", "num_preemptions_total", "prefix_cache_queries_total"),
     *("prefix_cache_hits_total", "request_inference_time_seconds_sum", "iteration_tokens_total_bucket"),
-    *("request_params_max_tokens_bucket", "cache_config_info"),
+    *("request_params_max_tokens_bucket", "cache_config_info", "num_requests_waiting_by_reason"),
+    *("request_params_n_bucket", "request_num_preemptions_bucket"),
 )
 """Samples that vLLM's own dashboards and benchmarks read."""
 UNREAD = ("graphs",)

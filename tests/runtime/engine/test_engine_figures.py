@@ -250,3 +250,19 @@ def test_figures_travel_as_plain_data(ref, rig):
     figures = asdict(rig.engine.stats())
     assert figures["plain_rounds"]
     assert [name for name, value in figures.items() if not plain(value)] == []
+
+
+def test_preemptions_are_counted_by_request(ref, engine_of):
+    engine = engine_of(max_model_len=128, num_kv_blocks=12, max_num_batched_tokens=33)
+    for index, prompt in enumerate(ref.prompts):
+        engine.add_request(Request(str(index), tuple(prompt), greedy_params(48)))
+    while engine.has_unfinished_requests():
+        engine.step()
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.requests.num_preemptions.total == stats.num_preemptions
+    assert sum(stats.requests.num_preemptions.counts) == len(ref.prompts)
+    usable = (engine.cache.num_blocks - 1) * engine.config.block_size
+    assert stats.cache_config["kv_cache_size_tokens"] == str(usable)
+    assert stats.cache_config["kv_cache_max_concurrency"] == f"{usable / 128:.2f}"
+    assert stats.cache_config["kv_cache_memory_bytes"] == str(engine.cache.num_blocks * engine.cache.block_bytes)

@@ -45,10 +45,12 @@ def test_an_adapter_in_use_stays_and_others_wait():
     places = Places(1)
     assert places.resident.acquire(named("a")) == 1
     assert places.resident.acquire(named("b")) is None
+    assert [places.resident.has_place(named(digest)) for digest in "ab"] == [True, False]
     assert places.resident.acquire(named("a")) == 1
     places.resident.release(named("a"))
     assert places.resident.acquire(named("b")) is None
     places.resident.release(named("a"))
+    assert places.resident.has_place(named("b"))
     assert places.resident.acquire(named("b")) == 1
 
 

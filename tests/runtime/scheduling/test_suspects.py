@@ -17,8 +17,11 @@ def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_
     for name in "cd":
         scheduler.add(replace(request(name, 3, max_tokens=40), on_trial=True))
     rounds = []
+    assert scheduler.num_deferred == 0
     while len(rounds) < 80:
         plan = scheduler.schedule()
+        innocent = [seq for seq in scheduler.waiting if seq not in scheduler.suspects]
+        assert scheduler.num_deferred == (len(innocent) if scheduler.suspects else 0)
         rounds.append("".join(sorted(seq.request.request_id for seq in scheduler.running)))
         play(scheduler, plan)
     alone = TRIAL_TOKENS + 1
