@@ -14,7 +14,8 @@ from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loading.trial import PARENTS, PATHS, Trial, TrialText
+from wingbeat.runtime.verifier.loading.reference import PARENTS, PATHS, TrialText
+from wingbeat.runtime.verifier.loading.trial import Trial
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _ASKED = "deterministic is True"

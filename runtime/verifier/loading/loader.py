@@ -1,15 +1,20 @@
 """Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
 
+import gc
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.refusals import Feature, problem
+from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.state.mixer_search import install_mixers
 from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.tensor_files import weight_files
+from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.layers.architecture_checks import (
@@ -33,8 +38,16 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
+from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
 from wingbeat.runtime.verifier.loading.media_trial import media_trial
-from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
+from wingbeat.runtime.verifier.loading.reference import (
+    WRITTEN,
+    TrialText,
+    reference_logits,
+    texts_for,
+    written_texts,
+)
+from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -67,11 +80,28 @@ def load_model(
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
-        return prepare_model(model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits)
+        written = written_tokens(file.folder) if model.dtype in HALVES else []
+        return prepare_model(
+            model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits, written=written
+        )
+
+
+def written_tokens(folder: Path) -> list[int]:
+    """Token ids of a text as models are trained on; empty where a folder has no tokenizer that can be read."""
+    try:
+        tokenizer = Tokenizer.find(folder)
+    except ValueError:
+        tokenizer = None
+    return [] if tokenizer is None else tokenizer.encode(WRITTEN)
 
 
 def prepare_model(
-    model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False, eight_bits: bool = False
+    model: PreTrainedModel,
+    name: str,
+    whole: bool = True,
+    deterministic: bool = False,
+    eight_bits: bool = False,
+    written: Sequence[int] = (),
 ) -> LoadedModel:
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
@@ -80,6 +110,7 @@ def prepare_model(
         deterministic: a row shall have the same bits whatever shares its pass, of a model that is `whole`.
         eight_bits: round the weights of its linear layers first (`round_linears`), of a model that is `whole`: what it
             is tried against is transformers' decoding by rounded weights.
+        written: token ids of a text as models are trained on, which a model in half precision is tried on as well.
 
     Raises:
         UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
@@ -97,8 +128,13 @@ def prepare_model(
         if eight_bits:
             round_linears(model, decoder_layers(model, len(probed.layers)))
         texts = texts_for(model, probed)
+        media_refusals: dict[str, str] = {}
+        if model.dtype in HALVES:
+            media_refusals = _try_in_float32(model, probed, kinds.states, texts, whole, deterministic)
         references = reference_logits(model, texts)
-        media = media_trial(model, texts, whole)
+        if references[0].rounding and written:
+            references += reference_logits(model, written_texts(texts, written))
+        media = media_trial(model, texts, whole, media_refusals)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.states, whole, deterministic)
         loaded.eight_bits = eight_bits
@@ -117,6 +153,62 @@ def prepare_model(
     return loaded
 
 
+def _try_in_float32(
+    model: PreTrainedModel,
+    probed: ProbedAttention,
+    states: list[LayerState],
+    texts: list[TrialText],
+    whole: bool,
+    deterministic: bool,
+) -> dict[str, str]:
+    """Try the code that serves a model in half precision on a copy in float32, where rounding hides no mistake.
+
+    Layers run both as transformers wrote them and fused: which of them are fused may depend on the dtype.
+
+    Returns:
+        Why media are not served, by kind.
+
+    Raises:
+        UnsupportedModelError: as `try_model`.
+    """
+    copy, count = exact_copy(model, probed.layers)
+    is_part = count < len(probed.layers)
+    probed = probed._replace(layers=probed.layers[:count])
+    states = [state for state in states if state.layer < count]
+    try:
+        references = reference_logits(copy, texts)
+        media = media_trial(copy, texts, whole)
+    except Exception as error:
+        if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
+            raise
+        logger.info("the first %d layers make no model by themselves (%s): tried as a whole alone", count, error)
+        return {}
+    with _unlogged():
+        if not states:
+            try_model(_switch(copy, "", probed, states, whole, deterministic, fast=False), references)
+        loaded = _switch(copy, "", probed, states, whole, deterministic)
+    try_model(loaded, references)
+    media.serve(loaded)
+    refusals = {kind: said for kind, said in loaded.takes.items() if said != SERVED}
+    del copy, loaded, references, media
+    gc.collect()  # layers and what runs them refer to each other
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return refusals
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Context manager in which layers log nothing: a model logs the same lines as its copy."""
+    layers = logging.getLogger("wingbeat.runtime.verifier.layers")
+    before = layers.level
+    layers.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        layers.setLevel(before)
+
+
 def _switch(
     model: PreTrainedModel,
     name: str,
@@ -124,23 +216,29 @@ def _switch(
     states: list[LayerState],
     whole: bool,
     deterministic: bool,
+    fast: bool = True,
 ) -> LoadedModel:
     """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), its
-    logits leave float32 (`widen_logits`), those that are asked for (`keep_logits`)."""
+    logits leave float32 (`widen_logits`), those that are asked for (`keep_logits`).
+
+    Args:
+        fast: False leaves layers as transformers wrote them.
+    """
     if states and not whole:
         said = {Feature.STATES: "its layers keep recurrent states", Feature.RANKS: "tensor_parallel_size is above 1"}
         raise UnsupportedModelError(problem(said))
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
-    speed_up(model, deterministic)
     layers = decoder_layers(model, len(probed.layers))
-    if whole:
+    if fast:
+        speed_up(model, deterministic)
+    if fast and whole:
         fuse(model, layers, probed.layers, deterministic=deterministic)
         widen_logits(model)
         pack_output(model, layers)
         pack_rounded(model)
     keep_logits(model)
-    if deterministic:
+    if fast and deterministic:
         make_rows_alike(model, layers)
     return LoadedModel(
         model=model,

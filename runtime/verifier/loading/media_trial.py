@@ -4,6 +4,7 @@ Text is served whatever comes of it. Nothing of an encoder is imported for a mod
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.scheduling.media import ARE, SERVED, MediaInput
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loading.trial import Reference, TrialText, reference_logits, try_model
+from wingbeat.runtime.verifier.loading.reference import Reference, TrialText, reference_logits
+from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -62,19 +64,24 @@ class MediaTrial:
             loaded.media.encoder.forget()
 
 
-def media_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool = True) -> MediaTrial:
+def media_trial(
+    model: PreTrainedModel, texts: list[TrialText], whole: bool = True, refused: Mapping[str, str] | None = None
+) -> MediaTrial:
     """What transformers says to texts with media in them; before anything of the model is switched.
 
     Args:
         texts: that it is tried with.
         whole: False where several processes have parts of it.
+        refused: kinds of media that are not served, with the reason.
     """
     if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
         return MediaTrial()
     from wingbeat.runtime.media.families import MediaNotServed, family_of, kinds_of
 
-    refusals, trial = {}, MediaTrial()
+    refusals, trial = dict(refused or {}), MediaTrial()
     for kind in kinds_of(model.config):
+        if kind in refusals:
+            continue
         try:
             if not whole:
                 raise MediaNotServed(f"{ARE[kind]} not served where tensor_parallel_size is above 1")

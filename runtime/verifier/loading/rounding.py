@@ -8,7 +8,7 @@ import torch
 from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.layers.loaded_model import num_words
-from wingbeat.runtime.verifier.loading.trial import distance, reference_logits, trial_texts
+from wingbeat.runtime.verifier.loading.reference import decoded_rows, distance, trial_texts
 
 
 class Rounding(NamedTuple):
@@ -46,4 +46,5 @@ def _rows(file: ConfigFile, dtype: torch.dtype) -> torch.Tensor:
     model = load_weights(file, dtype).eval()
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
     texts = trial_texts((), positions, num_words(model.get_output_embeddings()))
-    return torch.cat([reference.rows for reference in reference_logits(model, texts)])
+    model.set_attn_implementation("eager")
+    return torch.cat([decoded_rows(model, text) for text in texts])

@@ -1,20 +1,16 @@
-"""A model tried the way it will be used, against transformers' own cached decoding with eager attention.
+"""A model tried the way it will be used, against transformers with eager attention.
 
 Two sequences of different lengths go through the engine's batches and paged cache: prompts in uneven chunks, one of
-them beside the other's decode, plain steps, then trees with siblings at two depths. `Reference` is what transformers
-says to the same tokens, one path of a tree after the other; it is taken before anything of the model is switched.
+them beside the other's decode, plain steps, then trees with siblings at two depths. Every row of logits is held against
+the model's answer in float32 (`wingbeat.runtime.verifier.loading.reference`).
 """
 
-import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence as Rows
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from statistics import median
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.blocks import BlockManager
@@ -23,197 +19,102 @@ from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.media import MediaInput, position_delta
+from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.keeper import StateKeeper
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of, num_words
-from wingbeat.runtime.verifier.layers.probe import ProbedAttention
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
+from wingbeat.runtime.verifier.loading.reference import (
+    DEPTHS,
+    NUM_STEPS,
+    PARENTS,
+    Reference,
+    TrialText,
+    distance,
+)
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
-PARENTS = (-1, 0, 0, 1, 1, 2)
-"""Of the tree's nodes: two children of the root; two of the first of them, one of the second."""
-_DEPTHS = (0, 1, 1, 2, 2, 2)
-PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
-"""From the root to each leaf."""
 _ACCEPTED, _BEHIND = (0, 1), 3
 """Where layers keep states: the path that is accepted, and its node behind it, whose logits the next step must have."""
-_NUM_STEPS = 3
-"""Tokens behind the prompt: plain steps, and the root of the tree."""
-_LONGEST, _SHORTER_BY = 29, 12
 _CHUNKS = (7, 1)
 """Tokens of the long prompt's first chunks; the rest is the third."""
-WIDEST_TRIED_WINDOW = 64
+_IN_TREE = "at depth"
 FULL_PRECISION_TOLERANCE = 2e-3
-"""Of a row's logits, by their spread; other dtypes round by more, and how much is measured."""
-_TOLERANCE = dict.fromkeys((torch.float32, torch.float64), FULL_PRECISION_TOLERANCE)
-LOW_PRECISION_TOLERANCE, LARGEST_TOLERANCE, NOISE_FACTOR = 0.1, 0.25, 4
-"""Kernels keep sums in float32 where torch rounds them: no noise of transformers' own tells how far that leads."""
-
-
-class TrialText(NamedTuple):
-    """One sequence: a prompt, the tokens of its plain steps, and the tree behind them."""
-
-    prompt: list[int]
-    steps: list[int]
-    tree: list[int]
-    """Tokens of the nodes; the root is the last step's."""
-    media: tuple[MediaInput, ...] = ()
-    """Of the prompt."""
-
-    def paths(self) -> Tensor:
-        """Each path of the tree behind all before it: int64 [num_paths, length]."""
-        before = [*self.prompt, *self.steps[:-1]]
-        return torch.tensor([before + [self.tree[node] for node in path] for path in PATHS])
-
-
-class Reference(NamedTuple):
-    """What transformers says to a text."""
-
-    text: TrialText
-    rows: Tensor
-    """float32 [num_steps + num_nodes, vocab_size]: the prompt's end, all steps but the last, and the tree's nodes."""
-    noise: float
-    """By how much transformers' own ways to compute it differ, as `distance`."""
-
-
-def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
-    return {}
-
-
-class _Told(LogitsProcessor):
-    """Lets generate() write given tokens."""
-
-    def __init__(self, token_ids: Tensor, num_prompt_tokens: int) -> None:
-        self.token_ids, self.start = token_ids, num_prompt_tokens
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """[num_paths, vocab_size], all but one token per row impossible."""
-        place = min(input_ids.shape[1], self.token_ids.shape[1] - 1)
-        told = torch.full_like(scores, -torch.inf)
-        return told.scatter_(1, self.token_ids[:, place : place + 1], 0.0)
-
-
-@torch.inference_mode()
-def reference_logits(
-    model: PreTrainedModel,
-    texts: list[TrialText],
-    inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs,
-) -> list[Reference]:
-    """What a model says to texts, by generate() and eager attention.
-
-    Args:
-        inputs: (text, token ids [num_paths, length] of its paths) -> what generate() takes beside the token ids.
-    """
-    model.set_attn_implementation("eager")
-    with _plain_generation(model):
-        return [_reference(model, text, partial(inputs, text)) for text in texts]
-
-
-def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText]:
-    """Two texts of different lengths, which leave windows that are short; what wider ones hide is known from their
-    masks."""
-    windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
-    vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
-    return trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
-
-
-def trial_texts(
-    windows: Collection[int], max_positions: int, vocab_size: int, avoided: frozenset[int] = frozenset()
-) -> list[TrialText]:
-    """Two texts of random tokens, the first one longer."""
-    generator = torch.Generator().manual_seed(0)
-    num_after = _NUM_STEPS + max(_DEPTHS)
-    tried = [window for window in windows if window <= WIDEST_TRIED_WINDOW]
-    longest = min(max(_LONGEST, *(window + window // 2 for window in tried), 0), max_positions - num_after)
-    texts = []
-    for length in (longest, max(longest - _SHORTER_BY, min(longest, 3))):
-        count = length + _NUM_STEPS + len(PARENTS) - 1
-        drawn = torch.randint(vocab_size, (2 * count + 64,), generator=generator).tolist()
-        # Placeholders of images and the like are not read as text.
-        tokens = [token for token in drawn if token not in avoided][:count]
-        steps = tokens[length : length + _NUM_STEPS]
-        texts.append(TrialText(tokens[:length], steps, [steps[-1], *tokens[length + _NUM_STEPS :]]))
-    return texts
-
-
-def _special_tokens(model: PreTrainedModel) -> frozenset[int]:
-    configs = (model.config, model.config.get_text_config())
-    names = ("_token_id", "_token_index")
-    values = [value for config in configs for name, value in vars(config).items() if name.endswith(names)]
-    return frozenset(value for value in values if isinstance(value, int))
-
-
-@contextmanager
-def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
-    """generate() without what a checkpoint's own settings would add."""
-    before, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = before
-
-
-def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor], dict[str, Tensor]]) -> Reference:
-    device = next(model.parameters()).device
-    paths, start = text.paths().to(device), len(text.prompt)
-    num_new = paths.shape[1] - start + 1
-    out = model.generate(
-        paths[:, :start],
-        attention_mask=torch.ones_like(paths[:, :start]),
-        max_new_tokens=num_new,
-        do_sample=False,
-        use_cache=True,
-        pad_token_id=0,
-        logits_processor=[_Told(paths, start)],
-        output_logits=True,
-        return_dict_in_generate=True,
-        **inputs(paths[:, :start]),
-    )
-    logits = torch.stack(out.logits, dim=1).float()  # [num_paths, num_new, vocab_size]
-    noise = 0.0
-    if logits.isfinite().all() and next(model.parameters()).dtype not in _TOLERANCE:
-        at_once = model(input_ids=paths, use_cache=False, **inputs(paths)).logits[:, start - 1 :].float()
-        noise = max(map(distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
-    before_tree = logits[0, : num_new - 1 - max(_DEPTHS)]
-    where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
-    nodes = torch.stack([logits[where[node]] for node in range(len(PARENTS))])
-    return Reference(text, torch.cat([before_tree, nodes]), noise)
+"""Distance in float32 of a row of logits from transformers' own row, by the spread of its logits."""
+ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
+"""Rows in half precision may be this much farther from float32, in the median, than transformers' rows are; the slack
+counts for models whose rounding is next to nothing."""
 
 
 @torch.inference_mode()
 def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
-    """Hold a prepared model against what transformers says.
+    """Hold a prepared model against transformers.
+
+    Args:
+        references: of two texts, or of two texts more.
 
     Raises:
         UnsupportedModelError: they differ; says where, without the model's name.
     """
-    trial = Trial(loaded, [reference.text for reference in references])
-    ours = trial.run()
-    tolerance = _TOLERANCE.get(loaded.dtype)
-    if tolerance is None:
-        noise = max(reference.noise for reference in references)
-        tolerance = min(max(LOW_PRECISION_TOLERANCE, NOISE_FACTOR * noise), LARGEST_TOLERANCE)
-    for reference, rows in zip(references, ours, strict=True):
-        count = len(reference.rows)
-        behind = reference.rows[count - len(PARENTS) + _BEHIND :][: len(rows) - count]
-        for index, (row, expected) in enumerate(zip(rows, [*reference.rows, *behind], strict=True)):
-            _check(row.float(), expected, tolerance, _place(index, count))
+    apart: list[tuple[str, float, float | None]] = []
+    for first in range(0, len(references), 2):
+        pair = references[first : first + 2]
+        ours = Trial(loaded, [reference.text for reference in pair]).run()
+        for reference, rows in zip(pair, ours, strict=True):
+            apart += _held_against(reference, rows)
+    rounding = [(place, own, theirs) for place, own, theirs in apart if theirs is not None]
+    if rounding:
+        _check_rounding(rounding)
 
 
-def _check(row: Tensor, expected: Tensor, tolerance: float, place: str) -> None:
-    if not expected.isfinite().all():
-        raise UnsupportedModelError(f"transformers' own logits are not finite {place}")
+def _held_against(reference: Reference, rows: Tensor) -> list[tuple[str, float, float | None]]:
+    """By row: its place, its distance from the reference, and that of transformers' row in half precision.
+
+    Raises:
+        UnsupportedModelError: a row in float32 is another one.
+    """
+    count = len(reference.rows)
+    behind = slice(count - len(PARENTS) + _BEHIND, count - len(PARENTS) + _BEHIND + len(rows) - count)
+    theirs = [*reference.rounding, *reference.rounding[behind]] if reference.rounding else [None] * len(rows)
+    found = []
+    for index, expected in enumerate([*reference.rows, *reference.rows[behind]]):
+        place, row = _place(index, count), rows[index].float()
+        if not expected.isfinite().all():
+            raise UnsupportedModelError(f"transformers' own logits are not finite {place}")
+        found.append((place, distance(row, expected), theirs[index]))
+        if theirs[index] is None:
+            _check_row(row, expected, place)
+    return found
+
+
+def _check_row(row: Tensor, expected: Tensor, place: str) -> None:
+    """Refuse a row in float32 that is another one than transformers'."""
     apart = distance(row, expected)
     best, second = expected.topk(2).values.tolist()
-    clear = best - second > 4 * tolerance * float(expected.std())
-    if not apart <= tolerance or (clear and int(row.argmax()) != int(expected.argmax())):
+    clear = best - second > 4 * FULL_PRECISION_TOLERANCE * float(expected.std())
+    if not apart <= FULL_PRECISION_TOLERANCE or (clear and int(row.argmax()) != int(expected.argmax())):
         raise UnsupportedModelError(
             f"its logits {place} differ from transformers' own decoding by {apart:.1e} of their spread, where "
-            f"rounding is {tolerance:.0e}: its text would be wrong"
+            f"rounding is {FULL_PRECISION_TOLERANCE:.0e}: its text would be wrong"
         )
+
+
+def _check_rounding(rows: Rows[tuple[str, float, float]]) -> None:
+    """Refuse rows in half precision that rounding does not explain, in trees or outside of trees.
+
+    Single rows are not judged: one expert chosen otherwise, or one token that nothing prepares for, moves a row of
+    either side by as much as its spread.
+    """
+    for where, in_tree in (("in plain decoding", False), ("in token trees", True)):
+        judged = [(own, theirs) for place, own, theirs in rows if place.startswith(_IN_TREE) is in_tree]
+        own, theirs = (median(side) for side in zip(*judged, strict=True))
+        if not own <= ROUNDING_FACTOR * theirs + ROUNDING_SLACK:
+            raise UnsupportedModelError(
+                f"its logits {where} differ from the model's own in float32 by {own:.1e} of their spread, where "
+                f"transformers' in the same dtype differ by {theirs:.1e}: its text would be wrong"
+            )
 
 
 def _place(index: int, num_rows: int) -> str:
@@ -222,14 +123,7 @@ def _place(index: int, num_rows: int) -> str:
         return "behind an accepted path"
     if index == 0:
         return "after a prompt in chunks"
-    return "in plain decoding" if index < first_node else f"at depth {_DEPTHS[index - first_node]} of a token tree"
-
-
-def distance(row: Tensor, expected: Tensor) -> float:
-    """Of two rows of logits, in the second one's own spread; infinite where either is not finite."""
-    spread = (expected - expected.mean()).norm().clamp_min(1e-12)
-    found = float((row - expected).norm() / spread)
-    return float("inf") if math.isnan(found) else found
+    return "in plain decoding" if index < first_node else f"{_IN_TREE} {DEPTHS[index - first_node]} of a token tree"
 
 
 class Trial:
@@ -241,7 +135,7 @@ class Trial:
         config = EngineConfig(
             max_num_seqs=len(texts),
             max_model_len=max(text.paths().shape[1] for text in texts),
-            speculation=SpeculationConfig(draft_steps=max(_DEPTHS), draft_top_k=2, verify_tree_size=len(PARENTS)),
+            speculation=SpeculationConfig(draft_steps=max(DEPTHS), draft_top_k=2, verify_tree_size=len(PARENTS)),
         )
         width = config.max_blocks_per_seq
         config = replace(config, num_kv_blocks=1 + len(texts) * width)
@@ -276,7 +170,7 @@ class Trial:
         beside = self._step([short], [Chunk(long, ends[-1], size - ends[-1], samples=True)])
         rows[1].append(beside[:1])
         rows[0].append(beside[1:])
-        for _ in range(1, _NUM_STEPS - 1):
+        for _ in range(1, NUM_STEPS - 1):
             both = self._step([long, short])
             rows[0].append(both[:1])
             rows[1].append(both[1:])
@@ -305,7 +199,7 @@ class Trial:
             self._take(seq)
         device = self.slots.device
         token_ids = torch.tensor([text.tree for text in self.texts], device=device)
-        parents, depths = (torch.tensor(row, device=device).expand_as(token_ids) for row in (PARENTS, _DEPTHS))
+        parents, depths = (torch.tensor(row, device=device).expand_as(token_ids) for row in (PARENTS, DEPTHS))
         num_valid = torch.full((len(self.texts),), len(PARENTS), device=device)
         tree = TokenTree(token_ids, parents, depths, torch.zeros(token_ids.shape, device=device), num_valid)
         logits = self._round(self.seqs, [], tree)

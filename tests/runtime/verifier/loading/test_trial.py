@@ -19,7 +19,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.verifier.layers import attention
-from wingbeat.runtime.verifier.loading.trial import PARENTS, trial_texts
+from wingbeat.runtime.verifier.loading.reference import PARENTS, trial_texts
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
