@@ -1,6 +1,7 @@
 """A lock between processes that the kernel gives back when its holder ends, however that ends."""
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,20 +13,24 @@ LIMIT_S, NAP_S = 30.0, 0.005
 
 @contextmanager
 def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Hold the lock of a file, which is made with its folder, while the block lasts.
+    """Hold the lock of a file, which is made with its folder, or that of a folder while the block lasts.
 
     Raises:
         TimeoutError: another process has held it for all of `limit_s`; 0 tries once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s
-    with path.open("w") as file:
+    flags = os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"another process holds {path}") from None
                 time.sleep(NAP_S)
         yield
+    finally:
+        os.close(fd)

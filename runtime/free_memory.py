@@ -3,19 +3,24 @@
 import os
 from pathlib import Path
 
+from wingbeat.runtime.memory_promises import PROMISES
+
 SHM_DIR = Path("/dev/shm")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Bytes that can be taken without swapping, within the container's limit; None where the system does not say."""
+    """Bytes that can be taken without swapping, within the container's limit; None where the system does not say.
+
+    Memory that engines have set aside for KV is taken, whether they have used it or not.
+    """
     available = _of_machine("MemAvailable:")
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return available
-    room = max(0, limit - used)
-    return room if available is None else min(room, available)
+    if limit is not None and used is not None:
+        room = max(0, limit - used)
+        available = room if available is None else min(room, available)
+    return None if available is None else max(0, available - PROMISES.untouched())
 
 
 def total_memory() -> int | None:

@@ -95,11 +95,12 @@ runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.c
     runtime.round runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier
     runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
-    runtime.graphs runtime.kv runtime.metrics runtime.protocol runtime.round runtime.scheduling runtime.speculation
-    runtime.state runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.graphs runtime.kv runtime.memory_promises runtime.metrics runtime.protocol runtime.round
+    runtime.scheduling runtime.speculation runtime.state runtime.verifier runtime.verifier.layers
+    runtime.verifier.loading runtime.verifier_errors
 runtime.file_lock:
 runtime.fp8_devices:
-runtime.free_memory:
+runtime.free_memory: runtime.memory_promises
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
 runtime.head_counts: runtime.file_lock runtime.head_versions
@@ -109,11 +110,12 @@ runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devi
 runtime.hub: runtime.tensor_files
 runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
     runtime.verifier.layers
-runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory
+runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory runtime.memory_promises
 runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
     runtime.metrics runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
 runtime.media: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
+runtime.memory_promises: runtime.file_lock
 runtime.metrics:
 runtime.own_template:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads

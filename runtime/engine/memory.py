@@ -12,6 +12,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
+from wingbeat.runtime.memory_promises import PROMISES
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, prompt_pieces, round_shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -46,6 +47,8 @@ _CHOICES = (
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
     """The same limits with all settled that is left to the memory; said in one log line.
 
+    On a CPU the memory is promised to this engine by the time that another one looks for free memory.
+
     Args:
         loaded: on its device.
         needs: of the drafter, which has loaded already.
@@ -53,6 +56,16 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
+    if loaded.device.type != "cpu":
+        return _settled(loaded, config, needs)
+    with PROMISES.settling():
+        settled = _settled(loaded, config, needs)
+        size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
+        PROMISES.promise(settled.num_kv_blocks * size)
+    return settled
+
+
+def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
     config = _with_num_seqs(loaded, with_states(loaded.states, config, loaded.name), needs)
     while True:
         shorter = _with_shorter_prompts(loaded, config)

@@ -10,7 +10,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
-from wingbeat.runtime.kv.host_pages import mapped_zeros, populate
+from wingbeat.runtime.kv.host_pages import mapped_zeros
 
 UNKNOWN_RAM = 1 << 30
 """Bytes taken for free where the system does not say what is."""
@@ -65,8 +65,6 @@ class KVCache:
             )
             for layer in layers
         ]
-        if device.type == "cpu":
-            populate([tensor for pair in self.layers for tensor in pair])
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
         """For moves over all layers; its address is in the captured ones."""

@@ -1,15 +1,17 @@
-"""Mapped tensors: zeros of every dtype a pool may have, whose pages take memory while the caller goes on."""
+"""Mapped tensors: zeros of every dtype a pool may have, whose pages take memory as they are used."""
 
-import platform
+import gc
 import resource
 
 import pytest
 import torch
 
-from wingbeat.runtime.kv.host_pages import mapped_zeros, populate
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.host_pages import mapped_zeros
+from wingbeat.runtime.kv.pool import KVCache, LayerAttention
+from wingbeat.runtime.memory_promises import PROMISES
 
 MIB = 2**20
-KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
@@ -23,21 +25,18 @@ def test_they_are_zeros_that_can_be_written_to(dtype: torch.dtype, shape: tuple[
     assert tensor.data_ptr() % 64 == 0
 
 
-def test_what_was_written_meanwhile_stays():
-    tensor = mapped_zeros((32 * MIB,), torch.uint8)
-    thread = populate([tensor])
-    tensor[::4096] = 1
-    thread.join()
-    assert tensor.sum() == 32 * MIB // 4096
-
-
-@pytest.mark.skipif(KERNEL < (5, 14), reason="the kernel cannot populate pages")
-def test_memory_is_taken_when_it_is_populated_and_not_before():
-    before = resident()
-    tensor = mapped_zeros((64 * MIB,), torch.uint8)
+def test_an_idle_pool_takes_no_memory_and_is_promised_all_the_same():
+    before, promised = resident(), PROMISES.untouched()
+    config = EngineConfig(num_kv_blocks=1024, max_model_len=64, max_num_seqs=2)
+    cache = KVCache([LayerAttention(2, 2, 256, 256, None)], config, torch.float32, torch.device("cpu"))
     assert resident() - before < 4 * MIB
-    populate([tensor]).join()
-    assert resident() - before > 60 * MIB
+    assert PROMISES.untouched() - promised == 1024 * cache.block_bytes == 64 * MIB
+    cache.layers[0][0].fill_(1.0)
+    assert resident() - before > 30 * MIB
+    assert PROMISES.untouched() - promised == 32 * MIB
+    del cache
+    gc.collect()
+    assert PROMISES.untouched() == promised
 
 
 def resident() -> int:
