@@ -21,10 +21,10 @@ REQUESTS = 8
 """Per turn of the load."""
 
 
-def load(url: str, ended: threading.Event) -> None:
+def load(url: str, model: str, ended: threading.Event) -> None:
     """Turns of requests, until the event is set."""
+    turn = 0
     with LoadClient() as client:
-        model, turn = client.model_name(url), 0
         while not ended.is_set():
             turn += 1
             bodies = [
@@ -48,17 +48,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of load, under which Prometheus scrapes")
     options = parser.parse_args()
     queries, ended = dashboard_queries(), threading.Event()
+    with LoadClient() as client:
+        model = client.model_name(options.url)
     with Prometheus(urlsplit(options.url).netloc, free_port()) as prometheus:
-        thread = threading.Thread(target=load, args=(options.url, ended), daemon=True)
+        thread = threading.Thread(target=load, args=(options.url, model, ended), daemon=True)
         thread.start()
         time.sleep(options.seconds)
         empty, names, error = prometheus.empty(queries), prometheus.names(), prometheus.last_error()
         ended.set()
         thread.join()
     on_gpus = [query for query in empty if any(name in query for name in ON_GPUS_ALONE)]
-    print(
-        f"{len(names)} names stored, {sum(name.startswith('vllm:') for name in names)} of them vLLM's; {error or 'ok'}"
-    )
+    num_own = sum(name.startswith("vllm:") for name in names)
+    print(f"{len(names)} names stored, {num_own} of them vLLM's; last scrape: {error or 'without an error'}")
     print(f"{len(queries)} queries: {len(empty)} empty, {len(on_gpus)} of them of GPUs alone")
     for query in empty:
         print(f"  {'GPUs alone' if query in on_gpus else 'EMPTY'}: {query}")

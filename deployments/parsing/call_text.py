@@ -47,6 +47,12 @@ class CallParser(Parser):
             self._out = self._out.plus(MessageDelta(self._space))
         return self._take()
 
+    def cut(self) -> MessageDelta:
+        """See `Parser`. What is not read yet may begin a mark, and what was read of a call may become one."""
+        if self._pending or (self._raw and not self._is_sent):
+            self._pending = self._raw = self._space = ""
+        return self.flush()
+
     @abstractmethod
     def _advance(self) -> bool:
         """Read some of `_pending`; False where more text is needed first."""

@@ -59,6 +59,13 @@ class HarmonyParser(CallParser):
         super().__init__(new_id)
         self._num_messages = 0
 
+    def cut(self) -> MessageDelta:
+        """See `Parser`. A text in which no message has begun is the answer, unless it begins a header."""
+        header = self._pending.lstrip()
+        begins_header = "<|".startswith(header[:2]) or _RECIPIENT.search(header)
+        is_text = self._at is _At.HEADER and not self._num_messages and not begins_header
+        return self.flush() if is_text else super().cut()
+
     def _advance(self) -> bool:
         return self._read_header() if self._at is _At.HEADER else self._read_body()
 

@@ -1,9 +1,12 @@
 """One tool call in JSON, read character by character: `{"name": "f", "arguments": {...}}`."""
 
 import json
+from collections.abc import Collection
 from enum import Enum, auto
 
 SPACE = " \t\r\n"
+KEYS = ("type", "id", "name", "arguments", "parameters")
+"""Keys that models write into a call's object."""
 
 
 class JsonValue:
@@ -73,6 +76,7 @@ class JsonCall:
         self.has_arguments = False
         """Whether the arguments have begun."""
         self._needs_arguments = needs_arguments
+        self._has_other_keys = False
         self._new = ""
         self._at = _At.START
         self._key = ""
@@ -88,6 +92,16 @@ class JsonCall:
         """The arguments' text that is new since the last time."""
         new, self._new = self._new, ""
         return new
+
+    def may_become(self, names: Collection[str]) -> bool:
+        """Whether an object that broke off looks like a call of one of these functions; of any where none is named."""
+        if self.name is not None:
+            return not names or self.name in names
+        if self._at is _At.KEY:
+            return not self._has_other_keys and any(f'"{key}"'.startswith(self._text) for key in KEYS)
+        if self._at is _At.IN_VALUE and self._key == "name" and names:
+            return any(f'"{name}"'.startswith(self._text) for name in names)
+        return not self._has_other_keys
 
     def push(self, char: str) -> Progress:
         """Read a character."""
@@ -127,6 +141,7 @@ class JsonCall:
             if not isinstance(key, str):
                 return Progress.BAD
             self._key, self._at = key, _At.COLON
+            self._has_other_keys |= key not in KEYS
         return Progress.OPEN
 
     def _read_value(self, char: str) -> Progress:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function, calls, objects, one_of
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE, Progress
+from wingbeat.deployments.parsing.message import MessageDelta, NewId, new_call_id
 
 TAG = "<|python_tag|>"
 
@@ -30,6 +32,20 @@ class LlamaJsonParser(CallParser):
     def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
         """Calls, or text that does not begin as a call does."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
+
+    def __init__(self, new_id: NewId = new_call_id) -> None:
+        super().__init__(new_id)
+        self._names: frozenset[str] = frozenset()
+
+    def know(self, functions: Sequence[Function]) -> Self:
+        """See `Parser`."""
+        self._names = frozenset(function.name for function in functions)
+        return self
+
+    def cut(self) -> MessageDelta:
+        """See `Parser`. An answer in JSON that is no call stays text."""
+        is_text = self._at is _At.CALL and not self._is_sent and not self._call.may_become(self._names)
+        return self.flush() if is_text else super().cut()
 
     def _advance(self) -> bool:
         match self._at:

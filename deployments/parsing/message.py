@@ -64,6 +64,10 @@ class Parser(ABC):
     def flush(self) -> MessageDelta:
         """The rest, once no more text comes."""
 
+    def cut(self) -> MessageDelta:
+        """The rest of a text that a limit or a stop string ended: `flush` without the beginning of a mark or call."""
+        return self.flush()
+
     def thinking_format(self) -> Format | None:
         """Of a reasoning parser: the form of thoughts that come before the answer; None where none come."""
         return None
@@ -116,6 +120,10 @@ class ReasoningThenCalls(Parser):
         """What both held back."""
         return self._read_on(self._reasoning.flush()).plus(self._answer.flush())
 
+    def cut(self) -> MessageDelta:
+        """See `Parser`."""
+        return self._read_on(self._reasoning.cut()).plus(self._answer.cut())
+
     def _read_on(self, delta: MessageDelta) -> MessageDelta:
         rest = self._answer.push(delta.content) if delta.content else MessageDelta()
         return delta._replace(content="").plus(rest)
@@ -137,6 +145,10 @@ class Filtered(Parser):
     def flush(self) -> MessageDelta:
         """What is wanted of the rest."""
         return self._wanted(self._parser.flush())
+
+    def cut(self) -> MessageDelta:
+        """See `Parser`."""
+        return self._wanted(self._parser.cut())
 
     def _wanted(self, delta: MessageDelta) -> MessageDelta:
         calls = delta.tool_calls

@@ -80,6 +80,11 @@ class MistralParser(CallParser):
         rest = super().flush()
         return rest.plus(self._list.flush())
 
+    def cut(self) -> MessageDelta:
+        """See `Parser`."""
+        listed = self._list.cut()
+        return super().cut().plus(listed)
+
     def _read_text(self) -> bool:
         begin = self._pending.find(MARK)
         if begin >= 0:

@@ -52,6 +52,11 @@ class ThinkingParser(Parser):
             return MessageDelta(reasoning=rest.content)
         return rest
 
+    def cut(self) -> MessageDelta:
+        """Nothing: all that is held back is the beginning of a mark."""
+        self._pending = ""
+        return MessageDelta()
+
     def _read_start(self) -> bool:
         """Skip the opening mark; whether it is known if there is one."""
         text = self._pending.lstrip()

@@ -211,3 +211,8 @@ class ChoiceDelta(NamedTuple):
     """Seconds it waited in its engine; on the first one."""
     stop_reason: str | int | None = None
     """On the last one: the stop string, or the token of `stop_token_ids`, that ended the choice."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model was not done: a limit or a stop string ended the choice."""
+        return self.finish_reason is FinishReason.LENGTH or isinstance(self.stop_reason, str)

@@ -35,7 +35,7 @@ async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, Non
             totals.add(delta)
             found = parser.push(delta.text)
             if delta.finish_reason is not None:
-                found = found.plus(parser.flush())
+                found = found.plus(parser.cut() if delta.is_cut else parser.flush())
             is_answering |= bool(found.content or found.tool_calls)
             if found.reasoning and not is_answering:
                 reasoning_tokens += delta.num_tokens

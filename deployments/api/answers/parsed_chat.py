@@ -18,17 +18,17 @@ class ParsedChatShape(ChatShape):
         self._parsers: dict[int, Parser] = {}
         self._with_calls: set[int] = set()
 
-    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+    def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its message: text, thoughts under both of their names, calls."""
-        found = self._new_parser().parse(text)
-        choice = super().choice(index, found.content, finish_reason)
+        found = _read_to_end(self._new_parser(), last._replace(text=text))
+        choice = super().choice(last, found.content)
         message = choice["message"]
         if found.reasoning:
             message["reasoning"] = message["reasoning_content"] = found.reasoning
         if found.tool_calls:
             message["content"] = found.content or None
             message["tool_calls"] = [_call(call) for call in found.tool_calls]
-            choice["finish_reason"] = _finish(finish_reason)
+            choice["finish_reason"] = _finish(last.finish_reason)
         return choice
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -49,8 +49,13 @@ class ParsedChatShape(ChatShape):
     def _read(self, delta: ChoiceDelta) -> MessageDelta:
         if delta.index not in self._parsers:
             self._parsers[delta.index] = self._new_parser()
-        found = self._parsers[delta.index].push(delta.text)
-        return found if delta.finish_reason is None else found.plus(self._parsers[delta.index].flush())
+        parser = self._parsers[delta.index]
+        return parser.push(delta.text) if delta.finish_reason is None else _read_to_end(parser, delta)
+
+
+def _read_to_end(parser: Parser, last: ChoiceDelta) -> MessageDelta:
+    """The text of a choice's last delta, and the rest."""
+    return parser.push(last.text).plus(parser.cut() if last.is_cut else parser.flush())
 
 
 def _finish(finish_reason: FinishReason | None) -> str | None:

@@ -24,8 +24,8 @@ class ResponseShape(Protocol):
     chunk_object_name: str
     logprobs_body: LogprobsBody
 
-    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
-        """A whole choice."""
+    def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
+        """A whole choice, by its last delta and all of its text."""
         ...
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -39,15 +39,15 @@ class CompletionShape:
     object_name = chunk_object_name = "text_completion"
     logprobs_body = staticmethod(completion_logprobs)
 
-    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+    def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its text."""
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return {"index": last.index, "text": text, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
         """One choice with the new text; none while there is nothing to say."""
         if not delta.text and delta.finish_reason is None:
             return []
-        return [self.choice(delta.index, delta.text, delta.finish_reason)]
+        return [self.choice(delta, delta.text)]
 
 
 class ChatShape:
@@ -57,10 +57,10 @@ class ChatShape:
     chunk_object_name = "chat.completion.chunk"
     logprobs_body = staticmethod(chat_logprobs)
 
-    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+    def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its message."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        return {"index": last.index, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
         """The role, then the new text, then the finish reason with an empty delta."""
@@ -134,24 +134,21 @@ async def whole_response(
     totals = Totals(generation)
     rounds, details = HeldRounds(), _details(generation, shape)
     texts: list[list[str]] = [[] for _ in generation.choices]
-    finish_reasons: list[FinishReason | None] = [None] * len(texts)
-    stop_reasons: dict[int, str | int] = {}
+    last: dict[int, ChoiceDelta] = {}
     weights = ""
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
             rounds.hold(delta.index, delta.rounds)
             details.hold(delta)
-            if delta.stop_reason is not None:
-                stop_reasons[delta.index] = delta.stop_reason
             texts[delta.index].append(delta.text)
-            finish_reasons[delta.index] = delta.finish_reason
+            last[delta.index] = delta
             weights = delta.weights
-    choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
+    choices = [shape.choice(last[index], "".join(text)) for index, text in enumerate(texts)]
     for choice in choices:
         rounds.hand_over(choice)
         details.hand_over(choice)
-        choice["stop_reason"] = stop_reasons.get(choice["index"])
+        choice["stop_reason"] = last[choice["index"]].stop_reason
     return {
         **_header(generation, shape.object_name),
         "system_fingerprint": generation.fingerprint(weights),
