@@ -116,12 +116,13 @@ class LLM:
         """Run prompts together; yields (index of the prompt, its new tokens) round by round.
 
         Raises:
-            RuntimeError: one of them failed; the others are aborted.
+            ValueError: a prompt or its parameters do not fit the model; nothing is run.
+            RuntimeError: a prompt failed; the others are aborted.
         """
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            grammar = None if param.grammar is None else self.engine.grammars.compile(param.grammar)
-            self.engine.add_request(Request(str(index), tuple(prompt), param), grammar)
         try:
+            for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+                grammar = None if param.grammar is None else self.engine.grammars.compile(param.grammar)
+                self.engine.add_request(Request(str(index), tuple(prompt), param), grammar)
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
                     if output.failure is not None:
@@ -130,6 +131,10 @@ class LLM:
         finally:
             for index in range(len(prompts)):
                 self.engine.abort_request(str(index))
+
+    def stop(self, index: int) -> SpeculationMetrics:
+        """End a prompt of the running `stream` early; returns what speculation did for the prompt so far."""
+        return self.engine.abort_request(str(index)) or SpeculationMetrics()
 
     def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
         """Run prompts together to their ends; results in the order of the prompts."""

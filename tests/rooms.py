@@ -5,7 +5,7 @@ DEEP = {"runtime.verifier"}
 """Rooms whose folders are rooms too."""
 
 _TABLE = """
-__init__: deployments.app deployments.local_llm
+__init__: deployments.app deployments.offline
 cluster.autoscaling:
 cluster.channels: runtime.free_memory runtime.protocol
 cluster.child_process:
@@ -47,12 +47,13 @@ deployments.launch: cluster.channels cluster.process_tree deployments.app deploy
     deployments.watchdog
 deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
-deployments.local_llm: cluster.channels deployments.cli deployments.options runtime.llm
 deployments.log: deployments.request_context
 deployments.media: deployments.limits runtime.media runtime.scheduling
 deployments.metrics: deployments.options deployments.request_context runtime.metrics runtime.scheduling
 deployments.model_front: deployments.api deployments.app_config deployments.fleet deployments.learning_folder
     deployments.metrics deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
+deployments.offline: cluster.channels deployments.api deployments.cli deployments.options runtime.llm runtime.metrics
+    runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
     runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
     runtime.tensor_files runtime.tensor_parallel

@@ -27,12 +27,18 @@ class LocalConfig(ModelOptions):
         ge=2,
         description=f"Prompt and answer together, in tokens; by default the model's, at most {DEFAULT_MAX_MODEL_LEN}.",
     )
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Budget of the KV pool; by default, what the sequences that run at once can need at most.",
+    )
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:
-        """Limits for `max_num_seqs` sequences, with exactly the KV blocks they can need."""
+        """Limits for `max_num_seqs` sequences, with the KV blocks of the budget, or exactly those they can need."""
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        if self.engine_dir is not None:  # its own length is the limit, and its KV has no blocks to count
+        # The length of an engine directory is the limit, and its KV has no blocks to count.
+        if self.engine_dir is not None or self.kv_cache_memory_bytes is not None:
             return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 

@@ -103,11 +103,12 @@ class Engine:
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 
-    def abort_request(self, request_id: str) -> None:
-        """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
-        self.scheduler.abort(request_id)
+    def abort_request(self, request_id: str) -> SpeculationMetrics | None:
+        """Drop a request and free its blocks; returns its metrics, or None for a request that has ended already."""
+        seq = self.scheduler.abort(request_id)
         self._ended(request_id)
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
+        return None if seq is None else seq.metrics
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""

@@ -4,6 +4,7 @@ import wingbeat
 
 app = wingbeat.build({"model": "MODEL", "drafter": "DRAFTER"})    # for serve.run, `serve run` and `serve build`
 llm = wingbeat.LLM("MODEL", "DRAFTER")                            # in this process, without Ray
+llm.generate("Once upon a time", max_tokens=8)[0].text
 """
 
 from importlib import import_module
@@ -12,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app import build
-    from wingbeat.deployments.local_llm import LLM
+    from wingbeat.deployments.offline.llm import LLM
+    from wingbeat.deployments.offline.sampling import SamplingParams
 
     __version__: str
 
-__all__ = ["LLM", "__version__", "build"]
+__all__ = ["LLM", "SamplingParams", "__version__", "build"]
 
-_LAZY = {"build": "wingbeat.deployments.app", "LLM": "wingbeat.deployments.local_llm"}
+_LAZY = {
+    "build": "wingbeat.deployments.app",
+    "LLM": "wingbeat.deployments.offline.llm",
+    "SamplingParams": "wingbeat.deployments.offline.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

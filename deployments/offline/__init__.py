@@ -1,0 +1,1 @@
+"""Batches of prompts in this process, without Ray and HTTP: `wingbeat.LLM`."""

@@ -1,0 +1,229 @@
+"""A verifier and its drafter in this process, by the settings of `wingbeat generate`: `wingbeat.LLM`."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.deployments.api.bodies.requests import DEFAULT_MAX_TOKENS
+from wingbeat.deployments.cli.local import LocalConfig
+from wingbeat.deployments.offline.choices import RunningChoice
+from wingbeat.deployments.offline.prompts import (
+    Conversation,
+    Prompt,
+    PromptLike,
+    Reader,
+    read_conversations,
+    read_prompts,
+)
+from wingbeat.deployments.offline.results import Generated
+from wingbeat.deployments.offline.sampling import SamplingParams
+from wingbeat.deployments.options.problems import SettingsError, first_problem
+from wingbeat.runtime import llm
+from wingbeat.runtime.tokenizer import Tokenizer
+
+
+class LLM:
+    """Generates text from batches of prompts; one thread at a time may call.
+
+    Args:
+        model: folder of a Hugging Face causal LM, or its name on the hub; None is the demo pair's.
+        drafter: as the setting `drafter`.
+        max_num_seqs: prompts that run at once.
+        settings: others of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.
+
+    Raises:
+        ValueError, FileNotFoundError: the model, the drafter or a setting cannot be used; one line that says why.
+    """
+
+    def __init__(
+        self, model: str | Path | None = None, drafter: str | Path = "auto", max_num_seqs: int = 16, **settings: Any
+    ) -> None:
+        try:
+            config = LocalConfig(model=model, drafter=str(drafter), **settings)
+        except ValidationError as error:
+            raise SettingsError(first_problem(error, LocalConfig)) from None
+        self._llm = llm.LLM(channel_factory=InProcessChannel, **config.llm_arguments(max_num_seqs))
+        self._reader = Reader(self.tokenizer, self.max_model_len, self._llm.engine.loaded.vocab_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's; None where its folder has none."""
+        return self._llm.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return self._llm.engine.config.max_model_len
+
+    def generate(
+        self,
+        prompts: PromptLike | Iterable[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        use_tqdm: bool | None = None,
+        **fields: Any,
+    ) -> list[Generated]:
+        """Continue prompts; results in the order of the prompts, a list of one for a single prompt.
+
+        Args:
+            prompts: a text, a list of token ids, or several of these.
+            sampling_params: for all prompts, or one for each.
+            progress: draw a bar on the standard error while several prompts run, where that is a terminal.
+            use_tqdm: vLLM's name of `progress`.
+            fields: those of `SamplingParams`, in its place.
+
+        Raises:
+            ValueError: a prompt or a parameter cannot be used, and nothing was run; one line that names the argument.
+            RuntimeError: a prompt failed while it ran.
+        """
+        read = read_prompts(prompts, self._reader)
+        params = _params_of(len(read), sampling_params, fields)
+        return self._run(read, params, DEFAULT_MAX_TOKENS, progress if use_tqdm is None else use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        use_tqdm: bool | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        **fields: Any,
+    ) -> list[Generated]:
+        """Answer conversations; results in their order, a list of one for a single conversation.
+
+        Args:
+            messages: a conversation, which is a list of messages with `role` and `content`, or several.
+            sampling_params, progress, use_tqdm, fields: as for `generate`; without `max_tokens`, an answer may be as
+                long as the model has room.
+            tools, chat_template, chat_template_kwargs, add_generation_prompt, continue_final_message: as in
+                `/v1/chat/completions`. Calls of tools stay in the text.
+
+        Raises:
+            ValueError, RuntimeError: as `generate`; and the model has no chat template.
+        """
+        options = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        read = read_conversations(messages, self._reader, given)
+        params = _params_of(len(read), sampling_params, fields)
+        return self._run(read, params, None, progress if use_tqdm is None else use_tqdm)
+
+    def _run(
+        self, prompts: list[Prompt], params: list[SamplingParams], default_max_tokens: int | None, progress: bool
+    ) -> list[Generated]:
+        choices = [
+            RunningChoice(prompt, asked, engine_params, self.tokenizer)
+            for prompt, asked in zip(prompts, params, strict=True)
+            for engine_params in asked.of_prompt(
+                self._reader.vocab_size,
+                self.tokenizer,
+                self._max_tokens(prompt, asked, default_max_tokens),
+                _draw_seed,
+            )
+        ]
+        with _bar(len(choices), shown=progress) as bar:
+            self._run_choices(choices, bar)
+        ended = iter(choices)
+        return [
+            _result(prompt, [next(ended) for _ in range(asked.n or 1)])
+            for prompt, asked in zip(prompts, params, strict=True)
+        ]
+
+    def _run_choices(self, choices: list[RunningChoice], bar: Progress) -> None:
+        token_ids, params = [choice.prompt.token_ids for choice in choices], [choice.params for choice in choices]
+        num_tokens = 0
+        with closing(self._llm.stream(token_ids, params)) as outputs:
+            for index, output in outputs:
+                choice = choices[index]
+                num_tokens += len(output.token_ids)
+                choice.take(output)
+                if choice.finish_reason is None:
+                    continue
+                if output.finish_reason is None:  # ended by a stop string, which the engine does not look for
+                    choice.metrics = self._llm.stop(index)
+                bar.update(bar.task_ids[0], advance=1, num_tokens=num_tokens)
+
+    def _max_tokens(self, prompt: Prompt, params: SamplingParams, default: int | None) -> int:
+        """Tokens of an answer at most; raises ValueError where there is no room for them."""
+        limit, room = self.max_model_len, self.max_model_len - len(prompt.token_ids)
+        asked = params.max_tokens
+        if room < 1 or (asked is not None and asked > room):
+            beside = "" if asked is None else f" and max_tokens is {asked}"
+            raise ValueError(
+                f"{prompt.place} has {len(prompt.token_ids)} tokens{beside}: max_model_len is {limit}; shorten the "
+                "prompt, lower max_tokens or raise max_model_len"
+            )
+        most = asked if asked is not None else room if default is None else min(default, room)
+        if (params.min_tokens or 0) > most:
+            raise ValueError(f"min_tokens is {params.min_tokens}: the answer to {prompt.place} has {most} at most")
+        return most
+
+
+def _params_of(
+    num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None, fields: dict[str, Any]
+) -> list[SamplingParams]:
+    """Parameters by prompt; raises ValueError for two ways at once, another type or another number."""
+    if given is None:
+        return [SamplingParams(**fields)] * num_prompts
+    if fields:
+        raise ValueError(f"{next(iter(fields))} is given beside sampling_params: put it in there")
+    listed = [given] * num_prompts if isinstance(given, SamplingParams) else given
+    if isinstance(listed, dict | str) or not isinstance(listed, Sequence):
+        kind = type(given).__name__
+        raise ValueError(f"sampling_params is of the type {kind}: give wingbeat.SamplingParams, or a list of it")
+    if len(listed) != num_prompts:
+        raise ValueError(f"sampling_params has {len(listed)} entries: there are {num_prompts} prompts")
+    for index, params in enumerate(listed):
+        if not isinstance(params, SamplingParams):
+            kind = type(params).__name__
+            raise ValueError(f"sampling_params[{index}] is of the type {kind}: give wingbeat.SamplingParams")
+    return list(listed)
+
+
+def _result(prompt: Prompt, choices: list[RunningChoice]) -> Generated:
+    first = choices[0]
+    return Generated(
+        prompt.text,
+        prompt.token_ids,
+        [choice.completion(index) for index, choice in enumerate(choices)],
+        first.num_cached_tokens,
+        None if first.params.prompt_logprobs is None else first.prompt_logprobs,
+    )
+
+
+def _draw_seed() -> int:
+    return secrets.randbelow(2**53)
+
+
+@contextmanager
+def _bar(num_choices: int, *, shown: bool) -> Iterator[Progress]:
+    """A progress bar, which is empty unless several choices run and the standard error is a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[num_tokens]} tokens"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not (shown and num_choices > 1 and console.is_terminal)) as bar:
+        bar.add_task("prompts", total=num_choices, num_tokens=0)
+        yield bar
