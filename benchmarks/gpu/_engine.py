@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class Speed(NamedTuple):
 
     tokens_per_s: float
     round_ms: float
+    texts: tuple[tuple[int, ...], ...] = ()
+    """Of each sequence, from its first token to the last measured round's."""
 
 
 @contextmanager
@@ -132,35 +134,49 @@ def new_drafter(
 
 
 def speed(
-    bench: Bench, engine: Engine, speculation: bool, watch: Callable[[], AbstractContextManager] = nullcontext
+    bench: Bench,
+    engine: Engine,
+    speculation: bool,
+    watch: Callable[[], AbstractContextManager] = nullcontext,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> Speed:
     """Rounds in which every sequence decodes, after their prompts and some rounds to warm up.
 
     Args:
         watch: entered while they are measured.
+        prompts: as many as the engine has sequences; random tokens where none are given.
     """
     context, num_rounds = workload(bench)
     batch, on_gpu = engine.config.max_num_seqs, bench.device.type == "cuda"
     params = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True, speculation=speculation)
-    for index in range(batch):
-        prompt = torch.randint(0, engine.loaded.vocab_size, (context,)).tolist()
-        engine.add_request(Request(f"{speculation}-{index}", tuple(prompt), params))
-    begun: set[str] = set()
-    while len(begun) < batch:
-        begun |= {output.request_id for output in engine.step() if output.token_ids}
+    texts: dict[str, list[int]] = {f"{speculation}-{index}": [] for index in range(batch)}
+
+    def step() -> int:
+        count = 0
+        for output in engine.step():
+            texts[output.request_id] += output.token_ids
+            count += len(output.token_ids)
+        return count
+
+    for index, name in enumerate(texts):
+        prompt = torch.randint(0, engine.loaded.vocab_size, (context,)).tolist() if prompts is None else prompts[index]
+        engine.add_request(Request(name, tuple(prompt), params))
+    while not all(texts.values()):
+        step()
     for _ in range(num_rounds // 4):
-        engine.step()
+        step()
     if on_gpu:
         torch.cuda.synchronize()
     with watch():
         started, num_tokens = time.perf_counter(), 0
         for _ in range(num_rounds):
-            num_tokens += sum(len(output.token_ids) for output in engine.step())
+            num_tokens += step()
         if on_gpu:
             torch.cuda.synchronize()
         elapsed = time.perf_counter() - started
-    for index in range(batch):
-        engine.abort_request(f"{speculation}-{index}")
+    written = tuple(map(tuple, texts.values()))
+    for name in texts:
+        engine.abort_request(name)
     while engine.has_unfinished_requests():
         engine.step()
-    return Speed(num_tokens / elapsed, 1e3 * elapsed / num_rounds)
+    return Speed(num_tokens / elapsed, 1e3 * elapsed / num_rounds, written)
