@@ -3,7 +3,9 @@
 What a grammar leaves no choice about is drafted as a chain, beside what a drafter drafted, or alone.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -26,12 +28,25 @@ class TokenMasks:
         self._tables = tables
         self._thread: ThreadPoolExecutor | None = None
 
-    def start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]]":
-        """Begin, for a plan that `is_masked`.
+    @contextmanager
+    def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]] | None]":
+        """Masks of a round, computed while the block runs; None where no sequence of the plan is masked.
 
-        Returns:
+        The thread is done when the block ends, also by an exception: a slot's next sequence must not meet a late write.
+
+        Yields:
             The decodes of whose trees only the root's mask was found in time: the others' nodes must not count.
         """
+        if not plan.is_masked:
+            yield None
+            return
+        masks = self._start(plan, trees)
+        try:
+            yield masks
+        finally:
+            wait([masks])
+
+    def _start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]]":
         decodes = [(row, seq) for row, seq in enumerate(plan.decodes) if seq.masker is not None]
         roots = [chunk.seq for chunk in plan.chunks if chunk.samples and chunk.seq.masker is not None]
         if self._thread is None:

@@ -206,10 +206,14 @@ class DecodeGraphs:
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
-        before, self._loaded[runner] = self._loaded.get(runner), (rows, bucket)
+        before = self._loaded.pop(runner, None)  # where this raises, nobody knows what the inputs are
         if before is not None and before[0] is rows and before[1] == bucket:  # a batch mostly stays as it is
-            return runner.replay(bucket, len(rows.slots))
-        return runner.run(bucket, rows if isinstance(runner.inputs(bucket), DecodeRows) else SlotInputs(rows.slots))
+            output = runner.replay(bucket, len(rows.slots))
+        else:
+            inputs = rows if isinstance(runner.inputs(bucket), DecodeRows) else SlotInputs(rows.slots)
+            output = runner.run(bucket, inputs)
+        self._loaded[runner] = rows, bucket
+        return output
 
     def _trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
         return None if num_nodes == 1 else self.inbox.checked(rows)

@@ -45,7 +45,7 @@ class EagerRounds:
         Args:
             trees: one per decode, laid out where nothing is masked; None for bare roots.
             num_nodes: of each tree, those to verify where it is pruned on the device.
-            masks: as `TokenMasks.start` gave it; they are there when this returns.
+            masks: as `TokenMasks.started` gave it; they are there when this returns.
         """
         evidence = None
         if self.pruner is not None:

@@ -10,11 +10,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.scheduling.request import Pooling
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class PooledRows(NamedTuple):
     """By chunk whose rows are pooled: its first row of the batch, how many it has, and how they are pooled."""
 
+    plan: SchedulerOutput
+    """Of the batch."""
     parts: tuple[tuple[int, int, Pooling], ...]
 
 
@@ -29,7 +32,8 @@ class PromptPooling(Feature):
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList) -> None:
         self._model, self._layers = model, (layers,)
-        self._pooled: Tensor | None = None
+        self._pooled: tuple[SchedulerOutput, Tensor] | None = None
+        """The plan of the latest pass that pooled rows, and these rows."""
 
     def column(self, placed: Placed) -> PooledRows | None:
         """See `Feature.column`."""
@@ -37,7 +41,7 @@ class PromptPooling(Feature):
             return None
         chunks = zip(placed.plan.chunks, placed.starts, strict=True)
         parts = tuple((start, chunk.length, chunk.pooling) for chunk, start in chunks if chunk.pooling is not None)
-        return PooledRows(parts) if parts else None
+        return PooledRows(placed.plan, parts) if parts else None
 
     @contextmanager
     def entered(self, column: PooledRows | None, inputs: dict[str, Any]) -> Iterator[None]:
@@ -47,7 +51,7 @@ class PromptPooling(Feature):
             return
 
         def pool(module: nn.Module, args: tuple, output: BaseModelOutputWithPast) -> None:
-            self._pooled = _pooled(output.last_hidden_state[0], column)
+            self._pooled = column.plan, _pooled(output.last_hidden_state[0], column)
 
         (layers,) = self._layers
         decoder = next(module for module in self._model.modules() if layers in list(module.children()))
@@ -57,11 +61,11 @@ class PromptPooling(Feature):
         finally:
             hook.remove()
 
-    def take(self) -> Tensor | None:
-        """Of the pass before, a chunk's sum or its last row: int64 [num_parts, hidden_size], the bits of doubles, as
-        downloads have them; None where none asked."""
+    def take(self, plan: SchedulerOutput) -> Tensor | None:
+        """A chunk's sum or its last row, by part: int64 [num_parts, hidden_size], the bits of doubles, as downloads
+        have them; None where no chunk of this plan is pooled. Rows of a round that raised belong to no later plan."""
         pooled, self._pooled = self._pooled, None
-        return pooled
+        return None if pooled is None or pooled[0] is not plan else pooled[1]
 
 
 def _pooled(hidden: Tensor, column: PooledRows) -> Tensor:

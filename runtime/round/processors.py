@@ -69,13 +69,13 @@ class ProcessorTables:
         for seq in seqs:
             if seq.request.params.alters_logits:
                 self.allocate()
+                self._altered.add(seq.slot)  # first: writing may raise halfway
                 self._write(seq)
-                self._altered.add(seq.slot)
             elif seq.slot in self._altered:
-                self._altered.discard(seq.slot)
                 self._penalty_rows[seq.slot].fill_(-1)
                 self._bias_rows[seq.slot].fill_(-1)
                 self.masks[seq.slot].fill_(_ALL_ALLOWED)
+                self._altered.discard(seq.slot)
 
     def count(self, slots: Tensor, token_ids: Tensor, num_tokens: Tensor) -> None:
         """Note the tokens a round emitted: int64 [n], [n, most] and [n]."""

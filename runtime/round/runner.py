@@ -135,18 +135,17 @@ class ModelRunner:
                 filled in here.
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
-        num_nodes, masks = num_nodes or self.config.speculation.num_nodes, None
+        num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
         masked = plan.is_masked
         if isinstance(trees, TreeInbox) and (masked or not captured):
             trees = trees.checked(rows)
             trees = add_certain(plan, trees, self.config.speculation) if masked else trees
-        if masked:
-            masks = self.masks.start(plan, trees)
         executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
         clock = self.device_clock
-        began = clock.begin()
-        done = executor.forward(plan, rows, trees, num_nodes, masks)
+        with self.masks.started(plan, trees) as masks:
+            began = clock.begin()
+            done = executor.forward(plan, rows, trees, num_nodes, masks)
         clock.end("verify" if plan.decodes else "prefill", began)
         began = clock.begin()
         accepted = executor.decide(plan, done)
@@ -179,7 +178,7 @@ class ModelRunner:
             if any(seq.request.params.has_penalties for seq in sampling):
                 self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
         logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
-        return FirstTokens(sampled, chunks.taps, logprobs, None if self._pooling is None else self._pooling.take())
+        return FirstTokens(sampled, chunks.taps, logprobs, None if self._pooling is None else self._pooling.take(plan))
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor

@@ -36,8 +36,8 @@ class ToldRules:
                 self._kinds[seq.slot] = kinds_of(params, entries)
                 self._write(seq.slot, columns_of(params, seq.num_prompt_tokens), entries)
             elif seq.slot in self.ruled:
-                self.ruled.discard(seq.slot)
                 self._write(seq.slot, RuleColumns(), [])
+                self.ruled.discard(seq.slot)
 
     def kinds(self, seqs: list[Sequence]) -> int:
         """What a drafter has to look at for these: `RoundHeader.sampling_rules`."""
