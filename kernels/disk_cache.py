@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from wingbeat.kernels.replaced_file import replacing
+
 logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept")
 
@@ -42,8 +44,7 @@ def keep(path: Path, fields: dict[str, Any]) -> None:
     """Write JSON for `recall`, whole or not at all; a disk that refuses is warned of."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(fields))
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(fields))
     except OSError as error:
         logger.warning("cannot keep measurements in %s: %s", path, error)

@@ -1,9 +1,9 @@
 """What all engines of a ledger have counted of its versions, on disk: an engine that starts anew begins at 0."""
 
 import json
-import os
 from pathlib import Path
 
+from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.file_lock import locked
 from wingbeat.runtime.head_versions import Accepted, Ledger
 
@@ -56,10 +56,9 @@ class HeadCounts:
 
     def _write(self, promotions: int, weights: str, counted: dict[int, Accepted]) -> None:
         path = self._folder / COUNTS_FILE
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         fields = {"promotions": promotions, "weights": weights, "by_version": counted}
-        temporary.write_text(json.dumps(fields) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(fields) + "\n", encoding="utf-8")
 
 
 class CountedSince:

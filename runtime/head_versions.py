@@ -11,12 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from wingbeat.kernels.replaced_file import replacing, unused_name
 from wingbeat.runtime.file_lock import locked
 
 LEDGER_FILE, LOCK_FILE, HEADS = "ledger.json", "ledger.lock", "heads"
@@ -25,7 +26,9 @@ LEARNER, FIGURES_FILE = "learner", "figures.json"
 MOST_DECISIONS = 64
 """The latest of them are kept; counts go on."""
 MOST_TRIES = 8
-"""Of drafters that begin to read a version and do not live to say what became of it: then it is refused."""
+"""Drafters that may begin to read a version and end before they have taken it: then it is refused."""
+LEFT_S = 24 * 3600.0
+"""Since the last write to a version's temporary folder: its writer was killed, and the folder is removed."""
 MOST_UNUSED = 4
 """Folders of versions that are neither served nor the one before; older ones are removed."""
 
@@ -49,9 +52,9 @@ class HeadVersion(BaseModel):
     made_at: float = 0.0
     source: Literal["configured", "learner", "operator"] = "learner"
     taken: bool = False
-    """Whether a drafter has read it and found nothing wrong with it."""
+    """Whether a drafter has swapped its head for it."""
     tries: int = 0
-    """Of drafters that began to read it, until one has."""
+    """Drafters that began to read it, until one has taken it."""
 
 
 class Decision(BaseModel):
@@ -138,8 +141,8 @@ class HeadLedger:
         Raises:
             Exception: what `write` raises; then nothing is left of it.
         """
-        temporary = self.folder / HEADS / f"new.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        self._sweep()
+        temporary = unused_name(self.folder / HEADS / "new")
         temporary.mkdir(parents=True)
         try:
             write(temporary)
@@ -202,7 +205,7 @@ class HeadLedger:
         return False
 
     def took(self, number: int) -> None:
-        """A drafter has read a version, and drafts with it from its next round on."""
+        """A drafter has swapped its head for a version, and drafts with it from its next round on."""
         with self._locked():
             ledger = self.read()
             if number and not ledger.version(number).taken:
@@ -269,17 +272,21 @@ class HeadLedger:
                 shutil.rmtree(self.folder / HEADS / version.folder, ignore_errors=True)
         return ledger.model_copy(update={"versions": tuple(v for v in ledger.versions if v.number not in gone)})
 
+    def _sweep(self) -> None:
+        """Remove what killed processes have left of versions that they were writing."""
+        for folder in (self.folder / HEADS).glob("new.*.tmp"):
+            with suppress(FileNotFoundError):  # its writer has ended just now
+                if time.time() - folder.stat().st_mtime > LEFT_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self.folder / LOCK_FILE)
 
     def _write(self, ledger: Ledger) -> None:
-        path = self.folder / LEDGER_FILE
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with replacing(self.folder / LEDGER_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.write(ledger.model_dump_json(indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
 
 
 def _updated(versions: tuple[HeadVersion, ...], number: int, **fields: Any) -> tuple[HeadVersion, ...]:

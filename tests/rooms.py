@@ -79,9 +79,10 @@ kernels.attention: kernels.choice kernels.tree
 kernels.choice:
 kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
 kernels.cpu: kernels.disk_cache kernels.layer kernels.sampling
-kernels.disk_cache:
+kernels.disk_cache: kernels.replaced_file
 kernels.kv: kernels.choice
 kernels.layer: kernels.choice kernels.kv
+kernels.replaced_file:
 kernels.sampling: kernels.choice
 kernels.tree: kernels.choice kernels.sampling
 runtime.checks: kernels.choice kernels.comparison kernels.disk_cache runtime.config runtime.drafters runtime.engine
@@ -104,10 +105,10 @@ runtime.fp8_devices:
 runtime.free_memory: runtime.memory_promises
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
-runtime.head_counts: runtime.file_lock runtime.head_versions
-runtime.head_versions: runtime.file_lock
-runtime.heads: kernels.cpu kernels.layer runtime.config_numbers runtime.fp8_devices runtime.hub runtime.kv
-    runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
+runtime.head_counts: kernels.replaced_file runtime.file_lock runtime.head_versions
+runtime.head_versions: kernels.replaced_file runtime.file_lock
+runtime.heads: kernels.cpu kernels.layer kernels.replaced_file runtime.config_numbers runtime.fp8_devices runtime.hub
+    runtime.kv runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.hub: runtime.tensor_files
 runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
     runtime.verifier.layers
@@ -122,8 +123,8 @@ runtime.own_template:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
     runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
     runtime.verifier.layers runtime.verifier.loading
-runtime.prefixes: kernels.disk_cache runtime.drafters runtime.engine runtime.kv runtime.lora runtime.scheduling
-    runtime.state runtime.verifier.layers
+runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
+    runtime.scheduling runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
 runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.heads runtime.hub runtime.protocol
     runtime.round runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
@@ -150,7 +151,7 @@ runtime.token_length:
 runtime.tokenizer: runtime.own_template runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
-runtime.training: runtime.config runtime.drafters runtime.head_versions runtime.heads runtime.hub runtime.llm
+runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads runtime.hub runtime.llm
     runtime.metrics runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.tensor_files
     runtime.verifier.loading
 runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers

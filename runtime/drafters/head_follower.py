@@ -8,6 +8,7 @@ the pairs that follow are the new version's, and computing the others again woul
 import logging
 import threading
 import time
+from functools import partial
 
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.head_versions import HeadLedger, LedgerError
@@ -28,7 +29,8 @@ class HeadFollower:
 
     def __init__(self, ledger: HeadLedger, worker: DraftWorker) -> None:
         self._ledger, self._worker = ledger, worker
-        self._offered = worker.head_version
+        self._offered = self._noted = worker.head_version
+        """The version that was offered last, and the version that the ledger holds as taken by this drafter."""
         self._unreadable = False
 
     def start(self) -> None:
@@ -46,16 +48,15 @@ class HeadFollower:
 
     def _follow(self, first: bool = False) -> None:
         """Draft with the version that is served, once it is this drafter's turn; a first one waits for nobody."""
-        if self._served() == self._offered:
-            return
         try:
             if first:
-                if self._look():
-                    self._worker.take_offered_head()
-                return
-            with self._ledger.turn() as is_own:
-                if is_own and self._look():
-                    self._wait()
+                while self._look() and not self._take():
+                    logger.error("the drafter starts with the version before")
+            elif self._served() != self._offered:
+                with self._ledger.turn() as is_own:
+                    if is_own and self._look():
+                        self._wait()
+            self._note_taken()
         except (LedgerError, OSError) as error:  # such as a full disk: the drafter goes on, and tries again
             logger.error("the ledger of heads cannot be written: %s", error)
 
@@ -68,16 +69,40 @@ class HeadFollower:
             began = time.monotonic()
             head = self._worker.drafter.prepare_head(str(self._ledger.folder_of(version)))
         except Exception as error:  # of any kind: what a file can hold must not end a drafter that is well
-            logger.error("version %d of the head is not served: %s: %s", version, type(error).__name__, error)
-            self._ledger.refuse(version, f"{type(error).__name__}: {error}")
+            self._refuse(version, error)
             if version == 0:
                 self._offered = 0
             return False
-        self._worker.offer_head(version, head)
+        self._worker.offer_head(version, head, partial(self._failed, version))
         self._offered = version
-        self._ledger.took(version)
         logger.info("version %d of the head was read in %.1f s", version, time.monotonic() - began)
         return True
+
+    def _refuse(self, version: int, error: Exception) -> None:
+        logger.error("version %d of the head is not served: %s: %s", version, type(error).__name__, error)
+        self._ledger.refuse(version, f"{type(error).__name__}: {error}")
+
+    def _failed(self, version: int, error: Exception) -> None:
+        """Refuse a version that raised when it was taken: the drafter may end by that, and must not take it again."""
+        try:
+            self._refuse(version, error)
+        except (LedgerError, OSError) as unwritten:
+            logger.error("the ledger of heads cannot be written: %s", unwritten)
+
+    def _take(self) -> bool:
+        """Swap now, before the first round; False where the swap raises, for which the version is refused."""
+        try:
+            return self._worker.take_offered_head()
+        except Exception:
+            logger.exception("version %d of the head cannot be taken", self._offered)
+            return False
+
+    def _note_taken(self) -> None:
+        """Write down the version that drafts, once the swap is over: one that ends its drafter there is not taken."""
+        version = self._worker.head_version
+        if version != self._noted:
+            self._ledger.took(version)
+            self._noted = version
 
     def _served(self) -> int:
         """By the ledger; the version that drafts where nobody can read it, which is said once."""

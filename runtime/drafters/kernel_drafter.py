@@ -72,11 +72,11 @@ class KernelDrafter(StagedDrafter):
                 if own.data_ptr() != theirs.data_ptr():  # what the verifier lends is the same for both
                     own.copy_(theirs)
             return
-        self.head = head.head
-        if self._passes is None:
-            return
-        kernel_head = head.kernel_head or self._kernel_head(self.head)  # there were no kernels when it was prepared
-        self._passes = self._passes_of(self.head, kernel_head)
+        passes = self._passes
+        if passes is not None:
+            # There were no kernels when the head was prepared, where it has no head of theirs.
+            passes = self._passes_of(head.head, head.kernel_head or self._kernel_head(head.head))
+        self.head, self._passes = head.head, passes
 
     def _read_alike(self, head: Any) -> Any:
         """A head just loaded, read as this one is."""

@@ -7,9 +7,10 @@ device, so that a drafter beside it enqueues its pass without waiting.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +31,15 @@ MOST_FAILURES = 3
 """Rounds in a row that raised alone: then it is the drafter that is broken, not its verifiers."""
 
 Pending = list[tuple[Attachment, Outcome]]
+HeadFailed = Callable[[Exception], object]
+
+
+class OfferedHead(NamedTuple):
+    """A head to be taken between two rounds; see `DraftWorker.offer_head`."""
+
+    version: int
+    head: NextHead
+    failed: HeadFailed
 
 
 class DraftWorker:
@@ -50,7 +60,9 @@ class DraftWorker:
         self._attached: dict[str, Attachment] = {}
         self._num_failed = 0
         self._watch = PassWatch(drafter)
-        self._next_head: tuple[int, NextHead] | None = None
+        self._next_head: OfferedHead | None = None
+        self._trial: OfferedHead | None = None
+        """The head that is being taken, or that has not answered a round yet."""
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier behind this end from the next pass on.
@@ -106,13 +118,14 @@ class DraftWorker:
         """Of the head that drafts: 0 is the one that the settings name. Every answer says it."""
         return self._watch.head_version
 
-    def offer_head(self, version: int, head: NextHead) -> None:
+    def offer_head(self, version: int, head: NextHead, failed: HeadFailed = lambda error: None) -> None:
         """Draft with another head from the next round on; in place of one that was offered and not taken. Any thread.
 
         Args:
             head: made by this drafter's `prepare_head`.
+            failed: called with what the swap, or the first round behind it, raises, before that is raised here.
         """
-        self._next_head = (version, head)
+        self._next_head = OfferedHead(version, head, failed)
 
     @torch.inference_mode()
     def take_offered_head(self) -> bool:
@@ -120,11 +133,22 @@ class DraftWorker:
         offered, self._next_head = self._next_head, None
         if offered is None:
             return False
-        version, head = offered
-        self.drafter.take_head(head)
-        self._watch.head_version = version
-        logger.info("drafting with version %d of the head from this round on", version)
+        self._trial = offered
+        with self._head_on_trial():
+            self.drafter.take_head(offered.head)
+        self._watch.head_version = offered.version
+        logger.info("drafting with version %d of the head from this round on", offered.version)
         return True
+
+    @contextmanager
+    def _head_on_trial(self) -> Iterator[None]:
+        """Blame what the block raises on the head that has not answered a round yet, if there is one."""
+        try:
+            yield
+        except Exception as error:
+            if self._trial is not None:
+                self._trial.failed(error)
+            raise
 
     @torch.inference_mode()
     def run_once(self) -> bool:
@@ -139,8 +163,9 @@ class DraftWorker:
         attached = self._attached.values()
         there = [a for a in attached if len(attached) == 1 or a.end.has_outcome()]
         pending = [(a, outcome) for a in there if (outcome := a.end.poll_outcome()) is not None]
-        for part in _passes(pending):
-            self._answer(part)
+        with self._head_on_trial():
+            for part in _passes(pending):
+                self._answer(part)
         return bool(pending)
 
     def _drop_closed(self) -> None:
@@ -200,7 +225,7 @@ class DraftWorker:
         end = attachment.end
         self._watch.figures().write(end.reply.header.numpy())
         end.publish_reply()
-        self._num_failed = 0
+        self._num_failed, self._trial = 0, None
 
 
 class PassWatch:

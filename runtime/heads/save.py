@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.heads.conventions import state
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
@@ -56,9 +57,8 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], raw: dict[str, An
         "config.json": lambda file: file.write_text(json.dumps(raw, indent=2) + "\n"),
     }
     for name, write in writers.items():
-        temporary = folder / f"{name}.tmp"
-        write(temporary)
-        temporary.replace(folder / name)
+        with replacing(folder / name) as temporary:
+            write(temporary)
 
 
 def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:

@@ -6,7 +6,6 @@ Both are written whole or not at all, and have checksums. The first is enough to
 import base64
 import hashlib
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
@@ -168,10 +168,6 @@ def _checksum(identity: Mapping[str, str], contents: Contents) -> str:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A file of this user alone to be written, which takes the place of another one when it is complete."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
         yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.recordings.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
@@ -75,9 +76,8 @@ def make_rollouts(
         sampled = torch.arange(_ROWS_PER_CHUNK) >= greedy_fraction * _ROWS_PER_CHUNK
         rows = verifier.continue_text(prefix, length, sampled * temperature, generator)
         chunks.append(rows.cpu())
-        temporary = path.with_suffix(".tmp")
-        save_file({"token_ids": torch.cat(chunks).int()}, temporary, metadata={"origin": origin})
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            save_file({"token_ids": torch.cat(chunks).int()}, temporary, metadata={"origin": origin})
         on_rows(min(num_rows, len(chunks) * _ROWS_PER_CHUNK))
     return torch.cat(chunks)[:num_rows]
 

@@ -107,6 +107,27 @@ def test_a_file_that_is_none_is_an_error_that_names_it(ledger):
         ledger.read()
 
 
+def test_writers_of_equal_process_ids_do_not_touch_each_others_files(ledger):
+    def write(folder):
+        (folder / "model.safetensors").write_text("first")
+        added(ledger, "second")  # by another container, whose process has the same id
+        assert (folder / "model.safetensors").read_text() == "first"
+
+    assert ledger.add(write, "operator", "made") == 2
+    texts = [(ledger.folder_of(number) / "model.safetensors").read_text() for number in (1, 2)]
+    assert texts == ["second", "first"]
+    assert sorted(path.name for path in (ledger.folder / "heads").iterdir()) == ["00001", "00002"]
+
+
+def test_what_a_killed_writer_left_is_removed_a_day_later_and_not_before(ledger):
+    left = [ledger.folder / "heads" / f"new.{name}.tmp" for name in ("old", "new")]
+    for folder in left:
+        folder.mkdir(parents=True)
+    os.utime(left[0], (0, 0))
+    added(ledger)
+    assert [folder.exists() for folder in left] == [False, True]
+
+
 def _promote_for_ever(folder, configured):
     ledger = HeadLedger(folder, configured, "model")
     while True:

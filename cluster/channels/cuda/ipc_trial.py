@@ -4,6 +4,7 @@ Run as a module, this file is the drafter: it attaches, waits until its input en
 """
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def try_cuda_ipc(
     Raises:
         ChannelError: it does not carry; one line that says what is missing.
     """
-    name = f"wingbeat-trial-{os.getpid()}"
+    name = f"wingbeat-trial-{secrets.token_hex(4)}"
     end = (channel := CudaIpcChannel.create(name, SPEC, device, runtime)).verifier_end
     try:
         command = [*drafter, name, str(peer.index)]

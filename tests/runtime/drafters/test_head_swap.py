@@ -181,3 +181,76 @@ def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_p
     HeadFollower(ledger, worker).start()
     assert worker.head_version == number
     assert ledger.read().version(number).taken
+
+
+def promoted(ledger, source):
+    """A copy of a head as the version that is served; its number."""
+    number = ledger.add(lambda into: shutil.copytree(source, into, dirs_exist_ok=True), "operator", "")
+    ledger.promote(number, "asked for")
+    return number
+
+
+def unlucky(*args):
+    raise OverflowError("unlucky")
+
+
+def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp_path):
+    kind = demo(tmp_path)
+    ledger, worker = HeadLedger(tmp_path / "ledger", kind.source, "v"), DraftWorker(kind.drafter(TREE))
+    follower, number = HeadFollower(ledger, worker), promoted(ledger, kind.source)
+    assert follower._look()
+    assert not ledger.read().version(number).taken, "a drafter that is killed at the swap would read it for ever"
+    assert worker.take_offered_head()
+    follower._follow()
+    assert ledger.read().version(number).taken
+
+
+@pytest.mark.parametrize("place", ["take_head", "answer"])
+def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(place, tmp_path, monkeypatch):
+    kind = demo(tmp_path)
+    drafter = kind.drafter(TREE)
+    pair, ledger = Pair(kind, drafter, TREE), HeadLedger(tmp_path / "ledger", kind.source, "v")
+    follower, number = HeadFollower(ledger, pair.worker), promoted(ledger, kind.source)
+
+    def between(count):
+        if count == 3:
+            monkeypatch.setattr(drafter, place, unlucky)
+            assert follower._look()
+
+    assert pair.run(kind, sampled(24), between) == [tokens[:24] for tokens in plain(kind)]
+    assert pair.engine.drafter_state == "lost"
+    found = ledger.read()
+    assert (found.served, found.version(number).state) == (0, "refused")
+    assert "OverflowError: unlucky" in found.version(number).reason
+
+
+def test_a_drafter_starts_with_the_version_before_where_that_which_is_served_cannot_be_taken(tmp_path, monkeypatch):
+    kind = demo(tmp_path)
+    ledger, drafter = HeadLedger(tmp_path / "ledger", kind.source, "v"), kind.drafter(TREE)
+    first, second = promoted(ledger, kind.source), promoted(ledger, kind.source)
+    whole, tried = drafter.take_head, []
+
+    def take_head(head):
+        tried.append(head)
+        return unlucky() if len(tried) == 1 else whole(head)
+
+    monkeypatch.setattr(drafter, "take_head", take_head)
+    worker = DraftWorker(drafter)
+    HeadFollower(ledger, worker).start()
+    found = ledger.read()
+    assert (worker.head_version, found.served, found.version(second).state) == (first, first, "refused")
+    assert found.version(first).taken
+    assert not found.version(second).taken
+
+
+def test_a_swap_that_raises_leaves_the_head_before_whole(tmp_path, monkeypatch):
+    kind = demo(tmp_path)
+    drafter = kind.drafter(TREE)
+    Pair(kind, drafter, TREE).engine.model.remove_taps()
+    if drafter._passes is None:
+        pytest.skip("the swap has one step where no kernels draft")
+    head, passes = drafter.head, drafter._passes
+    monkeypatch.setattr(drafter, "_passes_of", unlucky)
+    with pytest.raises(OverflowError):
+        drafter.take_head(drafter.prepare_head(changed(kind.source, tmp_path / "other")))
+    assert (drafter.head, drafter._passes) == (head, passes)
