@@ -131,11 +131,6 @@ class EngineLife:
             await self.client.call("start_recording")
 
     @property
-    def process_id(self) -> int:
-        """Of the engine."""
-        return self._process.pid
-
-    @property
     def drafter_place(self) -> str | None:
         """As the setting says it; None where there is no drafter."""
         config = self._start.config

@@ -59,11 +59,6 @@ class SuffixAutomaton:
         """Places where a state's contexts end; kept for contexts of up to MAX_CONTEXT_TOKENS tokens."""
         self.num_tokens = 0
 
-    @property
-    def num_states(self) -> int:
-        """At most twice the tokens, and one."""
-        return len(self._next)
-
     def extend(self, text: Text, token_id: int) -> Text:
         """Append a token to a text; returns the text's new end."""
         last = self._append(text.last, token_id)

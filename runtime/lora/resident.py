@@ -45,11 +45,6 @@ class ResidentAdapters:
         self._held: OrderedDict[str, _Resident] = OrderedDict()
         """By digest, the least recently used one first."""
 
-    @property
-    def num_resident(self) -> int:
-        """Adapters in a place."""
-        return len(self._held)
-
     def acquire(self, adapter: AdapterName) -> int | None:
         """The place of an adapter for one more user, read from its files if need be; None where all are in use.
 

@@ -64,11 +64,6 @@ class RecordingWriter:
         """Sequences that are in no shard yet."""
         return len(self._records)
 
-    @property
-    def pending_bytes(self) -> int:
-        """Of the sequences that are in no shard yet."""
-        return self._pending_tokens * self.index.spec.bytes_per_token
-
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
         """Raise RecordingFull where a shard of so many tokens would not fit.
 

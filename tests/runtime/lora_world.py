@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tests.runtime.models import PROMPT_LENS, greedy, random_model, random_prompts
 from wingbeat.runtime.lora.adapter_config import read_config
 from wingbeat.runtime.lora.adapter_files import WEIGHTS_FILE
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
@@ -31,6 +31,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {"targets": ALL, "rank": 2},
 }
 """Adapters of one model: other layers, ranks and scales each."""
+
+
+def num_resident(resident: ResidentAdapters) -> int:
+    """Adapters in a place."""
+    return len(resident._held)
 
 
 def linears(model: PreTrainedModel, targets: tuple[str, ...]) -> dict[str, nn.Linear]:

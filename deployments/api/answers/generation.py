@@ -155,9 +155,9 @@ class Generation:
     choices: tuple[Choice, ...]
     choices_per_prompt: int
     num_prompt_tokens: int
-    num_audio_tokens: int
-    """Of them, those that stand for audio."""
     """Every prompt counted once, however many choices it has."""
+    num_audio_tokens: int
+    """Prompt tokens that stand for audio."""
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""

@@ -103,9 +103,6 @@ class PoolDrafter:
                 told = why
             await self._sleep(RETRY_S)
 
-    def successor(self) -> None:
-        """The pool has its own."""
-
     async def renew(self) -> bool:
         """Never: its pool replaces it, and there may be another one with room at once."""
         return False

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.runtime.lora_world import num_resident
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine.build import build_setup
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
@@ -45,15 +46,15 @@ def test_settings_and_calls_load_adapters_that_requests_run_with(tiny_model, tmp
     setup, config = setup_of(tiny_model, lora_modules={"listed": listed}, lora_update_dir=tmp_path, max_loras=2)
     (adapter,) = setup.info.adapters
     assert (adapter.name, adapter.path) == ("listed", str(listed))
-    assert setup.adapters.resident.num_resident == 1
+    assert num_resident(setup.adapters.resident) == 1
     calls = EngineCalls(setup, config, "engine")
     loaded, problem = calls.operate("load_adapter", ("other", "other"))
     assert (problem, loaded[:2]) == ("", ("other", str(other)))
-    assert setup.adapters.resident.num_resident == 2
+    assert num_resident(setup.adapters.resident) == 2
     texts = {text(setup.engine), text(setup.engine, adapter), text(setup.engine, loaded)}
     assert len(texts) == 3
     calls.operate("unload_adapter", (loaded.digest,))
-    assert setup.adapters.resident.num_resident == 1
+    assert num_resident(setup.adapters.resident) == 1
 
 
 def test_an_adapter_of_another_model_ends_the_start_by_one_line(tiny_model, tmp_path):

@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def engine_pid(pool: EnginePool, name: str) -> int:
-    return pool.replicas[name]._engines.life.process_id
+    return pool.replicas[name]._engines.life._process.pid
 
 
 @pytest.mark.parametrize(

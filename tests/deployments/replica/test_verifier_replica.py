@@ -47,9 +47,6 @@ class FakeRayDrafter:
             raise RuntimeError("cannot attach")
         return next_incarnation()
 
-    def successor(self) -> None:
-        return None
-
     def kill(self) -> None:
         self.killed = True
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.runtime.lora_world import KINDS, NUM_TOKENS, LoraWorld, lora_world, merge
+from tests.runtime.lora_world import KINDS, NUM_TOKENS, LoraWorld, lora_world, merge, num_resident
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -155,7 +155,7 @@ def test_more_adapters_than_places_take_turns():
     world = LoraWorld("llama", max_loras=2)
     with engine_of(world, CHAIN) as engine:
         check_mixed(engine, world)
-    assert world.loaded.adapters.resident.num_resident == 2
+    assert num_resident(world.loaded.adapters.resident) == 2
 
 
 def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free():
@@ -175,7 +175,7 @@ def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free(
         assert tokens == {str(index): world.expected[1][index] for index in range(4)}
         assert max(seen) == 2
         resident.unload(digest)
-        assert resident.num_resident == 0
+        assert num_resident(resident) == 0
 
 
 def test_files_that_changed_fail_the_requests_for_them_and_no_others():

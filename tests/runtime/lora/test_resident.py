@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.runtime.lora_world import num_resident
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 
@@ -81,7 +82,7 @@ def test_files_that_cannot_be_read_cost_no_place():
     with pytest.raises(AdapterError, match="damaged"):
         places.resident.acquire(named("bad"))
     assert places.resident.acquire(named("a")) == 1
-    assert places.resident.num_resident == 1
+    assert num_resident(places.resident) == 1
 
 
 def test_random_lives_never_share_a_place_or_lose_one():
@@ -96,10 +97,10 @@ def test_random_lives_never_share_a_place_or_lose_one():
             case 3 if rng.random() < 0.2:
                 places.resident.unload(digest)
         assert all(places.held[place] == held for held, place in users)
-        assert len(places.held) == places.resident.num_resident <= 3
+        assert len(places.held) == num_resident(places.resident) <= 3
     for digest, _ in users:
         places.resident.release(named(digest))
     for digest in "abcdef":
         places.resident.unload(digest)
-    assert places.resident.num_resident == 0
+    assert num_resident(places.resident) == 0
     assert [places.resident.acquire(named(digest)) is None for digest in "abcd"] == [False] * 3 + [True]

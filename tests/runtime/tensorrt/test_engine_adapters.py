@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.lora_world import KINDS, NUM_TOKENS, lora_world
+from tests.runtime.lora_world import KINDS, NUM_TOKENS, lora_world, num_resident
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, reference
 from tests.runtime.tensorrt.engine_world import LIMITS, base_config, base_session, torch_pair
 from wingbeat.runtime.lora.adapter_config import AdapterError
@@ -57,7 +57,7 @@ def test_more_adapters_than_places_take_turns_and_leave_nothing_behind():
     assert texts(engine, order) == [world.expected[adapter][index] for index, adapter in enumerate(order)]
     # The base model is what it was: the last adapter lies there still, and no row chooses it.
     assert texts(engine, [0] * 4) == [world.expected[0][index] for index in range(4)]
-    assert engine.loaded.adapters.resident.num_resident == 1
+    assert num_resident(engine.loaded.adapters.resident) == 1
 
 
 def test_an_engine_with_room_serves_without_adapters_too():
