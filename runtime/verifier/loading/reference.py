@@ -213,7 +213,7 @@ def _rows_at_once(
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Logits [num_paths, length, vocab_size] behind a prompt's end and each later token of the paths -> float32 rows."""
+    """Logits [num_paths, length, vocab_size] behind the prompt and each later token of all paths -> float32 rows."""
     logits = logits.float()
     before_tree = logits[0, : logits.shape[1] - 1 - max(DEPTHS)]
     where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
