@@ -17,9 +17,10 @@ from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor, Life
 from wingbeat.runtime.successor import MODULE, Inspected
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
-NAMESPACE = b"wingbeat weights"
+NAMESPACE, REFUSALS = b"wingbeat weights", b"wingbeat refusals"
 POLL_S = 0.02
 STORE_S = 30.0
 """For the cluster's memory to answer."""
@@ -30,6 +31,8 @@ class WeightsStore(Protocol):
 
     def read(self) -> Weights: ...
     def write(self, weights: Weights) -> None: ...
+    def refusal(self, digest: str) -> str | None: ...
+    def refuse(self, digest: str, reason: str) -> None: ...
 
 
 class ClusterStore:
@@ -55,6 +58,20 @@ class ClusterStore:
 
         if self._key is not None:
             _internal_kv_put(self._key, json.dumps(weights), namespace=NAMESPACE)
+
+    def refusal(self, digest: str) -> str | None:
+        """Why another replica of the build cannot serve these weights; None where none has refused them."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        found = None if self._key is None else _internal_kv_get(f"{self._key}/{digest}", namespace=REFUSALS)
+        return None if found is None else found.decode()
+
+    def refuse(self, digest: str, reason: str) -> None:
+        """Keep why these weights cannot be served."""
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        if self._key is not None:
+            _internal_kv_put(f"{self._key}/{digest}", reason, namespace=REFUSALS)
 
 
 class ReplicaWeights:
@@ -85,11 +102,23 @@ class ReplicaWeights:
                 logger.warning(
                     "the weights in %s are served, which were pushed, and not those of the settings", pushed.folder
                 )
-            await self.engines.start()
+            await self._start_engine(pushed.digest)
             pushed = await _stored(self._store.read)
             if pushed.digest == self._served.digest:
                 return
             await self.engines.stop()
+
+    async def _start_engine(self, digest: str) -> None:
+        """Start an engine, unless a replica before this one found that the model cannot be served: Serve starts another
+        replica where one fails, and the same model would be loaded to be refused again."""
+        refusal = await _stored(self._store.refusal, digest)
+        if refusal is not None:
+            raise UnsupportedModelError(refusal)
+        try:
+            await self.engines.start()
+        except UnsupportedModelError as error:
+            await _stored(self._store.refuse, digest, str(error))
+            raise
 
     def card(self) -> dict[str, Any]:
         """What is served, and whether that is being replaced."""

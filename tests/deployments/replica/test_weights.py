@@ -139,6 +139,9 @@ def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_d
         def write(self, weights: Weights) -> None:
             kept["pushed"] = json.dumps(weights)
 
+        def refusal(self, digest: str) -> None:
+            return None
+
     monkeypatch.setattr("wingbeat.deployments.replica.verifier_replica.ClusterStore", Store)
 
     async def scenario() -> None:
@@ -173,6 +176,9 @@ def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Pat
 
         def read(self) -> Weights:
             return Weights()
+
+        def refusal(self, digest: str) -> None:
+            return None
 
         def write(self, weights: Weights) -> None:
             if spoilt[0]:
