@@ -15,7 +15,7 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-versions with-ray without-ray chaos soak lint clean anew
+.PHONY: serve test test-all test-models test-versions with-ray without-ray chaos soak lint clean anew
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -35,6 +35,13 @@ with-ray:
 
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
+
+# Two published models, fetched by pip (350 MB) and kept in ~/.cache/wingbeat-test-models or $WINGBEAT_TEST_MODELS: served
+# in every dtype, and held against transformers. Half an hour, most of it where a CPU has no units for half precision.
+test-models: $(STAMP)
+	$(VENV)/bin/pip install --quiet 'gguf>=0.17' 'sentencepiece>=0.2'
+	$(VENV)/bin/python -m tests.models.published
+	$(PYTEST) -m '' --timeout=3600 tests/models
 
 # The wheel alone, without extras, with the lowest and with the newest version of every library that pyproject.toml
 # allows (torch's is fixed where there is no GPU): ten minutes, and pip's index has to be within reach.

@@ -12,7 +12,7 @@ from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, Sp
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.media import encoder
-from wingbeat.runtime.verifier.loading import trial
+from wingbeat.runtime.verifier.loading import exact, reference, trial
 
 MOST_SETTINGS = 78
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,11 +28,14 @@ def text_of(document: str) -> str:
     [
         (
             "models.md",
-            f"relative to the spread of the row's logits: {trial.FULL_PRECISION_TOLERANCE:.1%} in float32; in half "
-            f"precisions {trial.LOW_PRECISION_TOLERANCE:.0%}, or {trial.NOISE_FACTOR} x the difference between two "
-            f"ways of transformers to compute the row, at most {trial.LARGEST_TOLERANCE:.0%}.",
+            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%}, and",
         ),
-        ("models.md", f"longer than windows of up to {trial.WIDEST_TRIED_WINDOW} tokens"),
+        ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
+        (
+            "models.md",
+            f"they may be {trial.ROUNDING_FACTOR} x as far from it, and {trial.ROUNDING_SLACK} of the spread, as",
+        ),
+        ("models.md", f"longer than windows of up to {reference.WIDEST_TRIED_WINDOW} tokens"),
         ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
         ("architecture.md", f"masks are not found within {1000 * grammar_masker.MOST_TREE_S:.0f} ms"),

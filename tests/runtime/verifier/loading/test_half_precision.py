@@ -225,9 +225,7 @@ def test_activations_that_do_not_fit_float16_are_named_in_one_line():
     model = random_model("llama")
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(3e4)
-    with pytest.raises(
-        UnsupportedModelError, match="do not fit float16.*start with dtype bfloat16 or float32"
-    ) as caught:
+    with pytest.raises(UnsupportedModelError, match="do not fit float16") as caught:
         prepare_model(model.to(torch.float16), "x")
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("start with dtype bfloat16 or float32")
