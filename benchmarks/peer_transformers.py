@@ -77,7 +77,9 @@ def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def load_peer(pair: Pair) -> PreTrainedModel:
     """The verifier by transformers alone, in float32, which runs on past the end of text as the others do."""
-    model = AutoModelForCausalLM.from_pretrained(pair.model, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        pair.model, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    ).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

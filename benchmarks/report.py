@@ -15,7 +15,8 @@ from typing import Any
 import rich.table
 import torch
 from rich.console import Console
-from transformers import AutoConfig
+
+from wingbeat.runtime.hugging_face import read_config
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WIDTH = 160
@@ -100,7 +101,7 @@ def machine_facts() -> dict[str, str]:
 
 def model_facts(model: Path, drafter: str | Path) -> dict[str, str]:
     """Architecture and sizes of a verifier, and which drafter goes with it."""
-    config = AutoConfig.from_pretrained(model).get_text_config()
+    config = read_config(model).get_text_config()
     shape = (
         f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, "
         f"{config.num_attention_heads}/{getattr(config, 'num_key_value_heads', None) or config.num_attention_heads} "

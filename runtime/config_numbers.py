@@ -74,7 +74,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
 )
 _OF_ROPE = {"factor": _POSITIVE}
 """Names that mean something else elsewhere."""
-_FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific_params", "id2label", "label2id"})
+FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific_params", "id2label", "label2id"})
 """Objects whose names are those of other libraries, or of nobody."""
 
 
@@ -91,7 +91,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
     in_rope = any(name.startswith("rope") for name in path)
     for name, value in fields.items():
         place = (*path, name)
-        if name in _FOREIGN or value is None:
+        if name in FOREIGN or value is None:
             continue
         if name in ("dtype", "torch_dtype"):
             if not isinstance(value, str) or value not in DTYPES:
@@ -105,6 +105,12 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
             yield from _problems(value, place)
         elif _holds_nan(value):
             yield _wrong(place, value, "a number")
+
+
+def is_whole(name: str) -> bool:
+    """Whether a field of that name is a whole number, or a list of whole numbers."""
+    rule = _rule(name, False)
+    return rule is not None and rule.whole
 
 
 def _rule(name: str, in_rope: bool) -> _Rule | None:

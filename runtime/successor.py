@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.prefixes.identity import tokenizer_digest, weights_digest
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
@@ -71,7 +71,7 @@ def _kept(fields: dict[str, Any]) -> dict[str, Any]:
 def _ends(config: ConfigFile) -> list[int]:
     """As `end_of_text_ids`."""
     path = config.folder / GENERATION
-    ends = read_json(path).get("eos_token_id") if path.is_file() else None
+    ends = read_fields(path).get("eos_token_id") if path.is_file() else None
     ends = config.text.get("eos_token_id") if ends is None else ends
     return sorted(ends) if isinstance(ends, list) else [] if ends is None else [ends]
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from wingbeat.runtime.config_fields import meant
+
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 
 
@@ -46,13 +48,22 @@ def read_json(file: Path) -> dict[str, Any]:
     return fields
 
 
+def read_fields(file: Path) -> dict[str, Any]:
+    """The fields of a config.json or generation_config.json, with the values that were meant (`config_fields.meant`).
+
+    Raises:
+        ModelCheckpointError: as `read_json`.
+    """
+    return meant(read_json(file))
+
+
 def stored_dtype(folder: Path) -> str | None:
     """What config.json says the weights are, by torch's name; None where it says nothing.
 
     Raises:
         ModelCheckpointError: the file cannot be read.
     """
-    fields = read_json(folder / "config.json")
+    fields = read_fields(folder / "config.json")
     for part in (fields, text_fields(fields)):
         for name in ("dtype", "torch_dtype"):
             if isinstance(part.get(name), str):
@@ -82,7 +93,7 @@ def num_positions(folder: Path) -> int | None:
     Raises:
         ModelCheckpointError: the file cannot be read.
     """
-    value = text_fields(read_json(folder / "config.json")).get("max_position_embeddings")
+    value = text_fields(read_fields(folder / "config.json")).get("max_position_embeddings")
     return value if type(value) is int and value > 0 else None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from wingbeat.runtime.hugging_face import load_files
 from wingbeat.runtime.own_template import render_apart
 from wingbeat.runtime.token_length import longest_token
 
@@ -78,7 +79,7 @@ class Tokenizer:
         from transformers import AutoTokenizer  # takes seconds, for which no command's help should wait
 
         try:
-            read = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+            read = load_files(AutoTokenizer, str(directory))
             read.chat_template = chat_template or read.chat_template or _processors_template(Path(directory))
             return cls(read)
         except Exception as error:

@@ -20,23 +20,23 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora
-    runtime.media runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
+    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
+    runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
     deployments.gpu_shares deployments.options deployments.replica deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
     deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.fp8_devices
-    runtime.free_memory runtime.heads runtime.hub runtime.kv runtime.llm runtime.metrics runtime.protocol
-    runtime.recordings runtime.scheduling runtime.tensor_files runtime.tensor_parallel runtime.tensorrt
-    runtime.text_stream runtime.tokenizer runtime.tokenizer_file runtime.training runtime.verifier.checkpoints
-    runtime.verifier.loading
+    runtime.free_memory runtime.heads runtime.hub runtime.hugging_face runtime.kv runtime.llm runtime.metrics
+    runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_files runtime.tensor_parallel
+    runtime.tensorrt runtime.text_stream runtime.tokenizer runtime.tokenizer_file runtime.training
+    runtime.verifier.checkpoints runtime.verifier.loading
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
     runtime.checks runtime.free_memory runtime.graphs
 deployments.door:
-deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics
-    runtime.prefixes runtime.scheduling
+deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics runtime.prefixes
+    runtime.scheduling
 deployments.gpu_shares: cluster.gpus cluster.placement deployments.app_config deployments.options
 deployments.handle_calls:
 deployments.head_watch: cluster.channels
@@ -65,15 +65,15 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
     deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
     runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv
-    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling runtime.successor
-    runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
+    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.successor runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
     deployments.metrics deployments.model_front deployments.options deployments.surface runtime.torchless
 deployments.start_up:
 deployments.stop_signals:
-deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing
-    runtime.scheduling runtime.verifier.checkpoints
+deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing runtime.scheduling
+    runtime.verifier.checkpoints
 deployments.watchdog: cluster.channels cluster.process_tree
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:
@@ -89,13 +89,14 @@ runtime.checks: kernels.choice kernels.comparison kernels.disk_cache runtime.con
     runtime.heads runtime.metrics runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints
     runtime.verifier.loading
 runtime.config: runtime.refusals runtime.static_tree
+runtime.config_fields: runtime.config_numbers
 runtime.config_numbers:
 runtime.demo:
 runtime.device_clock:
 runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
-    runtime.device_clock runtime.graphs runtime.head_versions runtime.heads runtime.hub runtime.kv runtime.protocol
-    runtime.round runtime.speculation runtime.static_tree runtime.tensor_files runtime.verifier
-    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.device_clock runtime.graphs runtime.head_versions runtime.heads runtime.hub runtime.hugging_face
+    runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree runtime.tensor_files
+    runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
     runtime.graphs runtime.kv runtime.memory_promises runtime.metrics runtime.protocol runtime.round
     runtime.scheduling runtime.speculation runtime.state runtime.verifier runtime.verifier.layers
@@ -108,15 +109,17 @@ runtime.graphs:
 runtime.head_counts: kernels.replaced_file runtime.file_lock runtime.head_versions
 runtime.head_versions: kernels.replaced_file runtime.file_lock
 runtime.heads: kernels.cpu kernels.layer kernels.replaced_file runtime.config_numbers runtime.fp8_devices runtime.hub
-    runtime.kv runtime.round runtime.tensor_files runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
+    runtime.hugging_face runtime.kv runtime.round runtime.tensor_files runtime.verifier.checkpoints
+    runtime.verifier.layers runtime.verifier_errors
 runtime.hub: runtime.tensor_files
+runtime.hugging_face: runtime.tensor_files
 runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
     runtime.verifier.layers
 runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory runtime.memory_promises
 runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
     runtime.metrics runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
 runtime.lora:
-runtime.media: runtime.device_clock runtime.protocol runtime.round runtime.scheduling
+runtime.media: runtime.device_clock runtime.hugging_face runtime.protocol runtime.round runtime.scheduling
 runtime.memory_promises: runtime.file_lock
 runtime.metrics:
 runtime.own_template:
@@ -126,11 +129,12 @@ runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runt
 runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
     runtime.scheduling runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
-runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.heads runtime.hub runtime.protocol
-    runtime.round runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier runtime.verifier.layers
+runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.heads runtime.hub runtime.hugging_face
+    runtime.protocol runtime.round runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier
+    runtime.verifier.layers
 runtime.refusals:
-runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs
-    runtime.kv runtime.protocol runtime.scheduling runtime.speculation
+runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
+    runtime.protocol runtime.scheduling runtime.speculation
 runtime.scheduling: runtime.config runtime.kv runtime.lora runtime.metrics
 runtime.settings:
 runtime.speculation: runtime.config
@@ -138,29 +142,29 @@ runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runti
     runtime.verifier_errors
 runtime.static_tree:
 runtime.successor: runtime.prefixes runtime.tensor_files runtime.verifier.checkpoints
-runtime.tensor_files:
-runtime.tensor_parallel: kernels.layer runtime.config runtime.kv runtime.lora runtime.refusals runtime.round
-    runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading
+runtime.tensor_files: runtime.config_fields
+runtime.tensor_parallel: kernels.layer runtime.config runtime.hugging_face runtime.kv runtime.lora runtime.refusals
+    runtime.round runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading
     runtime.verifier_errors
 runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtime.checks runtime.config
-    runtime.drafters runtime.graphs runtime.heads runtime.kv runtime.lora runtime.media runtime.protocol
-    runtime.refusals runtime.round runtime.scheduling runtime.tensor_files runtime.tokenizer runtime.verifier
-    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.drafters runtime.graphs runtime.heads runtime.hugging_face runtime.kv runtime.lora runtime.media
+    runtime.protocol runtime.refusals runtime.round runtime.scheduling runtime.tensor_files runtime.tokenizer
+    runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
-runtime.tokenizer: runtime.own_template runtime.token_length
+runtime.tokenizer: runtime.hugging_face runtime.own_template runtime.token_length
 runtime.tokenizer_file: runtime.tensor_files
 runtime.torchless:
-runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads runtime.hub runtime.llm
-    runtime.metrics runtime.protocol runtime.recordings runtime.scheduling runtime.settings runtime.tensor_files
-    runtime.verifier.loading
+runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads
+    runtime.hub runtime.hugging_face runtime.llm runtime.metrics runtime.protocol runtime.recordings
+    runtime.scheduling runtime.settings runtime.tensor_files runtime.tokenizer runtime.verifier.loading
 runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
-runtime.verifier.checkpoints: runtime.config_numbers runtime.tensor_files
-runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora
-    runtime.media runtime.round runtime.scheduling runtime.state runtime.verifier_errors
-runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.kv runtime.media runtime.protocol
-    runtime.refusals runtime.round runtime.scheduling runtime.state runtime.tensor_files runtime.verifier
-    runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
+runtime.verifier.checkpoints: runtime.config_numbers runtime.hugging_face runtime.tensor_files
+runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora runtime.media
+    runtime.round runtime.scheduling runtime.state runtime.verifier_errors
+runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.hugging_face runtime.kv runtime.media
+    runtime.protocol runtime.refusals runtime.round runtime.scheduling runtime.state runtime.tensor_files
+    runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.verifier_errors:
 """
 """Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the two windows

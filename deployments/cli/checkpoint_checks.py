@@ -12,11 +12,12 @@ from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
 from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hugging_face import one_line, quiet
 from wingbeat.runtime.kv.capacity import check_budget
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_weights
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line, quiet
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
 
 def check_models(config: AppConfig, here: bool) -> None:

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
@@ -30,6 +29,7 @@ from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")
@@ -134,7 +134,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
     names += ("intermediate_size", "vocab_size", "max_position_embeddings")
     num_modules, parameters = num_mtp_modules(target), _count(tensors.values())
     in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
-    whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+    whole = read_config(folder)
     found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
     found["memory"] |= {} if held is None else {"weights_bytes": held}
     return found | {

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.hugging_face import read_config
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM
@@ -86,7 +87,5 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
 
 
 def _num_positions(model: Path) -> int:
-    from transformers import AutoConfig
-
-    text_config = AutoConfig.from_pretrained(model).get_text_config()
+    text_config = read_config(model).get_text_config()
     return getattr(text_config, "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from wingbeat.deployments.options.model_options import ModelOptions, checkpoint_here
 from wingbeat.runtime.refusals import Feature
-from wingbeat.runtime.tensor_files import read_json, text_fields
+from wingbeat.runtime.tensor_files import read_fields, text_fields
 from wingbeat.runtime.tensor_parallel.divisible import check_sizes
 
 
@@ -45,7 +45,7 @@ class RankOptions(ModelOptions):
             return
         folder = checkpoint_here(self.model)
         if folder is not None:
-            fields = read_json(folder / "config.json")
+            fields = read_fields(folder / "config.json")
             names = fields.get("architectures")
             name = names[0] if isinstance(names, list) and names else folder.resolve().name
             check_sizes(text_fields(fields), str(name), size)

@@ -10,7 +10,7 @@ from wingbeat.deployments.options.speculative_config import SPECULATIVE
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.runtime.config import INT8
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.tensor_files import read_json, text_fields
+from wingbeat.runtime.tensor_files import read_fields, text_fields
 
 SHORT = {
     "tp": "tensor_parallel_size",
@@ -92,7 +92,7 @@ def _quantization(name: str, value: Any, given: Given) -> dict[str, Any]:
     method, model = _KERNELS_OF.get(str(value), str(value)), given.get("model")
     stored = {}
     if model is not None:
-        fields = read_json(checkpoint_folder(Path(model), with_weights=False) / "config.json")
+        fields = read_fields(checkpoint_folder(Path(model), with_weights=False) / "config.json")
         stored = fields.get("quantization_config") or text_fields(fields).get("quantization_config") or {}
     if method == INT8 and not stored:
         return {"dtype": INT8}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.heads.mtp_names import count_modules
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.tensor_files import read_json, tensor_files
+from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
@@ -91,7 +91,7 @@ def holds_mtp(model: Path) -> bool:
     Raises:
         ValueError: its config.json or a weight file cannot be read.
     """
-    config = read_json(model / "config.json")
+    config = read_fields(model / "config.json")
     text = config.get("text_config")
     num_layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
     return count_modules(tensor_files(model), num_layers if isinstance(num_layers, int) else 0) > 0

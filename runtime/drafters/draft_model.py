@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
@@ -26,6 +25,7 @@ from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
@@ -262,7 +262,7 @@ def build_draft_model(
     folder = Path(source)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = read_config(folder)
     if config.model_type in MODEL_TYPES:
         return build_shared_kv(source, target, speculation, options)
     check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)

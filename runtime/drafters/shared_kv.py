@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
@@ -29,6 +28,7 @@ from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.round.rows import Segment
@@ -153,7 +153,7 @@ def build_shared_kv(
         VocabularyError: it numbers its tokens otherwise than the verifier.
     """
     folder = Path(source)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = read_config(folder)
     text = config.get_text_config()
     if not target.config.model_type.startswith("gemma4"):
         raise CheckpointError(

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import first_line
+from wingbeat.runtime.hugging_face import first_line
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, weight_files
 
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
 
@@ -59,7 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{folder} has no config.json")
     try:
-        fields = read_json(file)
+        fields = read_fields(file)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
     if (problem := config_numbers.problem(fields)) is not None:
@@ -156,7 +156,8 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
             raise UnsafeCheckpointError(
                 f"{file} holds code beside weights, which is never run: convert it to safetensors where it is trusted"
             ) from error
-        raise _damaged(file, error) from error
+        # PyTorch's message advises to run what the file holds.
+        raise _damaged(file, ValueError("PyTorch finds no weights in it")) from error
     except (SafetensorError, EOFError, RuntimeError, OSError) as error:
         raise _damaged(file, error) from error
 

@@ -10,12 +10,13 @@ import re
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.mtp_modules import MtpModule, MtpModules
 from wingbeat.runtime.heads.mtp_names import count_modules, names_of_module, why_none
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hugging_face import build_model
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def why_no_modules(target: TargetDescription) -> str:
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
     """The verifier's modeling code without weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return build_model(config)
 
 
 def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:

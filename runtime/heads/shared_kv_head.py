@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.heads.load import CheckpointError
+from wingbeat.runtime.hugging_face import build_model
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
@@ -186,7 +187,7 @@ def _text_model(config: PretrainedConfig) -> PreTrainedModel:
         "layer_types": own + list(types),
         "per_layer_config": per_layer,
     }
-    model = AutoModelForCausalLM.from_config(type(config).from_dict(fields))
+    model = build_model(type(config).from_dict(fields))
     model.set_attn_implementation(ATTENTION_NAME)
     return model
 
@@ -200,7 +201,7 @@ def shared_attention_of(
         CheckpointError: the head's queries do not fit them.
     """
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(target).get_decoder().layers
+        theirs = build_model(target).get_decoder().layers
     layers = []
     for kind, index in kv_layers.items():
         attention = theirs[index].self_attn

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.tensor_files import tensor_files
 
 logger = logging.getLogger(__name__)
@@ -40,18 +41,19 @@ class TargetDescription:
 
         Raises:
             FileNotFoundError: it holds no config.json.
+            ModelCheckpointError: as `read_config`.
         """
         if not (Path(path) / "config.json").is_file():
             raise FileNotFoundError(
                 f"model directory {path} holds no config.json: give a Hugging Face checkpoint folder"
             )
-        config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+        config = read_config(path).get_text_config()
         return cls(Path(path), config.hidden_size, config.num_hidden_layers, config.vocab_size, lender)
 
     @cached_property
     def config(self) -> PretrainedConfig:
         """The text model's configuration."""
-        return AutoConfig.from_pretrained(self.path, local_files_only=True).get_text_config()
+        return read_config(self.path).get_text_config()
 
     @cached_property
     def tensor_files(self) -> dict[str, Path]:

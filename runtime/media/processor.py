@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wingbeat.runtime.hugging_face import load_files, read_config
 from wingbeat.runtime.media.audio import window_shape
 from wingbeat.runtime.media.families import MediaNotServed, family_of
 from wingbeat.runtime.media.family import MediaFamily
@@ -140,10 +141,8 @@ def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
         MediaNotServed: its media of this kind are not served, Pillow is missing, or transformers cannot read the
             processor.
     """
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
         family = family_of(config, kind)
         made = _image_processor(folder) if kind == IMAGE else _audio_processor(folder, config)
     except MediaNotServed:
@@ -163,14 +162,14 @@ def load_processor(folder: Path, tokenizer: Any, kind: str) -> MediaProcessor:
 def _image_processor(folder: Path) -> Any:
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False, backend="pil")
+    return load_files(AutoImageProcessor, folder, backend="pil")
 
 
 def _audio_processor(folder: Path, config: Any) -> Any:
     """Raises ValueError for another one than Whisper's, or one whose spectrograms the model's encoder does not take."""
     from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
 
-    made = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    made = load_files(AutoFeatureExtractor, folder)
     if not isinstance(made, WhisperFeatureExtractor):
         raise ValueError(f"it is a {type(made).__name__}, not a WhisperFeatureExtractor")
     wanted = window_shape(config)

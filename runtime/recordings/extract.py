@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, Self
 import torch
 from pydantic import ConfigDict, Field, model_validator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoTokenizer
 
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
@@ -219,7 +218,7 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
     if config.prompts is not None:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))
         return PromptSource(prompts, config.sequence_length, _MIN_ANSWER, sampling)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = Tokenizer.load(folder).hugging_face
     # The files held out of every training run are held out here as well.
     documents = encode_documents(tokenizer, split_files(config.corpus, config.suffixes).train)
     return CorpusSource(documents, config.sequence_length, config.own_share, sampling)

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from wingbeat.runtime.heads.conventions import default_tap_layers
+from wingbeat.runtime.hugging_face import load_files, one_line, read_config
 from wingbeat.runtime.verifier.layers.loaded_model import decoder_layers
 from wingbeat.runtime.verifier.model import LayerTaps
 
@@ -28,13 +29,14 @@ class FrozenVerifier:
         tap_layers: as for `LayerTaps`.
 
     Raises:
-        ValueError: a tap names a layer the model lacks, or the layers cannot be found.
+        ValueError: the checkpoint cannot be loaded, a tap names a layer the model lacks, or the layers cannot be found.
     """
 
     def __init__(
         self, path: str, tap_layers: tuple[int, ...] | None, device: str | torch.device, dtype: torch.dtype
     ) -> None:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        with one_line(path):
+            model = load_files(AutoModelForCausalLM, path, config=read_config(path), dtype=dtype)
         self.model: PreTrainedModel = model.to(device).eval().requires_grad_(False)
         text_config = self.model.config.get_text_config()
         self.hidden_size: int = text_config.hidden_size

@@ -15,10 +15,11 @@ from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import replace_layer_number_by_wildcard
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.hugging_face import one_line
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.exact import HALVES
 from wingbeat.runtime.verifier.loading.loader import prepare_model, written_tokens

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.media.families import family_of
 from wingbeat.runtime.media.rows import MediaPart
@@ -135,7 +136,7 @@ def _media_of(directory: EngineDirectory, device: torch.device) -> MediaPart | N
     base = directory.base
     if base.visual is None:
         return None
-    config = AutoConfig.from_pretrained(directory.folder)
+    config = read_config(directory.folder)
     return media_part(directory.open_session(VISUAL, device), base, config)
 
 

@@ -17,7 +17,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.tensor_files import read_json
+from wingbeat.runtime.tensor_files import read_fields
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
 from wingbeat.runtime.tensorrt.draft_graph import media_of
@@ -62,7 +62,7 @@ class BuildPlan(NamedTuple):
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Steps that a build reports: loading, and each graph's export and build."""
-    takes_images = "vision_config" in read_json(plan.model / "config.json")
+    takes_images = "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import greedy_acceptance
 from wingbeat.runtime.training.families import FAMILIES
@@ -51,7 +52,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     target = TargetDescription.from_checkpoint(folder)
     family = FAMILIES[config.family]
     tap_layers, chain = family.tap_layers(config, target), family.chain(config)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = Tokenizer.load(folder).hugging_face
     split = split_files(config.corpus, config.suffixes)
     source: Source
     if config.recordings is None:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface
 
 from wingbeat.runtime.heads.contract import Attend, DraftHead, HeadConvention, Rotary
 from wingbeat.runtime.heads.mtp_modules import MtpModule
+from wingbeat.runtime.hugging_face import build_model
 from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
@@ -40,7 +41,7 @@ class MtpHead(DraftHead):
         # The attention function is the configuration's: the verifier's own must stay as it is.
         config = copy.deepcopy(weights.config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = build_model(config)
             module = MtpModule(model, 0)
         config = model.config.get_text_config()
         config._attn_implementation = _CHAINS

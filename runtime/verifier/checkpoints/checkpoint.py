@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.runtime.hugging_face import load_files, make_config, one_line, quiet
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class, one_line, quiet
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
 from wingbeat.runtime.verifier.checkpoints.quantised import check_quantiser, load_dequantised
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def check_weights(config: ConfigFile) -> None:
     if config.quantization is not None:
         # How packed tensors become weights is known to the quantiser, which wants its device: see `load_weights`.
         return
-    _from_pretrained(config, device_map="meta")
+    _loaded(config, device_map="meta")
 
 
 def load_weights(config: ConfigFile, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
@@ -92,7 +93,7 @@ def load_weights(config: ConfigFile, dtype: "torch.dtype", **options: Any) -> "P
     Raises:
         ModelCheckpointError: as `check_weights`.
     """
-    return _from_pretrained(config, dtype=dtype, **options)
+    return _loaded(config, dtype=dtype, **options)
 
 
 def check_finite(model: "nn.Module") -> None:
@@ -118,21 +119,15 @@ def check_finite(model: "nn.Module") -> None:
         raise ModelCheckpointError(f"tensor {names[bad[0]]} holds {what} as {dtype}{_and_more(len(bad) - 1)}")
 
 
-def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
+def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     def load(
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":
-        return model_class.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            # Reported with the rest instead of raised without its name.
-            ignore_mismatched_sizes=True,
-            **options,
-            **more,
-        )
+        # Mis-shaped tensors are reported with the rest instead of raised without their names.
+        more = {"config": read, "output_loading_info": True, "ignore_mismatched_sizes": True} | more
+        return load_files(model_class, folder, **options, **more)
 
+    read = make_config(config.fields, config.folder, config.name)
     with one_line(config.name), quiet():
         try:
             model, info = load() if config.quantization is None else load_dequantised(config, load)

@@ -3,14 +3,14 @@
 `ConfigFile` loads no torch, so that most mistakes are told within a second; `load_config` is the authority.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime import config_numbers
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+from wingbeat.runtime.hugging_face import make_config
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -46,7 +46,7 @@ class ConfigFile:
             raise ModelCheckpointError(
                 f"model directory {folder} holds no config.json: give a Hugging Face checkpoint folder"
             )
-        config = cls(folder, read_json(file))
+        config = cls(folder, read_fields(file))
         config._check()
         return config
 
@@ -101,7 +101,7 @@ class ConfigFile:
             raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
         # transformers passes a generation config over where it cannot read it, and the text would have another end.
         generation = self.folder / _GENERATION
-        for path, found in ((file, fields), (generation, read_json(generation) if generation.exists() else {})):
+        for path, found in ((file, fields), (generation, read_fields(generation) if generation.exists() else {})):
             if (problem := config_numbers.problem(found)) is not None:
                 raise ModelCheckpointError(f"{path}: {problem}")
 
@@ -112,15 +112,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
     Raises:
         ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
     """
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    kind = file.fields["model_type"]
-    if kind not in CONFIG_MAPPING:
-        code = "; its own code (auto_map) is never run" if "auto_map" in file.fields else ""
-        raise ModelCheckpointError(f"{file.folder}: transformers knows no model_type {kind!r}{code}")
-    with one_line(file.name), quiet():
-        config = AutoConfig.from_pretrained(file.folder, local_files_only=True, trust_remote_code=False)
+    kind, config = file.fields["model_type"], make_config(file.fields, file.folder, file.name)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")
     if type(config) not in auto_class(kind)._model_mapping:
@@ -135,50 +127,3 @@ def auto_class(kind: str) -> Any:
     if kind in WITH_AUDIO:
         return AutoModelForSeq2SeqLM
     return AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
-
-
-@contextlib.contextmanager
-def one_line(name: str) -> Iterator[None]:
-    """Turn whatever transformers raises about an odd checkpoint into one line that names the architecture.
-
-    transformers computes with fields and tensors before it checks them, so that nearly any exception can come of a bad
-    one. Wingbeat's own errors pass, as do those of memory, which say nothing about the checkpoint.
-
-    Raises:
-        ModelCheckpointError: of the architecture's name, and of the cause's kind and first line.
-    """
-    try:
-        yield
-    except (ModelCheckpointError, MemoryError):
-        raise
-    except ImportError as error:
-        raise ModelCheckpointError(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except Exception as error:
-        if type(error).__module__.startswith("wingbeat."):
-            raise
-        if isinstance(error, KeyError):
-            raise ModelCheckpointError(f"{name} cannot be loaded: config.json names or lacks {error}") from error
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise ModelCheckpointError(f"{name} cannot be loaded: {kind}{first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, on one line and not endlessly."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:297]}..."
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings and no progress bars of transformers: what it warns of is an error here, or harmless."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

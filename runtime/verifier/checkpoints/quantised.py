@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wingbeat.runtime.hugging_face import make_config
 from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
 
@@ -104,7 +105,7 @@ def _bitsandbytes(config: ConfigFile, load: "Load") -> "Loaded":
 def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
     from safetensors.torch import load_file
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     from wingbeat.runtime.verifier.checkpoints.packed_integers import unpack_linears
 
@@ -112,7 +113,7 @@ def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     if files[0].suffix != ".safetensors":
         raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    plain = AutoConfig.from_pretrained(config.folder, local_files_only=True)
+    plain = make_config(config.fields, config.folder, config.name)
     del plain.quantization_config
     model, info = load(
         auto_class(plain.model_type)._model_mapping[type(plain)],

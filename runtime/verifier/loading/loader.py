@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from wingbeat.runtime.hugging_face import one_line
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.state.mixer_search import install_mixers
@@ -16,7 +17,7 @@ from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.architecture_checks import (
     check_architecture,
     check_cache,

@@ -1,0 +1,68 @@
+"""config.json and generation_config.json as people have them, read in one way for verifiers, heads and drafters.
+
+Files that went through YAML, a spreadsheet or another library hold numbers and booleans as text, whole numbers as
+floats, and dtypes by many names. The values are turned into those that were meant; `config_numbers` checks them.
+Loads no torch.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from wingbeat.runtime.config_numbers import FOREIGN, is_whole
+
+DTYPE_NAMES = {
+    **{"fp32": "float32", "f32": "float32", "float": "float32", "single": "float32"},
+    **{"bf16": "bfloat16", "bfloat": "bfloat16"},
+    **{"fp16": "float16", "f16": "float16", "half": "float16"},
+    **{"fp64": "float64", "f64": "float64", "double": "float64"},
+}
+"""Other names of dtypes -> torch's."""
+_DTYPES = frozenset({"dtype", "torch_dtype"})
+_WORDS = {"true": True, "false": False}
+_NOTHING = frozenset({"null", "none"})
+_NUMBER = re.compile(r"[+-]?(\d{1,40}(?P<fraction>\.\d*)?|\.\d+)(?P<exponent>[eE][+-]?\d+)?")
+_TEXT = re.compile(
+    r"_?(\w+_)?(name|path|version|revision|hash|token|template|prompt|date|author|task|label|format|method|type|class)s?"
+)
+"""Fields that are text, whatever the text looks like."""
+
+
+def meant(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a config, objects in it included, with the values that were meant."""
+    return {
+        name: value if name in FOREIGN and name != "quantization_config" else _value(name, value)
+        for name, value in fields.items()
+    }
+
+
+def dtype_name(written: str) -> str:
+    """torch's name of a dtype that is written in any usual way; what is no dtype stays as it is."""
+    name = written.strip().lower().removeprefix("torch.")
+    return DTYPE_NAMES.get(name, name)
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return meant(value)
+    if isinstance(value, list):
+        return [_value(name, item) for item in value]
+    if isinstance(value, str):
+        return dtype_name(value) if name in _DTYPES else _of_text(name, value)
+    if isinstance(value, float) and is_whole(name) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _of_text(name: str, text: str) -> Any:
+    word = text.strip()
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if is_whole(name) and word.lower() in _NOTHING:
+        return None
+    number = _NUMBER.fullmatch(word)
+    if number is None or (_TEXT.fullmatch(name) and not is_whole(name)):
+        return text
+    if number["fraction"] is None and number["exponent"] is None and not word.lstrip("+-").startswith("."):
+        return int(word)
+    return _value(name, float(word))
