@@ -61,7 +61,7 @@ class LayerStack:
         """
         attn, mlp = layer.self_attn, layer.mlp
         # What the pointers point to must not be freed while the stack lives.
-        held: list[object] = [parameter.data for parameter in layer.parameters()]
+        held: list[object] = []
 
         def wide(vector: Tensor | None) -> Tensor | None:
             held.append(None if vector is None else vector.data.float())

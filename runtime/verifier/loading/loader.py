@@ -40,6 +40,7 @@ from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attent
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
+from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
 from wingbeat.runtime.verifier.loading.media_trial import media_trial
 from wingbeat.runtime.verifier.loading.reference import (
     WRITTEN,
@@ -78,13 +79,16 @@ def load_model(
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
     model = load_weights(file, dtype).to(device)
+    copy_what_stays(model)
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
         written = written_tokens(file.folder) if model.dtype in HALVES else []
-        return prepare_model(
+        loaded = prepare_model(
             model, Path(path).name, deterministic=deterministic, eight_bits=eight_bits, written=written
         )
+    give_back_freed()
+    return loaded
 
 
 def written_tokens(folder: Path) -> list[int]:
