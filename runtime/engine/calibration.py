@@ -1,7 +1,8 @@
 """Measures what rounds cost on this machine: the verifier's forward passes and the drafter's trees.
 
 The verifier's part takes seconds and is kept on disk per machine and model; the drafter's part takes less and depends
-on what else runs, so it is measured by every engine, when its first drafter attaches. On a host rounds correct both.
+on what else runs, so it is measured by every engine, when its first drafter attaches. On a host a few points are
+measured and the rest lies between them: the rounds that are served correct both parts.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 
@@ -35,13 +37,17 @@ from wingbeat.runtime.verifier.model import VerifierModel
 
 logger = logging.getLogger(__name__)
 
-_REPEATS = 4
+_REPEATS, _HOST_REPEATS = 4, 2
+_CURVE_STEP, _MOST_ROWS = 4, 256
+"""The passes that are measured without graphs: of 1, 4, 16, 64 and 256 rows."""
+_LONG_PASS_S = 1.0
+"""Passes of more rows are left out, but for the second point, where one may take as long."""
 _LONG_CONTEXT = 1024
 """Tokens of the longer contexts, at most."""
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
 _LEAST_STEP = 0.75
-_VERSION = 6
+_VERSION = 7
 
 
 class VerifierTimes(NamedTuple):
@@ -92,11 +98,11 @@ def verifier_times(
     started = time.perf_counter()
     measured = _measure_verifier(loaded, model, cache, config, graphs)
     times = measured._replace(verify_s=levelled(measured.verify_s))
-    if _undisturbed(measured):
+    kept = _undisturbed(measured)
+    if kept:
         keep(path, times._asdict())
-    else:
-        logger.warning("other work on this machine disturbed the measurement of the verifier: it is not kept")
-    logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
+    where = f"kept in {path}" if kept else "not kept: other work on this machine disturbed them"
+    logger.info("measured the verifier's forward passes in %.1f s (%s)", time.perf_counter() - started, where)
     return times
 
 
@@ -109,17 +115,32 @@ def times_path(loaded: LoadedModel, config: EngineConfig, captured: bool) -> Pat
     return cache_dir() / f"verifier-{_key(loaded, config, captured)}.json"
 
 
-def drafter_times(end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float) -> DrafterTimes | None:
+def drafter_times(
+    end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float, on_host: bool = False
+) -> DrafterTimes | None:
     """Waits for trees of one level and of all, through the channel; None when the drafter does not answer.
 
     Nothing may be running: rows of the channel are used that belong to no sequence.
+
+    Args:
+        on_host: measure the least, the middle and the largest batch, and take the others to lie between them.
     """
+    if on_host:
+        few = tuple(sorted({batch_sizes[0], batch_sizes[len(batch_sizes) // 2], batch_sizes[-1]}))
+        found = _drafter_times(end, few, timeout_s, _HOST_REPEATS)
+        return found and DrafterTimes(*(tuple(np.interp(batch_sizes, few, part).tolist()) for part in found))
+    return _drafter_times(end, batch_sizes, timeout_s, _REPEATS)
+
+
+def _drafter_times(
+    end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float, repeats: int
+) -> DrafterTimes | None:
     deepest = end.spec.max_path - 1
     bases, levels = [], []
     for num_reqs in batch_sizes:
         waits: list[float] = []
         for depth in sorted({1, deepest}):
-            times = [_draft_once(end, num_reqs, depth, timeout_s) for _ in range(1 + _REPEATS)]
+            times = [_draft_once(end, num_reqs, depth, timeout_s) for _ in range(1 + repeats)]
             if None in times:
                 return None
             waits.append(statistics.median(times[1:]))
@@ -161,22 +182,51 @@ def _measure_verifier(
     extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
     short = -(-(most + 1) // config.block_size)
     long = max(_long_width(config), short + 1)
-    shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
-    shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
+    more_tokens = (long - short) * config.block_size
 
     def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
         batch = dummy_decode_batch(cache, num_reqs, num_nodes, width)
         return lambda: model(batch)
 
-    if graphs is not None:
-        seconds = [replay_ms(forward(*shape), graphs, _REPEATS) / 1e3 for shape in shapes]
-    else:
-        seconds = _least_s([forward(*shape) for shape in shapes], loaded.device)
+    if graphs is None:
+        long_s = _least_s(forward(1, 1, long), loaded.device)
+        rows, seconds = _curve(forward, batch_sizes[-1], most + 1, short, loaded.device)
+        verify_s = tuple(tuple(_at(size * (1 + extra), rows, seconds) for extra in extra_nodes) for size in batch_sizes)
+        slope = max(long_s - seconds[0], 0.0) / more_tokens
+        return VerifierTimes(batch_sizes, extra_nodes, verify_s, tuple(slope * size for size in batch_sizes))
+    shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
+    shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
+    seconds = [replay_ms(forward(*shape), graphs, _REPEATS) / 1e3 for shape in shapes]
     width = len(extra_nodes)
     rows = [tuple(seconds[start * width : (start + 1) * width]) for start in range(len(batch_sizes))]
     added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
-    slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
-    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
+    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), tuple(seconds / more_tokens for seconds in added))
+
+
+def _curve(
+    forward: Callable[[int, int, int], Callable[[], object]],
+    most_reqs: int,
+    most_nodes: int,
+    width: int,
+    device: torch.device,
+) -> tuple[list[int], list[float]]:
+    """Rows of a few passes, ascending, and the seconds that each takes; two points at least where there are two."""
+    rows, seconds = [], []
+    count = 1
+    while count <= min(most_reqs * most_nodes, _MOST_ROWS):
+        if len(rows) > 1 and seconds[-1] * _CURVE_STEP > _LONG_PASS_S:
+            break
+        num_reqs = min(count, most_reqs)
+        rows.append(num_reqs * (count // num_reqs))
+        seconds.append(_least_s(forward(num_reqs, count // num_reqs, width), device))
+        count *= _CURVE_STEP
+    return rows, seconds
+
+
+def _at(count: int, rows: list[int], seconds: list[float]) -> float:
+    """Seconds of a pass of so many rows; beyond the curve each row adds what the last ones did."""
+    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
+    return float(np.interp(count, rows, seconds)) + max(slope, 0.0) * max(count - rows[-1], 0)
 
 
 def _long_width(config: EngineConfig) -> int:
@@ -184,18 +234,16 @@ def _long_width(config: EngineConfig) -> int:
     return min(config.max_blocks_per_seq // 2, _LONG_CONTEXT // config.block_size)
 
 
-def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[float]:
-    """Seconds of each pass: the least of a few, which lie apart so that one interruption does not meet them all."""
-    seconds = [float("inf")] * len(passes)
-    for number in range(1 + _REPEATS):
-        for index, run in enumerate(passes):
-            started = time.perf_counter()
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if number:
-                seconds[index] = min(seconds[index], time.perf_counter() - started)
-    return seconds
+def _least_s(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a pass: the least of a few behind a first one."""
+    seconds = []
+    for _ in range(1 + _HOST_REPEATS):
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 def levelled(verify_s: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:

@@ -91,7 +91,7 @@ class MeasuredSpeculation(Speculation):
         graphs = runner.graphs if loaded.device.type == "cuda" else None
         device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
         verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
-        drafter = drafter_times(end, verifier.batch_sizes, patience_s)
+        drafter = drafter_times(end, verifier.batch_sizes, patience_s, loaded.device.type == "cpu")
         if drafter is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None

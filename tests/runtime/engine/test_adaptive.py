@@ -31,6 +31,7 @@ from tests.runtime.scripted import (
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -320,6 +321,38 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, ke
     used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
     assert used == ((verify_s[0], verify_s[2], verify_s[2]),), "more nodes cannot take less: the middle was disturbed"
     assert any(tmp_path.iterdir()) == kept
+
+
+class SlowModel:
+    """A verifier whose passes take a set time: 10 ms and a share of each row, by a clock of its own."""
+
+    def __init__(self, row_s: float) -> None:
+        self.row_s, self.now, self.rows = row_s, 0.0, []
+
+    def __call__(self, batch):
+        self.rows.append(batch.token_ids.numel())
+        self.now += 0.01 + self.row_s * self.rows[-1]
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("row_s", "most"), [(1e-4, 256), (5e-3, 64), (2.0, 4)])
+def test_a_host_is_measured_at_a_few_sizes_and_the_slower_the_fewer(monkeypatch, tmp_path, row_s, most):
+    model = SlowModel(row_s)
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibration, "time", model)
+    ref = reference("llama")
+    config = engine_config(SHAPES["tree"], max_num_seqs=16)
+    cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
+    times = calibration.verifier_times(ref.loaded, model, cache, config)
+    assert max(model.rows) == most
+    assert len(model.rows) <= 6 * 3
+    # The whole grid lies on the line, beyond the largest pass too.
+    for size, row in zip(times.batch_sizes, times.verify_s, strict=True):
+        expected = [0.01 + row_s * size * (1 + extra) for extra in times.extra_nodes]
+        assert row == pytest.approx(expected, rel=1e-6)
+    assert times.context_s == pytest.approx([0.0] * len(times.batch_sizes), abs=1e-12)
 
 
 def test_no_pass_takes_longer_than_one_of_more_rows():
