@@ -71,11 +71,12 @@ class ChatMessage(Part):
         """Among its parts."""
         return [part for part in self.parts or () if isinstance(part, MediaContent)]
 
-    def as_template_input(self, in_parts: bool = False) -> dict[str, Any]:
+    def as_template_input(self, in_parts: bool = False, objects_alone: bool = False) -> dict[str, Any]:
         """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect.
 
         Args:
             in_parts: text is a list of one part, as templates of models with media read it.
+            objects_alone: arguments that are no object in JSON become an empty one; otherwise they are their text.
         """
         fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content", "parts"})
         if self.parts is not None:
@@ -83,7 +84,7 @@ class ChatMessage(Part):
         elif in_parts and self.content:
             fields["content"] = [{"type": "text", "text": self.content}]
         if self.tool_calls is not None:
-            fields["tool_calls"] = [_call_as_template_input(call) for call in self.tool_calls]
+            fields["tool_calls"] = [_call_as_template_input(call, objects_alone) for call in self.tool_calls]
         thoughts = self.reasoning_content or self.reasoning
         if thoughts is not None:
             fields["reasoning_content"] = fields["reasoning"] = thoughts
@@ -121,25 +122,16 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if fields.get("content") is None and (role == "assistant" or fields.get("tool_calls")):
         # It called something, thought, or was interrupted.
         fields["content"] = ""
-    _check_calls(fields.get("tool_calls"), path)
     return fields
 
 
-def _check_calls(calls: Any, path: str) -> None:
-    """Arguments must be an object in JSON: templates write them in their own form."""
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        arguments = function.get("arguments") if isinstance(function, Mapping) else None
-        if isinstance(arguments, str) and arguments and not isinstance(_object(arguments), dict):
-            raise invalid(f"{path}.tool_calls[{index}].function.arguments", "must be an object in JSON")
-
-
-def _object(text: str) -> Any:
-    """The JSON value; None where it is none, or none that a template could write."""
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The arguments of a call as an object; the text where it is no object in JSON, as of a call that was cut."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return text
+    return {} if value is None else value if isinstance(value, dict) else text
 
 
 def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
@@ -149,9 +141,10 @@ def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
     return {"type": "audio", "audio_url": ""} if part.type == AUDIO else {"type": part.type}
 
 
-def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
+def _call_as_template_input(call: ToolCall, objects_alone: bool) -> dict[str, Any]:
     fields = call.model_dump(exclude_none=True, exclude={"index"})
-    fields["function"]["arguments"] = json.loads(call.function.arguments)
+    arguments = _arguments(call.function.arguments)
+    fields["function"]["arguments"] = {} if objects_alone and isinstance(arguments, str) else arguments
     return fields
 
 
@@ -286,9 +279,9 @@ class ChatBody(GenerationBody):
         """Of all messages."""
         return [one for message in self.messages for one in message.media]
 
-    def template_messages(self, in_parts: bool = False) -> list[dict[str, Any]]:
-        """The messages as a chat template reads them; `in_parts` as for `ChatMessage.as_template_input`."""
-        return [message.as_template_input(in_parts) for message in self.messages]
+    def template_messages(self, in_parts: bool = False, objects_alone: bool = False) -> list[dict[str, Any]]:
+        """The messages as a chat template reads them; arguments as for `ChatMessage.as_template_input`."""
+        return [message.as_template_input(in_parts, objects_alone) for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
         """What else it reads."""

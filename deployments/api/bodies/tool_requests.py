@@ -1,5 +1,6 @@
 """Tools in a chat request: which there are, and which the model may or must call."""
 
+import json
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
@@ -49,15 +50,20 @@ class NamedTool(Part):
 
 
 class FunctionCall(Part):
-    """What was called, with which arguments as JSON."""
+    """What was called, with which arguments as JSON.
+
+    A model may have written arguments that are no JSON, or was cut in them: every text is taken, and every JSON value.
+    """
 
     name: str
-    arguments: str
+    arguments: str = "{}"
 
     @field_validator("arguments", mode="before")
     @classmethod
-    def _empty_is_no_arguments(cls, value: Any) -> Any:
-        return "{}" if value in (None, "") else value
+    def _as_text(cls, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return "{}"
+        return value if isinstance(value, str) else json.dumps(value)
 
 
 class ToolCall(Part):

@@ -1,6 +1,5 @@
 """Content blocks of Anthropic's messages as messages of a chat."""
 
-import json
 from typing import Any
 
 from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart
@@ -94,9 +93,7 @@ def _assistant_message(content: Any, path: str) -> dict[str, Any]:
             case "redacted_thinking":
                 continue
             case "tool_use":
-                if not isinstance(block.get("input"), dict):
-                    raise invalid(f"{where}.input", "must be an object")
-                function = {"name": _string(block, "name", where), "arguments": json.dumps(block["input"])}
+                function = {"name": _string(block, "name", where), "arguments": block.get("input")}
                 calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
             case kind:
                 raise _unsupported(kind, where)

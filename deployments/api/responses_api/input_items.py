@@ -80,7 +80,7 @@ class _Conversation:
             self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: dict[str, Any], path: str) -> None:
-        function = {"name": _string(item, "name", path), "arguments": _string(item, "arguments", path)}
+        function = {"name": _string(item, "name", path), "arguments": item.get("arguments")}
         call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
         self._open_answer().setdefault("tool_calls", []).append(call)
 

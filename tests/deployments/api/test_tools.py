@@ -68,7 +68,7 @@ class TestPrompt:
             ({"messages": [{**TOOL, "content": None}]}, "messages[0].content"),
             ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0]"),
             ({"messages": [{**ASSISTANT, "role": "user"}]}, "messages[0]"),
-            ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, None),
+            ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]}, None),
             ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "messages[0].tool_calls"),
         ],
     )
@@ -76,12 +76,6 @@ class TestPrompt:
         found, code = refusal(chat(ToolPool(), **fields))
         assert found == param or (param is None and found.startswith("messages[0].tool_calls[0].function"))
         assert code in ("invalid_value", "invalid_type", "missing_required_parameter")
-
-    def test_arguments_that_are_no_object_are_named(self):
-        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
-        param, _ = refusal(chat(ToolPool(), messages=[USER, {"role": "assistant", "tool_calls": [call]}]))
-        assert param == "messages[1].tool_calls[0].function.arguments"
-
 
 class TestChoice:
     @pytest.mark.parametrize(
