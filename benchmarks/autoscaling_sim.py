@@ -21,15 +21,15 @@ from ray.serve.config import AutoscalingConfig
 from report import RESULTS, Report, Table, machine_facts
 from simulated_fleet import DAY_S, NUM_SLOTS, START_S, SimulatedEngine, SimulatedRequest, day
 
-from wingbeat.cluster.autoscaling import DELAYS, desired_replicas
+from wingbeat.cluster.autoscaling import DELAYS, SteadyNeed, desired_replicas
 
 TICK_S = 1.0
 """And between two reports of the replicas."""
 LOOK_BACK_S = 30.0
 MAX_QUEUED = 256
 
-Policy = Callable[[list[SimulatedEngine], float], float]
-"""From the engines and the time to the replicas wanted."""
+Policy = Callable[[list[SimulatedEngine], int, float], float]
+"""From the engines, the target and the time to the replicas wanted."""
 
 
 class Way(NamedTuple):
@@ -62,7 +62,7 @@ def by_requests(target: float) -> Policy:
     """Serve's default: the mean over its look-back of the requests present, over a target of each replica."""
     seen: deque[float] = deque(maxlen=int(LOOK_BACK_S / TICK_S))
 
-    def policy(engines: list[SimulatedEngine], now: float) -> float:
+    def policy(engines: list[SimulatedEngine], current: int, now: float) -> float:
         seen.append(sum(engine.num_requests for engine in engines))
         return sum(seen) / len(seen) / target
 
@@ -71,7 +71,13 @@ def by_requests(target: float) -> Policy:
 
 def by_tokens(target_queue_s: float) -> Policy:
     """Wingbeat's."""
-    return lambda engines, now: desired_replicas([engine.load(now) for engine in engines], target_queue_s)
+    steady = SteadyNeed()
+
+    def policy(engines: list[SimulatedEngine], current: int, now: float) -> float:
+        need = desired_replicas([engine.load(now) for engine in engines], target_queue_s)
+        return steady.replicas(need, current, now, **DELAYS)
+
+    return policy
 
 
 def simulate(way: Way, requests: list[SimulatedRequest], day_s: float, most: int) -> Outcome:
@@ -96,7 +102,7 @@ def simulate(way: Way, requests: list[SimulatedRequest], day_s: float, most: int
         engines = [engine for engine in engines if not (engine.leaving and not engine.num_requests)]
         outcome.replica_s += TICK_S * len(engines)
         now += TICK_S
-        desired = math.ceil(way.policy(ready, now))
+        desired = math.ceil(way.policy(ready, target, now))
         wanted, state = _apply_delay_logic(desired, target, config, state, _now=now)
         wanted = max(1, min(most, wanted))
         outcome.num_changes += wanted != target
