@@ -164,7 +164,7 @@ runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer 
     runtime.round runtime.scheduling runtime.state runtime.verifier_errors
 runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.hugging_face runtime.kv runtime.media
     runtime.protocol runtime.refusals runtime.round runtime.scheduling runtime.state runtime.tensor_files
-    runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
+    runtime.tokenizer runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier_errors
 runtime.verifier_errors:
 """
 """Room: rooms it may import, below it all. The serving path imports neither training nor recordings; the two windows
