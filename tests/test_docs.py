@@ -28,7 +28,9 @@ def text_of(document: str) -> str:
     [
         (
             "models.md",
-            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%}, and",
+            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%}, or "
+            f"{trial.NOISE_FACTOR} x the difference between two ways of transformers to compute the row, at most "
+            f"{trial.LARGEST_TOLERANCE:.0%}.",
         ),
         ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
         (
