@@ -3,6 +3,7 @@
 What only the verifier needs is imported by `engine_of_pair`: a drafter's process starts seconds sooner without it.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
+from wingbeat.runtime.hugging_face import first_line, one_line
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import Backend
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+NGRAM = DrafterChoice("ngram", "ngram", "ngram")
 
 
 class PairSettings(NamedTuple):
@@ -105,12 +110,31 @@ class PairEngine(NamedTuple):
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
     """Load the drafter; None where everything is decoded plainly.
 
+    Modules of the verifier's own checkpoint that nobody has asked for, and that cannot be loaded, end no start: prompt
+    lookup takes their place.
+
     Args:
         lender: of weights of the verifier that lie on the device already, in place of copies.
 
     Raises:
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
     """
+    if not settings.drafter.automatic:
+        return _drafter(settings, device, lender)
+    try:
+        with one_line("the modules"):
+            return _drafter(settings, device, lender)
+    except (ValueError, OSError) as error:
+        logger.warning(
+            "drafter is auto, and MTP modules of %s cannot be loaded (%s): ngram drafts in their place; give a drafter "
+            "to choose another one",
+            settings.model,
+            first_line(error),
+        )
+        return _drafter(settings._replace(drafter=NGRAM), device, lender)
+
+
+def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender | None) -> Drafter | None:
     if settings.engine_dir is not None and settings.drafter.has_weights:
         from wingbeat.runtime.tensorrt.open_drafter import open_drafter
 
@@ -165,9 +189,8 @@ def engine_of_pair(
         if settings.engine_dir is None:  # an engine was read when it was exported
             choice = choose_convention(drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
-            check = partial(
-                check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
-            )
+            allow_bad = settings.allow_bad_drafter or drafter.automatic
+            check = partial(check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=allow_bad)
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
     _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)

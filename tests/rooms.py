@@ -124,7 +124,7 @@ runtime.memory_promises: runtime.file_lock
 runtime.metrics:
 runtime.own_template:
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
-    runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
+    runtime.hugging_face runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
     runtime.verifier.layers runtime.verifier.loading
 runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
     runtime.scheduling runtime.state runtime.verifier.layers

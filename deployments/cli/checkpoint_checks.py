@@ -65,7 +65,7 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
         check_divisible(file, loaded, config.tensor_parallel_size)
     check_positions(config, file.name, getattr(text, "max_position_embeddings", None))
     choice, taps_size = config.choice(), 0
-    if drafter_is_ours(config, choice, here):
+    if drafter_is_ours(config, choice, here) and not choice.automatic:
         with one_line(file.name), quiet():
             target = TargetDescription.from_checkpoint(file.folder)
         with one_line(f"drafter {config.drafter}"):

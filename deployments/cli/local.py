@@ -47,7 +47,7 @@ class LocalConfig(ModelOptions):
         """Of `wingbeat.runtime.llm.LLM`, but for its channel."""
         return {
             "model": self.model_dir(),
-            "drafter": self.choice().source,
+            "drafter": self.choice().asked,
             "engine_config": self.engine_config(max_num_seqs),
             "dtype": self.dtype,
             "device": self.resolved_device(),

@@ -28,6 +28,13 @@ class DrafterChoice(NamedTuple):
     """What `wingbeat.runtime.drafters.registry.load_drafter` takes."""
     label: str
     """One word for people to read."""
+    automatic: bool = False
+    """Whether nobody has named it, so that another drafter takes its place where it cannot be loaded."""
+
+    @property
+    def asked(self) -> str | Path:
+        """As `parse_drafter` takes it, beside the model's folder."""
+        return "auto" if self.automatic else self.source
 
     @property
     def drafts(self) -> bool:
@@ -67,7 +74,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     if text == "auto":
         if model is None:
             return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
-        text = "mtp" if holds_mtp(checkpoint_folder(model)) else "ngram"
+        if holds_mtp(checkpoint_folder(model)):
+            return DrafterChoice("mtp", "mtp", "mtp", automatic=True)
+        text = "ngram"
     if text in NAMES:
         return DrafterChoice(text, text, text)
     # As a path, ./org/name is org/name, which may be of the hub.

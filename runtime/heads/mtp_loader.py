@@ -6,6 +6,7 @@ and mis-shaped tensors are errors.
 
 import logging
 import re
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -14,7 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.mtp_modules import MtpModule, MtpModules
-from wingbeat.runtime.heads.mtp_names import count_modules, names_of_module, why_none
+from wingbeat.runtime.heads.mtp_names import count_modules, name_in_module, prefix_of_module, why_none
+from wingbeat.runtime.heads.quantised import plain_tensors
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hugging_face import build_model
 
@@ -38,7 +40,7 @@ def load_mtp_modules(
 
     Raises:
         CheckpointError: there are none, or more than `MOST_MODULES`, or a tensor is missing, unexpected, mis-shaped or
-            quantised.
+            quantised in a way that heads are not read in.
         UnsupportedModelError: their attention cannot be run over a paged cache.
     """
     count = num_mtp_modules(target)
@@ -48,7 +50,7 @@ def load_mtp_modules(
         raise CheckpointError(f"{target.path} has {count} MTP modules: {MOST_MODULES} at most are supported")
     skeleton = _skeleton(target.config)
     _check_layer_kinds(target.config, count)
-    found = [_module_tensors(target, index) for index in range(count)]
+    found = [_module_tensors(target, index, dtype) for index in range(count)]
     embedding, head = target.embedding(), target.lm_head()
     with torch.device("meta"):
         modules = MtpModules(skeleton, count)
@@ -89,18 +91,34 @@ def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
             raise CheckpointError(f"{own}={list(stated)} is not supported: the verifier's last layer is {last!r}")
 
 
-def _module_tensors(target: TargetDescription, index: int) -> dict[str, Tensor]:
+def _module_tensors(target: TargetDescription, index: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors of a module, by the names of `MtpModule`; experts side by side as transformers holds them."""
     files = target.tensor_files
-    canonical = names_of_module(files, target.num_layers + index)
+    prefix = prefix_of_module(files, target.num_layers + index)
+    parts: dict[str, dict[str, Path]] = {}
+    for name, file in files.items():
+        if name.startswith(prefix) and not name.endswith("rotary_emb.inv_freq"):
+            parts.setdefault(name.rpartition(".")[0], {})[name] = file
     found: dict[str, Tensor] = {}
-    for file in {files[name] for name in canonical}:
-        with safe_open(file, framework="pt") as tensors:
-            found |= {new: tensors.get_tensor(name) for name, new in canonical.items() if files[name] == file}
-    quantised = sorted(name for name, tensor in found.items() if "scale" in name or tensor.element_size() == 1)
-    if quantised:
-        raise CheckpointError(f"MTP module {index} is quantised ({quantised[0]}): only plain weights can be read")
-    return _stack_experts({k: v for k, v in found.items() if not k.endswith("rotary_emb.inv_freq")})
+    for names in parts.values():
+        found |= {name_in_module(name, prefix): weight for name, weight in _plain(target, names, dtype).items()}
+    packed = sorted(name for name, tensor in found.items() if tensor.element_size() == 1 or "scale" in name)
+    if packed:
+        raise CheckpointError(f"MTP module {index} is quantised in a way that is not read ({packed[0]})")
+    return _stack_experts(found)
+
+
+def _plain(target: TargetDescription, files: dict[str, Path], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of one layer by their names, a weight that was quantised as one of `dtype`.
+
+    Layer by layer: all experts of a large model's module in float32 would be twice what is kept of them.
+    """
+    tensors = {}
+    for name, file in files.items():
+        with safe_open(file, framework="pt") as opened:
+            tensors[name] = opened.get_tensor(name)
+    plain = plain_tensors(target.quantization, tensors)
+    return {name: tensor if tensors.get(name) is tensor else tensor.to(dtype) for name, tensor in plain.items()}
 
 
 def _stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

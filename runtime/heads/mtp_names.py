@@ -23,7 +23,7 @@ _QWEN = {
     "mtp.fc.weight": "eh_proj.weight",
     "mtp.norm.weight": "norm.weight",
 }
-_QWEN_LAYER = "mtp.layers.0."
+_QWEN_PREFIX, _QWEN_LAYER = "mtp.", "mtp.layers.0."
 _QWEN_JOINT = "mtp.fc.weight"
 _OTHER_FAMILIES = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 
@@ -36,10 +36,10 @@ def count_modules(names: Collection[str], num_layers: int) -> int:
     Args:
         names: of the tensors of a verifier of `num_layers` layers.
     """
-    if _QWEN_JOINT in names:
+    if _is_among(names, _QWEN_JOINT):
         return 1
     count = 0
-    while _joint(num_layers + count) in names:
+    while _is_among(names, _joint(num_layers + count)):
         count += 1
     return count
 
@@ -55,17 +55,27 @@ def why_none(names: Collection[str], num_layers: int) -> str:
     return f"has no MTP module: {_joint(num_layers)} is not among its tensors"
 
 
-def names_of_module(names: Collection[str], layer: int) -> dict[str, str]:
-    """A module's tensors by their names in the checkpoint -> their names in `MtpModule`.
+def prefix_of_module(names: Collection[str], layer: int) -> str:
+    """How the names of a module's tensors begin.
 
     Args:
         layer: number of the module's layer, counted on behind the verifier's own.
     """
-    if _QWEN_JOINT in names:
-        return {name: _qwen_name(name) for name in names if name.startswith("mtp.")}
-    prefix = f"model.layers.{layer}."
-    inside = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-    return {name: _DEEPSEEK.get(short, f"block.{short}") for name, short in inside.items()}
+    return _QWEN_PREFIX if _is_among(names, _QWEN_JOINT) else f"model.layers.{layer}."
+
+
+def name_in_module(name: str, prefix: str) -> str:
+    """A plain tensor's name in `MtpModule`, of the name that it has in the checkpoint."""
+    if prefix == _QWEN_PREFIX:
+        return _qwen_name(name)
+    short = name.removeprefix(prefix)
+    return _DEEPSEEK.get(short, f"block.{short}")
+
+
+def _is_among(names: Collection[str], joint: str) -> bool:
+    """Whether a weight is there, plain or packed into fewer bits."""
+    layer = joint.removesuffix(".weight")
+    return joint in names or f"{layer}.qweight" in names or f"{layer}.weight_packed" in names
 
 
 def _joint(layer: int) -> str:

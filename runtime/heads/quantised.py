@@ -71,7 +71,7 @@ def plain_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict
         for suffix in (_SCALE, _INVERSE):
             layer = name.removesuffix(suffix)
             if layer != name and f"{layer}{_PACKED}" not in tensors:
-                plain[f"{layer}.weight"] = _scaled(layer, tensors, tensors[name])
+                plain[f"{layer}.weight"] = _scaled(layer, tensors, tensors[name], _block(settings))
     return plain
 
 
@@ -117,7 +117,16 @@ def _is_part(name: str, settings: Mapping[str, Any]) -> bool:
     return integers or name.endswith(_PARTS) or _OF_ACTIVATIONS.search(name) is not None
 
 
-def _scaled(layer: str, tensors: Mapping[str, Tensor], scale: Tensor) -> Tensor:
+def _block(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Rows and columns that share a scale; None where the config says nothing."""
+    groups = object_field(settings, "config_groups").values()
+    stated = [object_field(group, "weights").get("block_structure") for group in groups if isinstance(group, Mapping)]
+    given = settings.get("weight_block_size") or next(iter(stated), None)
+    sizes = isinstance(given, list) and len(given) == 2 and all(isinstance(size, int) and size > 0 for size in given)
+    return tuple(given) if sizes else None
+
+
+def _scaled(layer: str, tensors: Mapping[str, Tensor], scale: Tensor, block: tuple[int, ...] | None) -> Tensor:
     """[out, in] of eight bits each, times a scale of all, of each row, of parts of each row, or of squares."""
     weight = tensors.get(f"{layer}.weight")
     if weight is None:
@@ -126,11 +135,15 @@ def _scaled(layer: str, tensors: Mapping[str, Tensor], scale: Tensor) -> Tensor:
         raise UnsupportedCheckpointError(f"tensor {layer}.weight_zero_point: weights of eight bits have none here")
     if scale.ndim == 1 and len(scale) > 1:
         scale = scale[:, None]
-    return weight.float() * _spread(layer, scale.float(), weight.shape)
+    return weight.float() * _spread(layer, scale.float(), weight.shape, block)
 
 
-def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Scales [a, b] -> [out, in], each for as many rows and columns as fit; the last block may be cut off."""
+def _spread(layer: str, scale: Tensor, shape: tuple[int, ...], block: tuple[int, ...] | None = None) -> Tensor:
+    """Scales [a, b] -> [out, in], each for as many rows and columns as fit; the last block may be cut off.
+
+    Args:
+        block: as `_block`; taken where there are as many scales as such blocks.
+    """
     if scale.numel() == 1:
         return scale.reshape(1, 1)
     if scale.ndim != 2 or len(shape) != 2 or any(part > whole for part, whole in zip(scale.shape, shape, strict=True)):
@@ -140,6 +153,8 @@ def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         width = -(-whole // scale.shape[dim])
         if whole % scale.shape[dim]:
             width = 1 << (width - 1).bit_length()
+        if block is not None and -(-whole // block[dim]) == scale.shape[dim]:
+            width = block[dim]
         if -(-whole // width) != scale.shape[dim]:
             raise CheckpointError(f"the scales {list(scale.shape)} of {layer}.weight do not fit its {list(shape)}")
         scale = scale.repeat_interleave(width, dim).narrow(dim, 0, whole)

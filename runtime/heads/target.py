@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.tensor_files import tensor_files
+from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -54,6 +55,13 @@ class TargetDescription:
     def config(self) -> PretrainedConfig:
         """The text model's configuration."""
         return read_config(self.path).get_text_config()
+
+    @cached_property
+    def quantization(self) -> dict[str, Any]:
+        """How the weights are quantised, as config.json has it for a head; empty where they are not."""
+        fields = read_fields(self.path / "config.json")
+        found = fields.get("quantization_config") or text_fields(fields).get("quantization_config")
+        return {} if found is None else {"quantization_config": found}
 
     @cached_property
     def tensor_files(self) -> dict[str, Path]:

@@ -43,6 +43,8 @@ _ALIASES = (
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^encoder\.fc\."), "fc."),
     (re.compile(r"^encoder\.output_norm_enc\."), "hidden_norm."),
+    # A parameter that a trainer holds as an embedding.
+    (re.compile(r"(_codebook|mask_embedding|attention_sink_bias)\.weight$"), r"\1"),
     (re.compile(r"^(markov_w[12]|gate_proj|joint_proj)\."), r"markov_head.\1."),
 )
 _IN_ATTENTION = ("q_proj", "o_proj", "q_norm")

@@ -46,6 +46,16 @@ def test_the_names_of_every_tool_are_read(tmp_path, tool):
     same(drafted(load(tmp_path / "other", raw, others[tool])), expected)
 
 
+def test_parameters_that_a_trainer_held_as_embeddings_are_read(tmp_path):
+    raw = raw_config("dflash2", TAPS, 1)
+    tensors = random_tensors(raw)
+    expected = drafted(load(tmp_path / "plain", raw, tensors))
+    books = [(f"candidate_selector.{kind}_codebook",) * 2 for kind in ("predecessor", "successor")]
+    other = renamed(tensors, *((old, f"{new}.weight") for old, new in books))
+    assert other.keys() != tensors.keys()
+    same(drafted(load(tmp_path / "other", raw, other)), expected)
+
+
 def test_what_the_file_leaves_out_is_the_verifiers(tmp_path):
     raw = raw_config("dflash", TAPS, 1)
     tensors = random_tensors(raw)
