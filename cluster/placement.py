@@ -11,7 +11,8 @@ Ray itself is imported only where it is called: a configuration is checked witho
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 DRAFTER_BUNDLE = 1
@@ -181,6 +182,58 @@ def check_node_gpus(
         raise ValueError(f"{shares}: a pair needs {needed} GPU(s) of one node, Ray sees {largest:g} on the largest")
 
 
+class Group(NamedTuple):
+    """Actors that are placed together, and how many such groups there are at the least."""
+
+    name: str
+    """Of one, for people."""
+    bundles: Sequence[Mapping[str, float]]
+    num: int = 1
+    one_node: bool = True
+    """Whether one node has to hold all bundles."""
+
+
+def check_room(groups: Sequence[Group], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Refuse groups that the nodes cannot hold, alone or together, which Ray would wait for without end.
+
+    Args:
+        nodes: all resources of each live node, whoever uses them now.
+
+    Raises:
+        ValueError: names the group, the resource, and how much of the resource there is.
+    """
+    wanted: Counter[str] = Counter()
+    for group in groups:
+        whole = Counter[str]()
+        for bundle in group.bundles:
+            whole.update(bundle)
+        for parts in [whole] if group.one_node else map(Counter, group.bundles):
+            if not any(_holds(node, parts) for node in nodes):
+                name, amount = _scarcest(parts, nodes)
+                most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+                raise ValueError(f"{group.name} takes {amount:g} {name} of one node: Ray sees {most:g} on the largest")
+        for name, amount in whole.items():
+            wanted[name] += amount * group.num
+    there: Counter[str] = Counter()
+    for node in nodes:
+        there.update(node)
+    if not _holds(there, wanted):
+        name, amount = _scarcest(wanted, [there])
+        takers = ", ".join(f"{group.num} x {group.name}" for group in groups if any(name in b for b in group.bundles))
+        raise ValueError(f"{takers}: together they take {amount:g} {name}, Ray sees {there[name]:g} in all nodes")
+
+
+def _holds(node: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
+    return all(amount <= node.get(name, 0.0) + ROUNDING for name, amount in wanted.items())
+
+
+def _scarcest(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> tuple[str, float]:
+    """The resource of which most is missing, and how much of it is wanted."""
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
+    name = max(wanted, key=lambda name: (wanted[name] - most[name]) / wanted[name])
+    return name, wanted[name]
+
+
 def choose_channel(requested: str, verifier_device: str, drafter_device: str, one_node: bool = True) -> ChannelKind:
     """Kind of channel for a pair.
 
@@ -254,3 +307,10 @@ def node_gpus() -> list[float]:
     import ray
 
     return [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
+
+
+def node_resources() -> list[dict[str, float]]:
+    """All resources of each live node of the Ray cluster this process is connected to."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

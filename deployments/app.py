@@ -20,6 +20,7 @@ from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.gpu_shares import shares_here, shares_in_cluster
 from wingbeat.deployments.options.problems import SettingsError, first_problem
+from wingbeat.deployments.ray_cluster import PROXY_ENV
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import END_S, Router
@@ -32,6 +33,7 @@ UNLIMITED = 100_000
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    **PROXY_ENV,
 }
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per

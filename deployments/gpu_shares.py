@@ -6,8 +6,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from wingbeat.cluster.gpus import Gpu, gpus_here, gpus_of_cluster
-from wingbeat.cluster.placement import check_node_gpus, node_gpus
-from wingbeat.deployments.app_config import AppConfig
+from wingbeat.cluster.placement import Group, check_node_gpus, check_room, node_gpus, node_resources, pair_bundles
+from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.options.problems import SettingsError, first_problem
 
 WITH_DRAFTER, BESIDE = 0.7, 0.3
@@ -48,17 +48,40 @@ def _of_each(config: AppConfig, nodes: Callable[[], Sequence[Sequence[Gpu]]]) ->
 
 
 def check_in_cluster(config: AppConfig) -> None:
-    """Refuse a pair that no node there is now can hold, which Ray would wait for without end.
+    """Refuse what the nodes there are now cannot hold, which Ray would wait for without end.
 
     Raises:
-        ValueError: names both shares and the largest node.
+        ValueError: names the resource, what takes it, what there is, and the settings to change.
     """
-    for one in config.served():
+    served = config.served()
+    for one in served:
         if one.resolved_device() != "cuda":
             continue
         drafter = one.drafter_share() if one.has_own_drafter() else None
         one_node, ranks = not one.may_span_nodes(), one.tensor_parallel_size
         check_node_gpus(one.verifier_share(), drafter, node_gpus(), one_node=one_node, num_ranks=ranks)
+    routers = max(config.num_router_replicas, (config.router_autoscaling_config or {}).get("min_replicas", 1))
+    groups = [Group("a router", [{"CPU": CPUS_OF_ROUTER}], routers)]
+    for one in served:
+        groups += _groups(one)
+    try:
+        check_room(groups, node_resources())
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; lower num_replicas or num_cpus_per_verifier, change drafter_resources, or give Ray more (of its "
+            "own CPUs: `ray start --head --num-cpus N`)"
+        ) from None
+
+
+def _groups(config: AppConfig) -> list[Group]:
+    """A model's verifiers, each with its drafter, and its shared drafters."""
+    own = config.drafter_share() if config.has_own_drafter() else None
+    whose = "a verifier" if own is None else "a verifier with its drafter"
+    bundles = pair_bundles(config.verifier_share(), own, config.tensor_parallel_size)
+    groups = [Group(whose, bundles, _num_pairs(config), not config.may_span_nodes())]
+    if config.shares_drafters():
+        groups.append(Group("a shared drafter", [config.drafter_share().bundle()], config.drafters.num))
+    return groups
 
 
 def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:

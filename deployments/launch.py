@@ -4,8 +4,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ray
 from ray import serve
@@ -19,11 +20,13 @@ from ray.serve.schema import ApplicationStatus
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.process_tree import descendants, end
+from wingbeat.deployments import ray_cluster
 from wingbeat.deployments.app import ROUTER, build_at, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door
 from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
+from wingbeat.deployments.placement_watch import PlacementWatch
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
@@ -38,6 +41,7 @@ RAY_ENV = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
     # Serve ends a proxy that is not ready after three times as long, and a busy machine takes longer than 15 s.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+    **ray_cluster.PROXY_ENV,
 }
 """For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
 a proxy that is merely slow keeps its 10 s per check."""
@@ -131,11 +135,13 @@ class ServedApplication:
         self._deployed = True
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
+        watch = PlacementWatch(_deployments, self._say, lambda: serve.delete(APP_NAME, _blocking=False))
         try:
             door = None if self._door is None else self._door.key
-            serve.run(build_at(self._config, door), name=APP_NAME)
+            with watch:
+                serve.run(build_at(self._config, door), name=APP_NAME)
         except (RuntimeError, RayServeException) as error:
-            raise StartError(_cause() or root_cause(error)) from None
+            raise StartError(watch.problem or _cause() or root_cause(error)) from None
         self._serving = True
         if self._start_up is not None:
             self._say_ready(self._start_up)
@@ -208,6 +214,10 @@ class ServedApplication:
         # Ray's exit hooks would look for the processes that are gone.
         os._exit(code)
 
+    def _say(self, text: str) -> None:
+        if self._start_up is not None:
+            self._start_up.event(text)
+
     def _lose_head(self) -> None:
         # What was below the raylet is nobody's child any more: the watchdog finds it once this process is gone.
         print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
@@ -239,12 +249,9 @@ class ServedApplication:
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            # Ray's dashboard takes time, memory and a port; who wants it starts a cluster with it, and serves there.
-            ray.init(address=self._address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
-        except SystemExit:  # by the handler that it installs for as long as it runs
-            raise KeyboardInterrupt from None
-        except Exception as error:  # Ray raises nothing narrower where a node does not come up
-            raise StartError(f"Ray cannot start or be reached: {root_cause(error)}") from error
+            ray_cluster.connect(self._address, self._say)
+        except ray_cluster.ClusterError as error:
+            raise StartError(str(error)) from None
         finally:
             if self._signals is not None:
                 self._signals.install()
@@ -312,9 +319,14 @@ def _speak_for_ray(start_up: StartUp) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
+def _deployments() -> Mapping[str, Any]:
+    """Those of the application by name, as Serve sees them."""
+    application = serve.status().applications.get(APP_NAME)
+    return {} if application is None else application.deployments
+
+
 def _cause() -> str | None:
     """What the first failed deployment says about itself."""
-    application = serve.status().applications.get(APP_NAME)
-    deployments = [] if application is None else application.deployments.values()
+    deployments = _deployments().values()
     failed = [deployment.message for deployment in deployments if deployment.status.value == "DEPLOY_FAILED"]
     return root_cause(failed[0]) if failed else None

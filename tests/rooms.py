@@ -23,7 +23,8 @@ deployments.api: deployments.fleet deployments.host_names deployments.limits dep
     deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
     runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
-    deployments.gpu_shares deployments.options deployments.replica deployments.router deployments.surface
+    deployments.gpu_shares deployments.options deployments.ray_cluster deployments.replica deployments.router
+    deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
@@ -43,8 +44,8 @@ deployments.head_watch: cluster.channels
 deployments.host_names:
 deployments.http_server:
 deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
-    deployments.gpu_shares deployments.head_watch deployments.replica deployments.start_up deployments.stop_signals
-    deployments.watchdog
+    deployments.gpu_shares deployments.head_watch deployments.placement_watch deployments.ray_cluster
+    deployments.replica deployments.start_up deployments.stop_signals deployments.watchdog
 deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
 deployments.log: deployments.request_context
@@ -59,6 +60,8 @@ deployments.options: deployments.host_names deployments.limits runtime.config ru
     runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
+deployments.placement_watch:
+deployments.ray_cluster: cluster.process_tree deployments.replica
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config

@@ -2,6 +2,7 @@
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Annotated, Any
 
@@ -48,12 +49,18 @@ def call_server(
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_s) as answer:
+        with urllib.request.build_opener(_NoRedirects, *_proxies(url)).open(request, timeout=timeout_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise UserError(_message(error)) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+
+
+def _proxies(url: str) -> list[urllib.request.ProxyHandler]:
+    """Those of the environment, but for a server of this machine, which no proxy reaches."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    return [urllib.request.ProxyHandler({})] if host in ("localhost", "::1") or host.startswith("127.") else []
 
 
 def _message(error: urllib.error.HTTPError) -> str:

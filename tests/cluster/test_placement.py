@@ -4,9 +4,11 @@ import pytest
 
 from wingbeat.cluster.placement import (
     NO_NARROWING,
+    Group,
     Share,
     check_gpu_amount,
     check_node_gpus,
+    check_room,
     choose_channel,
     gpus_of_pair,
     own_devices_first,
@@ -115,3 +117,29 @@ def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
     ]
     assert Share(0.0).bundle() == {"CPU": 0.001}
     assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}
+
+
+PAIR = [{"CPU": 0.5}, {"CPU": 0.3}]
+NODES = [{"CPU": 2.0}, {"CPU": 1.0, "cheap_gpu": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        (Group("a pair", [{"CPU": 2.0}, {"CPU": 0.3}]), "a pair takes 2.3 CPU of one node: Ray sees 2 on the largest"),
+        (Group("a pair", [{"CPU": 0.5}, {"CPU": 0.3, "dear": 1.0}]), "a pair takes 1 dear of one node: Ray sees 0"),
+        (Group("a pair", [{"CPU": 3.0}, {"CPU": 0.3}], one_node=False), "takes 3 CPU of one node: Ray sees 2"),
+        (Group("a pair", PAIR, num=4), "4 x a pair: together they take 3.2 CPU, Ray sees 3 in all nodes"),
+        (Group("a drafter", [{"CPU": 0.1, "cheap_gpu": 1.0}], num=2), "they take 2 cheap_gpu, Ray sees 1"),
+    ],
+)
+def test_what_the_nodes_cannot_hold_is_refused_by_the_resource(group: Group, says: str):
+    with pytest.raises(ValueError, match=says):
+        check_room([group], NODES)
+
+
+def test_groups_that_the_nodes_hold_alone_and_together_are_taken():
+    apart = Group("a pair", [{"CPU": 1.5}, {"CPU": 0.3, "cheap_gpu": 1.0}], one_node=False)
+    check_room([apart, Group("a router", [{"CPU": 0.1}]), Group("a pair", PAIR)], NODES)
+    with pytest.raises(ValueError, match=r"1 x a pair, 2 x a router: together they take 3\.8 CPU"):
+        check_room([apart, Group("a router", [{"CPU": 1.0}], num=2)], NODES)

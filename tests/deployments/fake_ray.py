@@ -43,6 +43,8 @@ class FakeRay:
         )
         self.gpus: list[list[Gpu]] = [[]]
         """Of each node."""
+        self.nodes: list[dict[str, float]] = [{"CPU": 8.0, "GPU": 8.0, "node:__internal_head__": 1.0}]
+        """All resources of each."""
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
     def note(self, call: str) -> None:

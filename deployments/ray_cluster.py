@@ -1,0 +1,119 @@
+"""The Ray that an application runs on: a running cluster that answers, or one that this process starts."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import grpc
+import ray
+from ray._private import services
+
+from wingbeat.cluster.process_tree import descendants, end
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
+
+JOIN_S = 5.0
+"""For a cluster to answer, before Ray itself would wait for minutes."""
+LOCAL = "local"
+"""Ray's name for a cluster of this process's own."""
+PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
+"""Serve calls replicas by gRPC at their nodes' addresses, which no proxy of the environment (http_proxy) can reach;
+downloads from the hub keep the proxy."""
+PROCESS_GRACE_S = 5.0
+"""For the processes of a Ray that has not come up to end by themselves."""
+ADVICE = (
+    "the machine may be too busy, or its memory used up: end other work, or start Ray apart by `ray start --head`, and "
+    "try again"
+)
+_HEALTH = "/grpc.health.v1.Health/Check"
+
+
+class ClusterError(RuntimeError):
+    """There is no Ray to run on; one line that says what to change."""
+
+
+def connect(address: str | None, say: Callable[[str], None]) -> None:
+    """Join the cluster at an address, or start one; a start that fails is tried a second time.
+
+    Args:
+        address: as of `address_to_join`.
+        say: shows one line.
+
+    Raises:
+        ClusterError: no cluster answers, or Ray does not come up.
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    found = address_to_join(address)
+    why = _why_down(LOCAL if found == LOCAL else address)
+    if why is None:
+        return
+    if found != LOCAL:
+        raise ClusterError(f"the Ray cluster at {found} cannot be joined: {why}")
+    # Ray gives each of its processes a minute, which is short where others have the processors.
+    say(f"starting Ray once more: {why}")
+    end(descendants(os.getpid()), PROCESS_GRACE_S)
+    why = _why_down(LOCAL)
+    if why is not None:
+        raise ClusterError(f"Ray cannot start, in two attempts: {why}; {ADVICE}")
+
+
+def _why_down(address: str | None) -> str | None:
+    """Why Ray does not come up, in one line; None where it does."""
+    try:
+        # Ray's dashboard takes time, memory and a port; who wants it starts a cluster with it, and serves there.
+        ray.init(address=address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
+    except SystemExit:  # by the handler that it installs for as long as it runs
+        raise KeyboardInterrupt from None
+    except Exception as error:  # Ray raises nothing narrower where a node does not come up
+        ray.shutdown()
+        return root_cause(error)
+    return None
+
+
+def address_to_join(address: str | None) -> str:
+    """Address of the running cluster that Ray would join, or `local` where it would start its own.
+
+    Args:
+        address: HOST:PORT, `auto`, or None for what RAY_ADDRESS says, and else whatever `ray start` has started here.
+
+    Raises:
+        ClusterError: none answers at the address.
+    """
+    named = address or os.environ.get("RAY_ADDRESS")
+    source = f"--address {address}" if address else f"RAY_ADDRESS={named}"
+    if named == LOCAL:
+        return LOCAL
+    try:
+        found = services.canonicalize_bootstrap_address(named)
+    except (ConnectionError, ValueError, OSError) as error:
+        raise ClusterError(f"{source}: no Ray cluster is there ({error}); {_remedy(address)}") from None
+    if found is None:
+        return LOCAL
+    why = _why_silent(found)
+    if why is None:
+        return found
+    if named is None:
+        return LOCAL  # the file that `ray start` leaves behind a cluster that was killed
+    raise ClusterError(f"{source}: no Ray cluster answers at {found} ({why}); {_remedy(address)}")
+
+
+def _remedy(address: str | None) -> str:
+    return f"start one by `ray start --head`, or {'leave --address away' if address else 'unset RAY_ADDRESS'}"
+
+
+def _why_silent(address: str) -> str | None:
+    """Why no cluster's head answers; None where one does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), JOIN_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return None
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_HEALTH)(b"", timeout=JOIN_S)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return "what listens there is no head of a Ray cluster"
+    return None
