@@ -41,7 +41,7 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
     calls, functions = body.calls, _functions(body)
     form, answer = _form_of_calls(parsers, body, prompt)
     if form is not None and grammar is not None:
-        raise invalid("tool_choice", "contradicts 'response_format' or 'structured_outputs': both shape the answer")
+        form, grammar = _form_beside_calls(parsers, body, prompt, form, grammar), None
     if grammar is not None and parsers.thoughts_format(prompt) is not None:
         form = parsers.behind_thoughts(prompt, _form_of_grammar(grammar))
     if form is not None:
@@ -55,6 +55,23 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
         return Filtered(parser, reasoning=keeps_reasoning, parallel_calls=keeps_calls)
 
     return Reading(new, grammar)
+
+
+def _form_beside_calls(parsers: Parsers, body: ChatBody, prompt: str, calls: Format, grammar: GrammarSpec) -> Format:
+    """The form of an answer whose calls have one, and whose text has a response format.
+
+    Calls that are forced are the whole answer, so that there is no text to have a format.
+
+    Raises:
+        ApiError: 'structured_outputs' shapes the whole answer, and so do the calls.
+    """
+    if body.structured_outputs is not None:
+        raise invalid("tool_choice", "contradicts 'structured_outputs': both shape the answer")
+    if body.calls != "auto":
+        return calls
+    several = body.parallel_tool_calls is not False
+    alone = parsers.calls_format(_strict_functions(body), several, required=True, prompt=prompt)
+    return one_of(alone, parsers.behind_thoughts(prompt, _form_of_grammar(grammar)))
 
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
@@ -88,15 +105,19 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
     tools = body.tools or []
     if not any(tool.function.strict for tool in tools):
         return None
-    functions = [
-        Function(tool.function.name, tool.function.schema_of_arguments() if tool.function.strict else ANY_OBJECT)
-        for tool in tools
-    ]
     several = body.parallel_tool_calls is not False
-    form = parsers.calls_format(functions, several, required=False, prompt=prompt)
+    form = parsers.calls_format(_strict_functions(body), several, required=False, prompt=prompt)
     if form is None:
         _pass_over_strict(body)
     return form
+
+
+def _strict_functions(body: ChatBody) -> list[Function]:
+    """The functions, of which those that are not strict take any object."""
+    return [
+        Function(tool.function.name, tool.function.schema_of_arguments() if tool.function.strict else ANY_OBJECT)
+        for tool in body.tools or ()
+    ]
 
 
 def _pass_over_strict(body: ChatBody) -> None:

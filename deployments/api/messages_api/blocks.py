@@ -1,5 +1,6 @@
 """Content blocks of Anthropic's messages as messages of a chat."""
 
+import re
 from typing import Any
 
 from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart
@@ -9,6 +10,9 @@ from wingbeat.deployments.media.source import MediaSource
 from wingbeat.runtime.scheduling.media import IMAGE
 
 _MESSAGE = frozenset(("role", "content"))
+_BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNORECASE)
+"""Lines that Claude Code writes before its system prompt, for the service that bills it. They differ from request to
+request, so that no prompt would begin by the prompt of the turn before, and mean nothing to a model."""
 _BLOCKS = {
     "text": frozenset(("type", "text")),
     "image": frozenset(("type", "source")),
@@ -26,9 +30,7 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
     Raises:
         ApiError: 400 naming the block that is malformed or not served.
     """
-    converted = []
-    if system:
-        converted.append({"role": "system", "content": _text(system, "system")})
+    converted = _system_messages(system or "", "system")
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if not isinstance(message, dict):
@@ -39,9 +41,18 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
                 converted += _user_messages(message.get("content"), f"{path}.content")
             case "assistant":
                 converted.append(_assistant_message(message.get("content"), f"{path}.content"))
+            case "system":
+                converted += _system_messages(message.get("content"), f"{path}.content")
             case _:
-                raise invalid(f"{path}.role", "must be 'user' or 'assistant'")
+                raise invalid(f"{path}.role", "must be 'user', 'assistant' or 'system'")
     return converted
+
+
+def _system_messages(content: Any, path: str) -> list[dict[str, Any]]:
+    """A system message, or none where nothing is left of it without lines for billing."""
+    texts = (_BILLING.sub("", text, count=1) if _BILLING.match(text) else text for text in _texts(content, path))
+    text = "\n".join(filter(None, texts))
+    return [{"role": "system", "content": text}] if text else []
 
 
 def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
@@ -121,14 +132,18 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
 
 def _text(content: Any, path: str) -> str:
     """Text, whole or in blocks."""
+    return "\n".join(_texts(content, path))
+
+
+def _texts(content: Any, path: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     texts = []
     for block, where in _blocks(content, path):
         if block.get("type") != "text":
             raise _unsupported(block.get("type"), where)
         texts.append(_string(block, "text", where))
-    return "\n".join(texts)
+    return texts
 
 
 def _string(block: dict[str, Any], name: str, path: str) -> str:

@@ -94,7 +94,7 @@ class CountBody(RequestBody):
 
     model: str | None = None
     messages: list[Any] = Field(min_length=1)
-    """Of users and assistants; text, `tool_use`, `tool_result` and `thinking` blocks."""
+    """Of users, assistants and the system; text, `tool_use`, `tool_result` and `thinking` blocks."""
     system: str | list[Any] | None = None
     tools: list[AnthropicTool | SkipJsonSchema[HostedTool]] | None = None
     tool_choice: AnthropicChoice | None = None

@@ -60,6 +60,47 @@ class TestRequests:
             "<|tool|>[t1]sunny<|end|><|user|>So?<|end|><|assistant|>"
         )
 
+    def test_the_system_may_speak_among_the_messages(self):
+        pool = ToolPool("x")
+        reminder = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+        message(pool, system="Be kind.", messages=[USER, reminder, {"role": "assistant", "content": "yes"}, USER])
+        assert pool.prompt() == (
+            "<|system|>Be kind.<|end|><|user|>hi<|end|><|system|>Be brief.<|end|><|assistant|>yes<|end|>"
+            "<|user|>hi<|end|><|assistant|>"
+        )
+
+    @pytest.mark.parametrize("behind", ["", "Be kind.\nAnd brief."])
+    @pytest.mark.parametrize("form", ["text", "own block", "same block", "in messages"])
+    def test_a_line_for_billing_is_no_part_of_the_prompt(self, form, behind):
+        header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={};"
+
+        def fields(cch: str) -> dict:
+            line = header.format(cch)
+            joined, blocks = f"{line}\n{behind}", [{"type": "text", "text": text} for text in (line, behind)]
+            match form:
+                case "text":
+                    return {"system": joined}
+                case "own block":
+                    return {"system": blocks}
+                case "same block":
+                    return {"system": [{"type": "text", "text": joined}]}
+                case _:
+                    return {"messages": [{"role": "system", "content": blocks}, USER]}
+
+        prompts, counts = [], []
+        for given in ({"system": behind}, fields("eb6c6"), fields("0aaa9")):
+            pool = ToolPool("x")
+            message(pool, **given)
+            prompts.append(pool.prompt())
+            counts.append(send(pool, "/v1/messages/count_tokens", max_tokens=None, **given).json())
+        assert prompts[0] == prompts[1] == prompts[2]
+        assert counts[0] == counts[1] == counts[2]
+
+    def test_text_that_names_the_header_elsewhere_stays(self):
+        pool, text = ToolPool("x"), "Why is there x-anthropic-billing-header: in it?\nx-anthropic-billing-header: a"
+        message(pool, system=text, messages=[{"role": "user", "content": "x-anthropic-billing-header: b"}])
+        assert pool.prompt().startswith(f"<|system|>{text}<|end|><|user|>x-anthropic-billing-header: b<|end|>")
+
     def test_an_assistant_that_spoke_last_goes_on(self):
         pool = ToolPool("x")
         message(pool, messages=[USER, {"role": "assistant", "content": "The answer is"}])
@@ -83,7 +124,8 @@ class TestRequests:
             ({"max_tokens": None}, "max_tokens"),
             ({"max_tokens": 9000}, "max_tokens"),
             ({"messages": []}, "messages"),
-            ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [USER, {"role": "system", "content": 5}]}, "messages[1].content"),
             ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source.type"),
             (

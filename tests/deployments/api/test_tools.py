@@ -77,6 +77,7 @@ class TestPrompt:
         assert found == param or (param is None and found.startswith("messages[0].tool_calls[0].function"))
         assert code in ("invalid_value", "invalid_type", "missing_required_parameter")
 
+
 class TestChoice:
     @pytest.mark.parametrize(
         ("fields", "param"),
@@ -272,8 +273,29 @@ class TestForms:
         assert got["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "75001"}'}
 
     def test_two_forms_of_one_answer_are_refused(self):
-        fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
+        fields = {"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"json_object": True}}
         assert refusal(chat(ToolPool(), **fields)) == ("tool_choice", "invalid_value")
+
+    @pytest.mark.parametrize("name", ["hermes", "mistral", "pythonic", None])
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+    @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+    def test_a_forced_call_has_no_text_that_a_response_format_could_shape(self, name, choice, kind):
+        schema = {"json_schema": {"name": "x", "schema": {"type": "object"}}} if kind == "json_schema" else {}
+        forms = []
+        for fields in ({}, {"response_format": {"type": kind, **schema}}):
+            pool = ToolPool()
+            answer = chat(pool, Parsers(name), tools=[WEATHER], tool_choice=choice, **fields)
+            assert answer.status_code == 200, answer.text
+            forms.append(form_of(answer, pool))
+        assert forms[0] == forms[1]
+
+    def test_an_answer_with_strict_functions_and_a_response_format_is_a_call_or_of_the_format(self):
+        strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+        pool = ToolPool()
+        answer = chat(pool, Parsers("hermes"), tools=[strict], response_format={"type": "json_object"})
+        calls, text = form_of(answer, pool)["elements"]
+        assert calls["tags"][0]["content"]["json_schema"] == WEATHER["function"]["parameters"]
+        assert text["json_schema"] == {"type": "object"}
 
     @pytest.mark.parametrize(
         ("fields", "form"),

@@ -1,0 +1,59 @@
+"""Forms of a conversation for a chat template: as the client sent it first, then what a stricter template may take."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+
+SYSTEM = ("system", "developer")
+Message = dict[str, Any]
+
+
+def forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
+    """Messages as a template reads them, the first form that it takes being the one to use.
+
+    Templates that write calls argument by argument refuse arguments that are no object, and some refuse a system message
+    behind other messages.
+
+    Args:
+        in_parts: as for `ChatMessage.as_template_input`.
+    """
+    messages = body.template_messages(in_parts)
+    yield messages
+    as_objects = body.template_messages(in_parts, objects_alone=True)
+    if as_objects != messages:
+        yield as_objects
+    system_first = with_system_first(as_objects)
+    if system_first != as_objects:
+        yield system_first
+
+
+def with_system_first(messages: list[Message]) -> list[Message]:
+    """System messages at the start become a single one; the text of a later one is a user's, at the same place.
+
+    Nothing moves, so that a prompt still begins by the prompt of the turn before.
+    """
+    found: list[Message] = []
+    was_system = False
+    for message in messages:
+        is_system = message["role"] in SYSTEM
+        if is_system and found and found[-1]["role"] not in SYSTEM:
+            message = {"role": "user", "content": message["content"]}
+        elif is_system:
+            message = {**message, "role": "system"}
+        if found and found[-1]["role"] == message["role"] != "assistant" and (is_system or was_system):
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], message["content"])}
+        else:
+            found.append(message)
+        was_system = is_system
+    return found
+
+
+def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: str | list[Any]) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
