@@ -12,8 +12,8 @@ Message = dict[str, Any]
 def forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
     """Messages as a template reads them, the first form that it takes being the one to use.
 
-    Templates that write calls argument by argument refuse arguments that are no object, and some refuse a system message
-    behind other messages.
+    Templates that write calls argument by argument refuse arguments that are no object, and some templates refuse a
+    system message behind other messages.
 
     Args:
         in_parts: as for `ChatMessage.as_template_input`.
@@ -36,15 +36,14 @@ def with_system_first(messages: list[Message]) -> list[Message]:
     found: list[Message] = []
     was_system = False
     for message in messages:
-        is_system = message["role"] in SYSTEM
-        if is_system and found and found[-1]["role"] not in SYSTEM:
-            message = {"role": "user", "content": message["content"]}
-        elif is_system:
-            message = {**message, "role": "system"}
-        if found and found[-1]["role"] == message["role"] != "assistant" and (is_system or was_system):
-            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], message["content"])}
+        is_system, last = message["role"] in SYSTEM, found[-1] if found else None
+        role = message["role"]
+        if is_system:
+            role = "system" if last is None or last["role"] in SYSTEM else "user"
+        if last is not None and last["role"] == role != "assistant" and (is_system or was_system):
+            found[-1] = {**last, "content": _joined(last["content"], message["content"])}
         else:
-            found.append(message)
+            found.append({**message, "role": role})
         was_system = is_system
     return found
 

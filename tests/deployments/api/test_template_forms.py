@@ -6,7 +6,7 @@ from tests.deployments.http_world import FakePool, byte_tokenizer, call
 from wingbeat.deployments.api.template_forms import with_system_first
 
 SYSTEM_FIRST = """{%- for m in messages -%}
-{%- if m.role == "system" and not loop.first %}{{ raise_exception("System message must be at the beginning.") }}{% endif -%}
+{%- if m.role == "system" and not loop.first %}{{ raise_exception("System message comes first.") }}{% endif -%}
 <{{ m.role }}>{{ m.content }}
 {%- endfor -%}"""
 ALTERNATING = """{%- set ns = namespace(last="assistant") -%}{%- for m in messages -%}
