@@ -334,7 +334,7 @@ class AppConfig(
 
     def verifier_share(self) -> Share:
         """Of a node that a verifier takes, or each of its ranks."""
-        return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier)
+        return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier, self.verifier_resources)
 
     def drafter_share(self) -> Share:
         """What Ray sets aside for a drafter."""

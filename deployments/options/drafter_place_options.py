@@ -1,12 +1,12 @@
 """What an operator can set about where drafters run."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.pool_options import SharedDrafters
-from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.refusals import Feature
 
 
@@ -23,23 +23,10 @@ class DrafterPlaceOptions(ModelOptions):
         description="Where a verifier's drafter runs: in an actor of its own, or in the engine's process, without a "
         "channel, each ending with the other. Where it is not given, a GPU without CUDA IPC makes it engine.",
     )
-    drafter_resources: dict[str, float] | None = Field(
+    drafter_resources: NodeResources = Field(
         None,
         description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
-
-    @field_validator("drafter_resources", mode="before")
-    @classmethod
-    def _json_on_the_command_line(cls, value: Any) -> Any:
-        return object_of_json(value, '{"cheap_gpu": 1}')
-
-    @field_validator("drafter_resources")
-    @classmethod
-    def _check_resources(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for name, amount in (value or {}).items():
-            if name in {"CPU", "GPU", "memory", "object_store_memory"} or not name or not 0 < amount < float("inf"):
-                raise ValueError(f"{name!r} is {amount}: give amounts above 0 of resources other than CPU and GPU")
-        return value
 
     def asked(self) -> dict[Feature, tuple[bool, str]]:
         num_shared = self.drafters and self.drafters.num

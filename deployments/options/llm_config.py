@@ -73,8 +73,10 @@ def _bundle(name: str, value: Any, given: Given) -> dict[str, Any]:
             found["num_cpus_per_verifier"] = float(amount)
         elif str(resource).startswith("accelerator_type:"):
             found |= _accelerator(name, str(resource).partition(":")[2], given)
+        elif resource in ("TPU", "memory", "object_store_memory"):
+            raise ValueError(f"{resource} is no resource of a verifier: give CPU, GPU, accelerator_type and your own")
         elif resource != "GPU":
-            raise ValueError(f"{resource} is no resource of a verifier: give CPU, GPU and accelerator_type")
+            found.setdefault("verifier_resources", {})[resource] = amount
     return found
 
 
@@ -140,7 +142,7 @@ LLM_CONFIG: dict[str, Row] = {
     "accelerator_config.topology": refused("there are no TPUs"),
     "placement_group_config.bundle_per_worker": becomes(
         "{num_cpus_per_verifier}, and {device} cuda; part of a GPU is {num_gpus_per_verifier}, or 0.7 of it beside a "
-        "drafter with weights, which has the rest",
+        "drafter with weights, which has the rest; custom resources are {verifier_resources}",
         _bundle,
     ),
     "placement_group_config.bundles": becomes("as bundle_per_worker, where they are alike", _bundles),
@@ -172,7 +174,7 @@ LLM_CONFIG: dict[str, Row] = {
     ),
     "deployment_config.ray_actor_options.accelerator_type": becomes("as accelerator_type", _accelerator),
     "deployment_config.ray_actor_options.runtime_env": becomes("as runtime_env", _environment),
-    "deployment_config.ray_actor_options.resources": refused("give accelerator_type", {}),
+    "deployment_config.ray_actor_options.resources": renamed("verifier_resources"),
     "deployment_config.ray_actor_options.memory": refused("{kv_cache_memory_bytes} bounds what an engine takes"),
     "deployment_config.name": _NAMES,
     "deployment_config.user_config": refused("what changes live is user_config of the deployments Router and Verifier"),

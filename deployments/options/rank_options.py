@@ -3,19 +3,26 @@
 from pydantic import Field
 
 from wingbeat.deployments.options.model_options import ModelOptions, checkpoint_here
+from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.runtime.refusals import Feature
 from wingbeat.runtime.tensor_files import read_fields, text_fields
 from wingbeat.runtime.tensor_parallel.divisible import check_sizes
 
 
 class RankOptions(ModelOptions):
-    """The part of `AppConfig` that says how many processes a verifier is divided among."""
+    """The part of `AppConfig` that says how many processes a verifier is divided among, and on which nodes they run."""
 
     tensor_parallel_size: int = Field(
         1,
         ge=1,
         description="Ranks that each verifier's weights and KV heads are divided among: processes of one node, each "
         "with num_gpus_per_verifier and num_cpus_per_verifier.",
+    )
+
+    verifier_resources: NodeResources = Field(
+        None,
+        description="Ray resources of the nodes that verifiers may run on, beside CPUs and GPUs, such as big_gpu; each "
+        "rank takes the amounts.",
     )
 
     def tries_bfloat16(self) -> bool:

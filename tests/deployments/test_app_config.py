@@ -8,6 +8,7 @@ import torch
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from wingbeat.deployments.app import _verifier
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.media.limits import MediaLimits
@@ -159,6 +160,23 @@ def test_the_drafter_takes_its_resources_of_its_node():
     share = AppConfig(drafter_resources={"cheap": 0.5}).drafter_share()
     assert share.bundle() == {"CPU": 0.3, "cheap": 0.5}
     assert share.actor_options() == {"num_cpus": 0.3, "num_gpus": 0.0, "resources": {"cheap": 0.5}}
+
+
+def test_a_verifier_and_each_of_its_ranks_take_their_resources_of_their_node():
+    ranks = {"model": "nobody/elsewhere", "drafter": "ngram", "tensor_parallel_size": 2}
+    config = AppConfig(verifier_resources='{"big": 1}', **ranks)
+    deployment = _verifier(config)._replica_config
+    rank = {"CPU": 0.5, "big": 1.0}
+    assert deployment.placement_group_bundles == [rank, {"CPU": 0.3}, rank]
+    assert deployment.ray_actor_options["resources"] == {"big": 1.0}
+    assert deployment.placement_group_strategy == "STRICT_PACK"
+
+
+def test_a_pair_of_two_kinds_of_nodes_has_a_bundle_for_each():
+    config = AppConfig(verifier_resources={"big": 0.5}, drafter_resources={"cheap": 1})
+    deployment = _verifier(config)._replica_config
+    assert deployment.placement_group_bundles == [{"CPU": 0.5, "big": 0.5}, {"CPU": 0.3, "cheap": 1.0}]
+    assert deployment.placement_group_strategy == "PACK"
 
 
 def test_a_drafter_that_may_be_elsewhere_has_no_part_in_its_verifiers_gpu():

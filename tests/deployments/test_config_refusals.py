@@ -57,6 +57,9 @@ from wingbeat.deployments.cli.options import UserError, build_config
         ({"drafter_resources": "cheap"}, "drafter_resources\n.*must be a JSON object"),
         ({"drafter_resources": {"GPU": 1}}, "'GPU' is 1.0: give amounts above 0 of resources other than CPU and GPU"),
         ({"drafter_resources": {"cheap": 0}}, "'cheap' is 0.0: give amounts above 0"),
+        ({"verifier_resources": "big"}, "verifier_resources\n.*must be a JSON object"),
+        ({"verifier_resources": {"CPU": 1}}, "'CPU' is 1.0: give amounts above 0 of resources other than CPU and GPU"),
+        ({"verifier_resources": {"big": -1}}, "'big' is -1.0: give amounts above 0"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
         ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0 and min_replicas is 0"),
         (

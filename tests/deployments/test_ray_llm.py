@@ -253,6 +253,14 @@ def test_an_accelerator_is_a_resource_of_the_verifiers_bundle() -> None:
     assert all("accelerator_type:L4" not in bundle for bundle in bundles[1:])
 
 
+def test_custom_resources_of_an_llm_config_place_its_verifiers() -> None:
+    for fields in (
+        {"placement_group_config": {"bundle_per_worker": {"CPU": 1, "big": 2}}},
+        {"deployment_config": {"ray_actor_options": {"resources": {"big": 2}}}},
+    ):
+        assert settings(**fields)["verifier_resources"] == {"big": 2.0}
+
+
 def rays_classes(file: str, *names: str) -> dict[str, set[str]]:
     """By class, the fields of Ray's own models, read from their source: they cannot be imported without vLLM."""
     spec = find_spec("ray")
