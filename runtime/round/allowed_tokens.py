@@ -29,17 +29,14 @@ class TokenMasks:
         self._thread: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]] | None]":
-        """Masks of a round, computed while the block runs; None where no sequence of the plan is masked.
+    def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
+        """Masks of a plan that `is_masked`, computed while the block runs.
 
         The thread is done when the block ends, also by an exception: a slot's next sequence must not meet a late write.
 
         Yields:
             The decodes of whose trees only the root's mask was found in time: the others' nodes must not count.
         """
-        if not plan.is_masked:
-            yield None
-            return
         masks = self._start(plan, trees)
         try:
             yield masks
