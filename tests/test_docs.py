@@ -28,9 +28,8 @@ def text_of(document: str) -> str:
     [
         (
             "models.md",
-            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%}, or "
-            f"{trial.NOISE_FACTOR} x the difference between two ways of transformers to compute the row, at most "
-            f"{trial.LARGEST_TOLERANCE:.0%}.",
+            f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%} in the median and "
+            f"{trial.LARGEST_TOLERANCE:.0%} for any row, and",
         ),
         ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
         (

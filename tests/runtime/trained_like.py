@@ -58,6 +58,11 @@ def everything(model: PreTrainedModel) -> None:
         recipe(model)
 
 
+def _full(count: int) -> dict:
+    """So many layers without windows, in configs that list the kinds of their layers."""
+    return {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
+
+
 TIED = {"tie_word_embeddings": True}
 MODELS: dict[str, tuple[str, Recipe, dict]] = {
     "llama-outliers": ("llama", outlier_channels, {}),
@@ -67,8 +72,8 @@ MODELS: dict[str, tuple[str, Recipe, dict]] = {
     "llama-everything": ("llama", everything, {"num_hidden_layers": 8}),
     "llama-one-kv-head": ("llama", everything, {"num_key_value_heads": 1, "rope_parameters": {"rope_theta": 5e5}}),
     "qwen3-outliers": ("qwen3", outlier_channels, TIED),
-    "qwen3-sharp": ("qwen3", sharp_attention, {"num_hidden_layers": 12}),
-    "qwen3-everything": ("qwen3", everything, {"num_hidden_layers": 8}),
+    "qwen3-sharp": ("qwen3", sharp_attention, _full(12)),
+    "qwen3-everything": ("qwen3", everything, _full(8)),
     "mistral-norms": ("mistral", large_norms, {}),
     "mistral-heavy": ("mistral", heavy_tails, {"num_hidden_layers": 8}),
     "mistral-everything": ("mistral", everything, {"num_hidden_layers": 8}),

@@ -65,8 +65,6 @@ class Reference(NamedTuple):
     """float32 [num_steps + num_nodes, vocab_size]: the prompt's end, all steps but the last, and the tree's nodes."""
     rounding: tuple[float, ...] = ()
     """Distance of transformers' own row in half precision from each of `rows`; empty for models in float32."""
-    noise: float = 0.0
-    """Largest distance between rows of transformers' cached decoding and those of one pass, for models in float32."""
 
 
 def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
@@ -102,20 +100,11 @@ def reference_logits(
     """
     model.set_attn_implementation("eager")
     if model.dtype not in HALVES:
-        return [_decoded(model, text, inputs) for text in texts]
+        return [Reference(text, decoded_rows(model, text, inputs)) for text in texts]
     rounded = [_rows_at_once(model, text, inputs) for text in texts]
     with in_float32(model):
         exact = [_rows_at_once(model, text, inputs) for text in texts]
     return [_compared(model, *one) for one in zip(texts, exact, rounded, strict=True)]
-
-
-def _decoded(
-    model: PreTrainedModel, text: TrialText, inputs: Callable[[TrialText, Tensor], dict[str, Tensor]]
-) -> Reference:
-    rows = decoded_rows(model, text, inputs)
-    if not rows.isfinite().all():
-        return Reference(text, rows)
-    return Reference(text, rows, noise=max(map(distance, _rows_at_once(model, text, inputs), rows)))
 
 
 def _compared(model: PreTrainedModel, text: TrialText, exact: Tensor, rounded: Tensor) -> Reference:

@@ -5,9 +5,9 @@ them beside the other's decode, plain steps, then trees with siblings at two dep
 the model's answer in float32 (`wingbeat.runtime.verifier.loading.reference`).
 """
 
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,14 +41,26 @@ _ACCEPTED, _BEHIND = (0, 1), 3
 _CHUNKS = (7, 1)
 """Tokens of the long prompt's first chunks; the rest is the third."""
 _IN_TREE = "at depth"
-FULL_PRECISION_TOLERANCE = 2e-3
-"""Distance in float32 of a row of logits from transformers' own row, by the spread of its logits."""
-NOISE_FACTOR, LARGEST_TOLERANCE = 4, 0.02
-"""A model that rounding moves by more has a tolerance of its own, up to a limit: so many times the distance between two
-ways of transformers to compute a row in float32."""
+FULL_PRECISION_TOLERANCE, LARGEST_TOLERANCE = 2e-3, 0.02
+"""Distances in float32 of rows of logits from transformers' own rows, by the spread of their logits: in the median, and
+of any row. Where attention is sharp, rounding alone may move a row by more than the others."""
 ROUNDING_FACTOR, ROUNDING_SLACK = 3, 0.02
 """Rows in half precision may be this much farther from float32, in the median, than transformers' rows are; the slack
 counts for models whose rounding is next to nothing."""
+
+
+class Apart(NamedTuple):
+    """One row of logits beside its reference."""
+
+    place: str
+    own: float
+    """Distance of our row."""
+    theirs: float | None
+    """Distance of transformers' row in half precision; None in float32, where the reference is transformers' row."""
+
+    @property
+    def in_tree(self) -> bool:
+        return self.place.startswith(_IN_TREE)
 
 
 @torch.inference_mode()
@@ -61,64 +73,66 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
     Raises:
         UnsupportedModelError: they differ; says where, without the model's name.
     """
-    apart: list[tuple[str, float, float | None]] = []
+    apart: list[Apart] = []
     for first in range(0, len(references), 2):
         pair = references[first : first + 2]
         ours = Trial(loaded, [reference.text for reference in pair]).run()
         for reference, rows in zip(pair, ours, strict=True):
-            apart += _held_against(reference, rows)
-    rounding = [(place, own, theirs) for place, own, theirs in apart if theirs is not None]
-    if rounding:
-        _check_rounding(rounding)
+            apart += _compare(reference, rows)
+    for in_tree in (False, True):
+        _check([row for row in apart if row.in_tree is in_tree])
 
 
-def _held_against(reference: Reference, rows: Tensor) -> list[tuple[str, float, float | None]]:
-    """Place of each row, its distance from the reference, and the distance of transformers' row in half precision.
+def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
+    """Distances of a text's rows.
 
     Raises:
-        UnsupportedModelError: a row in float32 is another one.
+        UnsupportedModelError: a row in float32 is another one, or transformers' own is not finite.
     """
     count = len(reference.rows)
-    behind = slice(count - len(PARENTS) + _BEHIND, count - len(PARENTS) + _BEHIND + len(rows) - count)
-    theirs = [*reference.rounding, *reference.rounding[behind]] if reference.rounding else [None] * len(rows)
+    node = count - len(PARENTS) + _BEHIND
+    behind = slice(node, node + len(rows) - count)
+    theirs = [*reference.rounding, *reference.rounding[behind]] or [None] * len(rows)
     found = []
     for index, expected in enumerate([*reference.rows, *reference.rows[behind]]):
-        place, row = _place(index, count), rows[index].float()
+        row = Apart(_place(index, count), distance(rows[index].float(), expected), theirs[index])
         if not expected.isfinite().all():
-            raise UnsupportedModelError(f"transformers' own logits are not finite {place}")
-        found.append((place, distance(row, expected), theirs[index]))
-        if theirs[index] is None:
-            _check_row(row, expected, reference.noise, place)
+            raise UnsupportedModelError(f"transformers' own logits are not finite {row.place}")
+        if row.theirs is None:
+            best, second = expected.topk(2).values.tolist()
+            clear = best - second > 4 * LARGEST_TOLERANCE * float(expected.std())
+            if not row.own <= LARGEST_TOLERANCE or (clear and int(rows[index].argmax()) != int(expected.argmax())):
+                raise _differs(row.place, row.own, LARGEST_TOLERANCE)
+        found.append(row)
     return found
 
 
-def _check_row(row: Tensor, expected: Tensor, noise: float, place: str) -> None:
-    """Refuse a row in float32 that is another one than transformers'."""
-    tolerance = min(max(FULL_PRECISION_TOLERANCE, NOISE_FACTOR * noise), LARGEST_TOLERANCE)
-    apart = distance(row, expected)
-    best, second = expected.topk(2).values.tolist()
-    clear = best - second > 4 * tolerance * float(expected.std())
-    if not apart <= tolerance or (clear and int(row.argmax()) != int(expected.argmax())):
+def _check(rows: list[Apart]) -> None:
+    """Refuse rows in trees, or outside of trees, that rounding does not explain.
+
+    Single rows in half precision are not judged: one expert chosen otherwise, or one token that nothing prepares for,
+    moves a row of either side by as much as its spread.
+    """
+    own = median(row.own for row in rows)
+    in_half = [row.theirs for row in rows if row.theirs is not None]
+    where = "in token trees" if rows[0].in_tree else "in plain decoding"
+    if not in_half:
+        if not own <= FULL_PRECISION_TOLERANCE:
+            raise _differs(where, own, FULL_PRECISION_TOLERANCE)
+        return
+    theirs = median(in_half)
+    if not own <= ROUNDING_FACTOR * theirs + ROUNDING_SLACK:
         raise UnsupportedModelError(
-            f"its logits {place} differ from transformers' own decoding by {apart:.1e} of their spread, where "
-            f"rounding is {tolerance:.0e}: its text would be wrong"
+            f"its logits {where} differ from the model's own in float32 by {own:.1e} of their spread, where "
+            f"transformers' in the same dtype differ by {theirs:.1e}: its text would be wrong"
         )
 
 
-def _check_rounding(rows: Rows[tuple[str, float, float]]) -> None:
-    """Refuse rows in half precision that rounding does not explain, in trees or outside of trees.
-
-    Single rows are not judged: one expert chosen otherwise, or one token that nothing prepares for, moves a row of
-    either side by as much as its spread.
-    """
-    for where, in_tree in (("in plain decoding", False), ("in token trees", True)):
-        judged = [(own, theirs) for place, own, theirs in rows if place.startswith(_IN_TREE) is in_tree]
-        own, theirs = (median(side) for side in zip(*judged, strict=True))
-        if not own <= ROUNDING_FACTOR * theirs + ROUNDING_SLACK:
-            raise UnsupportedModelError(
-                f"its logits {where} differ from the model's own in float32 by {own:.1e} of their spread, where "
-                f"transformers' in the same dtype differ by {theirs:.1e}: its text would be wrong"
-            )
+def _differs(where: str, apart: float, tolerance: float) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"its logits {where} differ from transformers' own decoding by {apart:.1e} of their spread, where rounding is "
+        f"{tolerance:.0e}: its text would be wrong"
+    )
 
 
 def _place(index: int, num_rows: int) -> str:

@@ -232,16 +232,16 @@ def test_activations_that_do_not_fit_float16_are_named_in_one_line():
 
 
 def test_rows_are_judged_by_the_median_and_by_transformers_own_rounding():
-    def rows(own: float, theirs: float, count: int = 9) -> list[tuple[str, float, float]]:
-        return [(place, own, theirs) for place in ("in plain decoding", "at depth 1 of a token tree")] * count
+    def rows(own: float, theirs: float | None, count: int = 9, place: str = "in plain decoding") -> list[trial.Apart]:
+        return [trial.Apart(place, own, theirs)] * count
 
-    trial._check_rounding(rows(0.9, 0.5))
-    trial._check_rounding(rows(0.1, 0.1) + rows(1.4, 0.1, count=3))
-    for wrong in (rows(0.1, 0.01), rows(0.9, 0.1), rows(float("inf"), 0.5)):
+    for right in (rows(0.9, 0.5), rows(0.1, 0.1) + rows(1.4, 0.1, count=3), rows(1e-5, None) + rows(5e-3, None, 3)):
+        trial._check(right)
+    for wrong in (rows(0.1, 0.01), rows(0.9, 0.1), rows(float("inf"), 0.5), rows(3e-3, None)):
         with pytest.raises(UnsupportedModelError, match="in plain decoding"):
-            trial._check_rounding(wrong)
+            trial._check(wrong)
     with pytest.raises(UnsupportedModelError, match="in token trees"):
-        trial._check_rounding([*rows(0.1, 0.1), *[("at depth 2 of a token tree", 0.9, 0.1)] * 30])
+        trial._check(rows(0.9, 0.1, place="at depth 2 of a token tree"))
 
 
 def test_references_of_half_precision_are_the_answer_in_float32():
