@@ -16,6 +16,7 @@ from wingbeat.kernels.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
 from wingbeat.runtime.verifier.loading.round_trial import ROWS, decode_rounds, least_seconds, share
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +40,19 @@ def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool
         deterministic: as for `load_model`.
 
     Raises:
-        UnsupportedModelError: the model would be served wrongly or not at all.
+        UnsupportedModelError: the model would be served wrongly or not at all in float32.
     """
     path = cache_dir() / f"dtype-{_key(folder, deterministic)}.json"
     kept = recall(path, lambda fields: {str(dtype): dtype for dtype in _DTYPES}[fields["dtype"]])
     if kept is not None:
         return load_model(folder, kept, device, deterministic)
-    exact, rounded = (load_model(folder, dtype, device, deterministic) for dtype in _DTYPES)
+    exact = load_model(folder, torch.float32, device, deterministic)
+    try:
+        rounded = load_model(folder, torch.bfloat16, device, deterministic)
+    except UnsupportedModelError as error:
+        logger.warning("torch.float32, since bfloat16 is refused: %s", error)
+        keep(path, {"dtype": str(exact.dtype)})
+        return exact
     seconds = least_seconds({loaded.dtype: decode_rounds(loaded) for loaded in (exact, rounded)})
     chosen = rounded if share(seconds[rounded.dtype], seconds[exact.dtype]) < _LEAST_GAIN else exact
     figures = "; ".join(f"{dtype}: {' / '.join(f'{1e3 * s:.2f}' for s in row)}" for dtype, row in seconds.items())

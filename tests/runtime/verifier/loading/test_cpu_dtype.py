@@ -16,7 +16,8 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.verifier.loading import cpu_dtype
 from wingbeat.runtime.verifier.loading.cpu_dtype import load_in_faster_dtype
-from wingbeat.runtime.verifier.loading.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 EXACT, ROUNDED = torch.float32, torch.bfloat16
 
@@ -42,6 +43,21 @@ def test_bfloat16_is_taken_where_rounds_are_clearly_shorter_and_stays(folder, mo
     assert load_in_faster_dtype(folder, torch.device("cpu")).dtype == dtype
     monkeypatch.setattr(cpu_dtype, "least_seconds", lambda ways: pytest.fail("tried again"))
     assert load_in_faster_dtype(folder, torch.device("cpu")).dtype == dtype
+
+
+def test_a_model_that_bfloat16_does_not_suit_is_served_in_float32_and_tried_once(folder, monkeypatch):
+    tried = []
+
+    def refusing(path, dtype, *options):
+        tried.append(dtype)
+        if dtype == ROUNDED:
+            raise UnsupportedModelError("its text would be wrong")
+        return load_model(path, dtype, *options)
+
+    monkeypatch.setattr(cpu_dtype, "load_model", refusing)
+    for _ in range(2):
+        assert load_in_faster_dtype(folder, torch.device("cpu")).dtype == EXACT
+    assert tried == [EXACT, ROUNDED, EXACT]
 
 
 def test_both_are_timed_on_this_machine(folder):
