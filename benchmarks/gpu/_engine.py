@@ -14,6 +14,7 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
@@ -118,16 +119,23 @@ def too_large(bench: Bench, loaded: LoadedModel, case: Case) -> str | None:
 
 
 def new_drafter(
-    bench: Bench, speculation: SpeculationConfig, graphs: bool | None = None, graph_device: GraphDevice | None = None
+    bench: Bench,
+    speculation: SpeculationConfig,
+    graphs: bool | None = None,
+    graph_device: GraphDevice | None = None,
+    fp8: bool = False,
 ) -> EagleDrafter:
     """An EAGLE-3 head of random weights, sure of itself.
 
     Args:
         graphs: as in `EngineConfig.cuda_graphs`.
         graph_device: captures in place of CUDA.
+        fp8: weights as `drafter_weights` `fp8` makes them.
     """
     head = random_head(bench)
     head.lm_head.weight.mul_(CONFIDENCE)
+    if fp8:
+        use_fp8(head)
     if graph_device is None and bench.device.type == "cuda" and graphs is not False:
         graph_device = CudaGraphDevice(bench.device)
     return EagleDrafter(head, speculation, graph_device)

@@ -51,6 +51,12 @@ class Bench(NamedTuple):
     name: str
     device: torch.device
     quick: bool
+    only: tuple[str, ...] = ()
+    """Parts of the names of cases to measure; all of them where none are named."""
+
+    def wants(self, case: str) -> bool:
+        """Whether to measure a case of this name."""
+        return not self.only or any(part in case for part in self.only)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,7 +119,9 @@ class Cases:
         self.result = Result(facts, [], {**(details or {}), FAILED: {}})
 
     def run(self, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
-        """Measure one case; an error is noted under its name."""
+        """Measure one case that is wanted; an error is noted under its name."""
+        if not self.bench.wants(name):
+            return
         try:
             self.result.figures.extend(measure())
         except Exception as error:
@@ -131,6 +139,7 @@ def run(doc: str, measure: Callable[[Bench], Result]) -> None:
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="toy sizes on any device: shows that it runs")
     parser.add_argument(PEER, action="store_true", help="beside other programs too, where the script has any")
+    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="cases whose names hold one of these")
     args = parser.parse_args()
     name = Path(sys.argv[0]).stem
     if not torch.cuda.is_available() and not args.quick:
@@ -140,7 +149,7 @@ def run(doc: str, measure: Callable[[Bench], Result]) -> None:
     torch.manual_seed(0)
     # Not inference mode: transformers compiles its own generate() on the same weights.
     with torch.no_grad():
-        bench = Bench(name, device, args.quick)
+        bench = Bench(name, device, args.quick, tuple(args.only))
         result = measure(bench)
         bench.report(result)
     if result.details.get(FAILED):

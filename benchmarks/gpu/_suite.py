@@ -144,6 +144,21 @@ def sessions() -> dict[str, list[Part]]:
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
         "served": [script("served_8b", 240), script("served", 200), script("prompt_rounds", 90)],
+        "next": [
+            script("doctor", 40),
+            script("real_acceptance", 160),
+            script("kernel_profile", 80, "--only", "prompt", "fp8", "adapter"),
+            script("served_8b", 130, "--only", "start", "64 at once", "killed"),
+            script("moe", 60),
+            script("two_processes", 60, "--only", "batch 1,"),
+            pytest_part("pair_cases", ["tests/gpu_of_numbers/pair_cases.py"], 70, only="-m ''", workers=1),
+            pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
+        ],
+        "next2": [
+            script("plain_decode", 150, "--peer"),
+            script("peers_spec", 100),
+            script("attention", 60, "--only", "fp8", "GQA", "dim"),
+        ],
         "kinds": [
             script("drafter_kinds", 240),
             *(
@@ -247,7 +262,7 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
 def main() -> int:
     """Parse the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers", "served", "kinds"))
+    parser.add_argument("session", nargs="?", default="first", choices=tuple(sessions()))
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts of the session to run")
     parser.add_argument("--quick", action="store_true", help="every script at toy sizes on any device, no tests")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no part begins")

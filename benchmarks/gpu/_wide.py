@@ -137,7 +137,9 @@ def wide_head(bench: Bench, narrow: EagleHead, target: LlamaConfig, draft_vocab_
     small, wide = Sizes.of(old), Sizes.of(config)
     of_hidden = torch.arange(small.hidden)
     head.fc.weight.zero_()
-    of_taps = torch.cat([tap * config.target_hidden_size + torch.arange(old.target_hidden_size) for tap in range(old.num_taps)])
+    of_taps = torch.cat(
+        [tap * config.target_hidden_size + torch.arange(old.target_hidden_size) for tap in range(old.num_taps)]
+    )
     _put(head.fc.weight, narrow.fc.weight, of_hidden, of_taps)
     parts = narrow.qkv_proj.weight.split([small.heads * small.head_dim, *[small.kv_heads * small.head_dim] * 2])
     own = dict(zip(_ATTENTION, (*parts, narrow.o_proj.weight), strict=True))

@@ -20,8 +20,32 @@ class Case(NamedTuple):
     nodes: int
     at_least: float | None = None
     """Target share of the copy bandwidth."""
+    shape: str = ""
+    """One of SHAPES, in place of the model's."""
+
+    @property
+    def name(self) -> str:
+        """In names of figures."""
+        shape = f", {self.shape}" if self.shape else ""
+        return f"batch {self.batch}, context {self.context}, {self.nodes} nodes{shape}"
 
 
+class Shape(NamedTuple):
+    """Of one layer's attention."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    kv_dtype: torch.dtype | None = None
+    """Of keys and values in the cache; None for the queries'."""
+
+
+SHAPES = {
+    "fp8 KV": Shape(32, 8, 128, torch.float8_e4m3fn),
+    "GQA 16": Shape(64, 4, 128),
+    "dim 64": Shape(32, 8, 64),
+    "dim 256": Shape(16, 4, 256),
+}
 CASES = (
     Case(8, 8192, 60, at_least=0.75),
     Case(1, 1024, 60),
@@ -29,6 +53,12 @@ CASES = (
     *(Case(batch, context, nodes) for context in (1000, 8000) for batch in (1, 4, 16, 64) for nodes in (1, 8, 16)),
     Case(1, 128_000, 1),
     Case(1, 128_000, 16),
+    *(
+        Case(batch, context, nodes, shape=shape)
+        for shape in SHAPES
+        for batch, context in ((1, 1000), (16, 1000), (16, 8000))
+        for nodes in (1, 16)
+    ),
 )
 MAX_MODEL_LEN = 8192
 """A captured launch has tables of so many tokens, or as wide as its contexts."""
@@ -37,10 +67,12 @@ MAX_MODEL_LEN = 8192
 def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
     """Milliseconds of one captured launch, and the bytes it must move."""
     config, device = llama_config(bench), bench.device
-    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    own = Shape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    heads, kv_heads, dim, kv_dtype = SHAPES.get(case.shape, own)
     used = -(-(case.context + case.nodes) // BLOCK_SIZE)
     shape = (1 + case.batch * used, BLOCK_SIZE, kv_heads, dim)
-    key_cache, value_cache = (torch.randn(shape, dtype=bench.dtype, device=device) for _ in range(2))
+    kv_dtype = kv_dtype or bench.dtype
+    key_cache, value_cache = (torch.randn(shape, dtype=bench.dtype, device=device).to(kv_dtype) for _ in range(2))
     tables = torch.zeros(case.batch, max(used, MAX_MODEL_LEN // BLOCK_SIZE), dtype=torch.int64, device=device)
     tables[:, :used] = 1 + torch.randperm(case.batch * used, device=device).view(case.batch, used)
     query = torch.randn(case.batch, case.nodes, heads, dim, dtype=bench.dtype, device=device)
@@ -58,7 +90,7 @@ def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
         return tree_attention(query, key_cache, value_cache, tables, num_context, positions, words, dim**-0.5)
 
     keys = case.batch * (case.context + case.nodes)
-    moved = bench.dtype.itemsize * (keys * kv_heads * dim * 2 + 2 * query.numel())
+    moved = kv_dtype.itemsize * keys * kv_heads * dim * 2 + bench.dtype.itemsize * 2 * query.numel()
     if device.type != "cuda":
         return bench.median_ms(launch), moved
     graphs = CudaGraphDevice(device)
@@ -83,8 +115,7 @@ def measure(bench: Bench) -> Result:
 
     for full in CASES:
         case = full._replace(context=full.context // 64) if bench.quick else full
-        name = f"batch {case.batch}, context {case.context}, {case.nodes} nodes"
-        cases.run(name, partial(one, case, name))
+        cases.run(case.name, partial(one, case, case.name))
     return cases.result
 
 

@@ -1,21 +1,24 @@
 """Which kernels the device spends its time in: of whole rounds, and of their stages at batch 1.
 
 Rounds of the demo pair in float32, and of the 8B shape at batch 16 and 64, plainly and with chains, acceptance forced
-as in `engine_speed.py`; a plain step, a verification and draft passes of the 8B shape at batch 1. What the graphs
-replay, by name, count and time; whole tables go to profile_*.txt in $OUT, or in this folder's results.
+as in `engine_speed.py`, and with chains of a head of float8; prompts of 1,024 and 2,048 tokens; a plain step, a
+verification, without adapters and with one, and draft passes of the 8B shape at batch 1. Kernels by name, count and
+time; whole tables go to profile_*.txt in $OUT, or in this folder's results. `--only NAMES` chooses cases.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from _engine import CHAIN, CHAIN_LENGTH, Case, speed, workload
+from _engine import CHAIN, CHAIN_LENGTH, Case, new_drafter, speed, workload
 from _harness import Bench, Cases, Figure, Result, run
 from _model import Steps, llama_config, random_head, random_model, shape_facts
-from draft_round import SHAPES, Pass
+from draft_round import SHAPES, Pass, Shape
 from engine_speed import engine_of
+from prompt_rounds import FIRST_TOKEN, lengths, new_engine
 from torch.profiler import ProfilerActivity, profile
 
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -24,8 +27,14 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.lora.adapter_files import LinearAdapter
+from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 CONTEXT, NODES, STEPS, TOP = 1024, 16, 5, 40
+PROMPTS, FP8_BATCHES = (1024, 2048), (1, 64)
+MAX_LORAS, LORA_RANK = 8, 16
 BATCHES = (16, 64)
 """Of whole rounds at the 8B shape; the stages are of batch 1."""
 DEMO_BATCHES = (1, 8)
@@ -51,10 +60,14 @@ def profiled(bench: Bench, cases: Cases, name: str, step: Callable[[], object]) 
     return told(bench, cases, name, profiler, STEPS)
 
 
-def rounds(bench: Bench, cases: Cases, name: str, engine: Engine) -> list[Figure]:
-    """Launches and time of a round, plainly and with drafts."""
+KINDS = MappingProxyType({"plain": False, "chains": True})
+"""Of rounds, and whether they speculate."""
+
+
+def rounds(bench: Bench, cases: Cases, name: str, engine: Engine, kinds: Mapping[str, bool] = KINDS) -> list[Figure]:
+    """Launches and time of a round of each kind."""
     figures = []
-    for kind, speculation in (("plain", False), ("chains", True)):
+    for kind, speculation in kinds.items():
         profiler = profiling(bench)
         speed(bench, engine, speculation, lambda profiler=profiler: profiler)
         figures += told(bench, cases, f"{name}, {kind}", profiler, workload(bench)[1])
@@ -95,6 +108,75 @@ def demo_rounds(bench: Bench, cases: Cases, batch: int) -> list[Figure]:
     return rounds(bench, cases, f"demo pair in float32, batch {batch}", llm.engine)
 
 
+def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list[Figure]:
+    """Of a prompt in an idle engine, from its arrival to its first token."""
+    engine = new_engine(bench, loaded, "decode_only" if bench.device.type == "cuda" else None)
+
+    def step() -> None:
+        tokens = torch.randint(0, loaded.vocab_size, (length,)).tolist()
+        engine.add_request(Request("prompt", tuple(tokens), FIRST_TOKEN))
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    return profiled(bench, cases, f"prompt of {length} tokens", step)
+
+
+def adapted(bench: Bench, loaded: LoadedModel, cases: Cases, steps: Steps) -> list[Figure]:
+    """Of a verification whose rows all have one adapter; the model keeps its adapters."""
+    adapters = ModelAdapters(loaded.model, loaded.decoder_layers, MAX_LORAS, LORA_RANK, loaded.mixers)
+    for path, shape in adapters.linears.items():
+        a, b = torch.randn(LORA_RANK, shape.inputs) * 0.01, torch.randn(shape.outputs, LORA_RANK) * 0.01
+        adapters.put(1, path, LinearAdapter(a, b))
+    adapters.rows = adapters.rows_of(torch.ones(NODES, dtype=torch.int64, device=bench.device), on_host=False)
+    trees, runner = steps.random_inputs(1, NODES), steps.verify_runner([Bucket(1, NODES)])
+    name = f"verification of {NODES} with an adapter"
+    figures = profiled(bench, cases, name, lambda: runner.run(Bucket(1, NODES), trees))
+    return [*figures, Figure(name, bench.median_ms(lambda: runner.run(Bucket(1, NODES), trees)), "ms")]
+
+
+def whole_rounds(bench: Bench, loaded: LoadedModel, cases: Cases) -> None:
+    """Of the 8B shape."""
+
+    def of_batch(batch: int, fp8: bool) -> list[Figure]:
+        case = Case("chain", batch, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH))
+        if not fp8:
+            return rounds(bench, cases, f"batch {batch}", engine_of(bench, loaded, case))
+        engine = engine_of(bench, loaded, case, drafter=new_drafter(bench, CHAIN, fp8=True))
+        return rounds(bench, cases, f"batch {batch}, fp8 head", engine, {"chains": True})
+
+    for batch in (2,) if bench.quick else BATCHES:
+        cases.run(f"batch {batch}", partial(of_batch, batch, False))
+    for batch in (2,) if bench.quick else FP8_BATCHES:
+        cases.run(f"fp8 head, batch {batch}", partial(of_batch, batch, True))
+
+
+def stages(bench: Bench, loaded: LoadedModel, cases: Cases, context: int) -> None:
+    """Of the 8B shape at batch 1."""
+    for length in lengths(bench) if bench.quick else PROMPTS:
+        cases.run(f"prompt of {length}", partial(prompt, bench, loaded, cases, length))
+    steps = Steps(bench, loaded, 1, context, NODES, (1, 2, 3) if bench.quick else (2, 16, 29))
+
+    def plain() -> list[Figure]:
+        roots, runner = steps.random_inputs(1, 1), steps.plain_runner([1])
+        return profiled(bench, cases, "plain step", lambda: runner.run(Bucket(1), roots))
+
+    def verify() -> list[Figure]:
+        trees, runner = steps.random_inputs(1, NODES), steps.verify_runner([Bucket(1, NODES)])
+        return profiled(bench, cases, f"verification of {NODES}", lambda: runner.run(Bucket(1, NODES), trees))
+
+    def draft(shape: Shape) -> list[Figure]:
+        one = Pass(bench, random_head(bench), shape.speculation, 1, context, bench.device.type == "cuda")
+        step = partial(one, shape.speculation.max_path - 1)
+        return profiled(bench, cases, f"draft of a {shape.name}", step)
+
+    cases.run("plain step", plain)
+    cases.run("verification", verify)
+    for shape in SHAPES:
+        cases.run(f"draft of a {shape.name}", partial(draft, shape))
+    # Last: the model's layers are others from then on.
+    cases.run("one adapter", partial(adapted, bench, loaded, cases, steps))
+
+
 def measure(bench: Bench) -> Result:
     """Rounds and stages, sequences of 1k tokens."""
     config, context = llama_config(bench), 40 if bench.quick else CONTEXT
@@ -102,24 +184,8 @@ def measure(bench: Bench) -> Result:
     for batch in DEMO_BATCHES:
         cases.run(f"demo pair, batch {batch}", partial(demo_rounds, bench, cases, batch))
     loaded = random_model(bench, config)
-
-    def of_batch(batch: int) -> list[Figure]:
-        case = Case("chain", batch, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH))
-        return rounds(bench, cases, f"batch {batch}", engine_of(bench, loaded, case))
-
-    for batch in (2,) if bench.quick else BATCHES:
-        cases.run(f"batch {batch}", partial(of_batch, batch))
-    steps = Steps(bench, loaded, 1, context, NODES, (1, 2, 3) if bench.quick else (2, 16, 29))
-    plain, verify = steps.plain_runner([1]), steps.verify_runner([Bucket(1, NODES)])
-    roots, trees = steps.random_inputs(1, 1), steps.random_inputs(1, NODES)
-    cases.run("plain", partial(profiled, bench, cases, "plain step", lambda: plain.run(Bucket(1), roots)))
-    name = f"verification of {NODES}"
-    cases.run("verify", partial(profiled, bench, cases, name, lambda: verify.run(Bucket(1, NODES), trees)))
-    head, captured = random_head(bench), bench.device.type == "cuda"
-    for shape in SHAPES:
-        one = Pass(bench, head, shape.speculation, 1, context, captured)
-        step = partial(one, shape.speculation.max_path - 1)
-        cases.run(shape.name, partial(profiled, bench, cases, f"draft of a {shape.name}", step))
+    whole_rounds(bench, loaded, cases)
+    stages(bench, loaded, cases, context)
     return cases.result
 
 

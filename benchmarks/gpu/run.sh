@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh [first|speed|peers|served|kinds]: GPU tests and measurements of this folder, into one report, each session within ten minutes.
+# run.sh [first|speed|peers|served|next|next2|kinds]: GPU tests and measurements of this folder, into one report, each session within ten minutes.
 # Needs torch, triton, transformers and pytest (pytest-timeout and pytest-xdist where they are installed); `served` an
 # installed Wingbeat.
 # Options go to _suite.py (--help lists them). PYTHON names the interpreter, OUT the folder of the report.

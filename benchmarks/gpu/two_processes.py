@@ -107,7 +107,7 @@ def measure(bench: Bench) -> Result:
         ]
 
     for batch in BATCHES:
-        cases.run(f"batch {batch}", partial(one, batch))
+        cases.run(f"batch {batch}, both ways", partial(one, batch))
     return cases.result
 
 

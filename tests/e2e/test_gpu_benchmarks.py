@@ -57,8 +57,8 @@ def suite(monkeypatch):
 def test_every_promised_script_is_there():
     assert {
         "attention", "bandwidth", "doctor", "draft_level", "draft_round", "drafter_kinds", "engine_speed", "hop",
-        "kernel_profile", "losslessness", "plain_decode", "prompt_rounds", "round_stages", "served", "served_8b",
-        "two_processes", "verify",
+        "kernel_profile", "losslessness", "moe", "peers_spec", "plain_decode", "prompt_rounds", "real_acceptance",
+        "round_stages", "served", "served_8b", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
 
 
 SLOW = {"attention", "drafter_kinds", "two_processes", "engine_speed", "kernel_profile", "round_stages"}
+SLOW |= {"moe", "peers_spec", "real_acceptance"}
 SERVED = {name: [pytest.mark.slow, pytest.mark.ray] for name in ("served", "served_8b")}
 MARKS = {name: [pytest.mark.slow] for name in SLOW} | SERVED
 
@@ -201,7 +202,7 @@ def test_whole_logs_of_tests_that_fail_or_hang_lie_beside_the_report(suite, tmp_
     assert all(reason in log for reason in ("first reason", "second reason", "Timeout"))
 
 
-@pytest.mark.parametrize("name", ["first", "speed", "peers", "served"])
+@pytest.mark.parametrize("name", ["first", "speed", "peers", "served", "next", "next2", "kinds"])
 def test_a_session_names_what_there_is_and_fits_its_budget(suite, name):
     parts = suite.sessions()[name]
     assert [part.name for part in parts if not part.is_tests and part.name not in SCRIPTS] == []
