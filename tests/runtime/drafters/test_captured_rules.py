@@ -37,7 +37,7 @@ def masks_of(count, seed):
     return masks
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @by_kind
@@ -73,6 +73,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert stats.replays == {Stage.DRAFT_RULED: len(rounds), Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1}
 
 
+@pytest.mark.slow
 @by_shape
 @torch.inference_mode()
 def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(speculation, monkeypatch):

@@ -161,7 +161,7 @@ def few_batches(monkeypatch):
     monkeypatch.setattr(draft_stages, "draft_batches", batches)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @by_kind
@@ -345,6 +345,7 @@ def test_shapes_of_one_level_are_captured_too(kinds):
             assert_same(drafter.draft(batch), eager.draft(batch), 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @by_shape
 @pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1", "dflash", "dflash2", "peagle"])

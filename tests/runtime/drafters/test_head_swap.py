@@ -84,12 +84,12 @@ def plain(kind):
 @pytest.mark.parametrize(
     ("name", "speculation"),
     [
-        ("demo", TREE),
+        ("eagle1", TREE),
         pytest.param("dflash", CHAIN, marks=pytest.mark.slow),
         pytest.param("demo", CHAIN, marks=pytest.mark.slow),
         pytest.param("dflash", TREE, marks=pytest.mark.slow),
         pytest.param("p_eagle", TREE, marks=pytest.mark.slow),
-        pytest.param("eagle1", TREE, marks=pytest.mark.slow),
+        pytest.param("demo", TREE, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else f"top_k={value.draft_top_k}",
 )
@@ -111,7 +111,9 @@ def test_heads_swapped_every_twenty_rounds_change_no_token_of_sixteen_sampled_st
     assert pair.engine.stats().head_version == max(counted)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("demo", marks=pytest.mark.slow), *(name for name in KINDS if name != "demo")]
+)
 def test_a_head_that_was_taken_drafts_as_one_that_was_loaded(name, tmp_path):
     kind = KINDS[name](tmp_path)
     other = changed(kind.source, tmp_path / "other", 0.2)

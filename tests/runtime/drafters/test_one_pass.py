@@ -57,6 +57,7 @@ def assert_as(reference, drafter, world, tolerance=1e-5):
         assert sum(likeliest) >= drafter.speculation.draft_steps if drafter.growth.top_k == 1 else likeliest[0]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_is_that_of_the_formula(tmp_path, family, num_layers):
@@ -81,6 +82,7 @@ def test_slots_see_what_their_layer_lets_them(tmp_path, name):
     assert_as(Reference(raw, tensors, True, masks), *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", ["dflash", "dflash2", "p-eagle"])
 @pytest.mark.parametrize(
     "fields",

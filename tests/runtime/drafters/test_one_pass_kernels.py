@@ -90,6 +90,7 @@ def assert_alike(mine, other, world, **fields):
     assert_same(mine.draft(batch), by_torch(lambda: other.draft(batch)))
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("family", FAMILIES)

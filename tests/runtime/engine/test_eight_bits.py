@@ -179,6 +179,7 @@ def test_what_is_kept_for_other_weights_is_not_taken(tmp_path):
     assert identity_of(tmp_path, ours, 16) != identity_of(tmp_path, others, 16)
 
 
+@pytest.mark.slow
 def test_a_pair_is_opened_by_its_word():
     limits = engine_config(CHAIN, num_kv_blocks=200)
     texts = []

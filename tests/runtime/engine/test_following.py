@@ -113,6 +113,7 @@ def test_who_asks_for_drafts_is_always_followed(plain):
     assert run.last[0].metrics.num_drafts > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("budget", [BUDGET, 12])
 @pytest.mark.parametrize("model", MODELS)
@@ -133,6 +134,7 @@ def test_drafts_that_win_again_are_for_all_that_run(plain, monkeypatch, model, b
     assert one.rig.finish(run) == one.texts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_another_drafter_begins_with_who_is_followed_and_catches_up_with_all(plain, monkeypatch, model):
     one = plain(model)
@@ -148,6 +150,7 @@ def test_another_drafter_begins_with_who_is_followed_and_catches_up_with_all(pla
     assert sum(output.metrics.num_drafts > 0 for output in run.last.values()) == len(one.ref.prompts)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_dies_while_all_are_caught_up_with_costs_no_request(plain, monkeypatch):
     one = plain(max_num_batched_tokens=9)
     one.rig.replace(one.new_drafter(), lambda end: FailingEnd(end, "wait", 4, False))

@@ -53,6 +53,7 @@ def test_the_largest_round_is_measured_and_leaves_nothing_behind(gpu: FakeGpu):
     assert wider > trees
 
 
+@pytest.mark.slow
 def test_graphs_are_counted_where_they_are_captured(gpu: FakeGpu):
     loaded = verifier()
     engine = Engine(loaded, engine_config(TREE, 4), NEEDS, FakeGraphDevice(gpu))

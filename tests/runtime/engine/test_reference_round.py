@@ -38,7 +38,7 @@ def head(model):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("text", [0, 2, 4])

@@ -165,6 +165,7 @@ def test_verifier_and_drafter_have_no_more_graphs_than_allowed(num_nodes, adapti
             assert max(mixed, default=0) <= forwards[-1], "what a mixed pass leaves has room"
 
 
+@pytest.mark.slow
 def test_small_batches_of_a_choice_wider_than_its_forward_pass_write_the_same(captured, monkeypatch):
     """Rows that no forward pass of the round filled hold an earlier one's, and decide nothing."""
     monkeypatch.setattr(shapes, "_choices", lambda batches: batches[-1:])

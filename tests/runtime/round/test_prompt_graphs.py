@@ -76,6 +76,7 @@ PARAMS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
@@ -215,6 +216,7 @@ def test_above_what_is_free_less_than_a_third_is_padding():
         assert bucket <= free or (bucket - smaller - 1) * 3 < bucket
 
 
+@pytest.mark.slow
 def test_prompts_of_several_adapters_share_a_captured_round():
     """Which adapter a piece has is read from its slot when the graph runs."""
     world = lora_world()

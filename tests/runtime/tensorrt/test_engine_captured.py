@@ -1,5 +1,7 @@
 """Captured stages read adapters, images and blocks that came after the capture; texts are those of eager ones."""
 
+import pytest
+
 from tests.runtime.lora_world import NUM_TOKENS, lora_world
 from tests.runtime.media.test_drafter_sees import Dense, check_first, head_for
 from tests.runtime.media_world import ShownRun, shown
@@ -15,6 +17,7 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 ALL = {"verify", "plain", "proposal", "accept"}
 
 
+@pytest.mark.slow
 def test_adapters_that_come_after_the_capture_write_what_their_merged_models_write():
     world = lora_world()
     built = LIMITS.model_copy(update={"max_loras": 2, "max_lora_rank": 8})

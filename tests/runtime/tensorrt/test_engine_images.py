@@ -29,7 +29,7 @@ NUM_TOKENS = 20
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_text_behind_images_is_that_of_generate(name, shape):
     ref, speculation = shown(name), SHAPES[shape] or TREE
     limits = engine_config(speculation, max_num_seqs=3, num_kv_blocks=None, block_size=4)
@@ -43,6 +43,7 @@ def test_text_behind_images_is_that_of_generate(name, shape):
     assert "multimodal_embeddings" in session.inputs
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_the_encoders_graph_makes_the_models_own_features(name):
@@ -114,6 +115,7 @@ HEADS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
 def test_drafts_behind_images_are_those_of_a_dense_pass(name):
     head = head_for(name)
