@@ -49,16 +49,6 @@ class HubName(NamedTuple):
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 
 
-def folder_problem(folder: str | Path) -> str | None:
-    """What is wrong with a checkpoint's folder, told at a glance; None for one that has a config.json."""
-    folder = Path(folder)
-    if not folder.exists():
-        return f"there is no folder {folder}"
-    if not folder.is_dir():
-        return f"{folder} is a file"
-    return None if (folder / "config.json").is_file() else f"folder {folder} has no config.json"
-
-
 def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
     """The folder of a checkpoint; of the hub's, the one in this machine's cache, fetched if need be.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from wingbeat.runtime.config_fields import meant
+from wingbeat.runtime.folder_kinds import pointer_problem
 
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 
@@ -42,6 +43,8 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelCheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
+        if (pointer := pointer_problem(file)) is not None:
+            raise ModelCheckpointError(pointer) from error
         raise ModelCheckpointError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ModelCheckpointError(f"{file} holds a JSON {type(fields).__name__}, it must hold an object")
@@ -111,11 +114,13 @@ def weight_files(folder: Path) -> list[Path]:
     """
     for name in (SAFETENSORS, TORCH_FILE):
         if (folder / name).is_file():
-            return [folder / name]
+            return [_real(folder / name)]
         index = folder / f"{name}.index.json"
         if index.is_file():
             return _shards(index)
-    raise ModelCheckpointError(f"{folder} has neither {SAFETENSORS} nor {TORCH_FILE}, whole or in shards")
+    others = sorted(path.name for end in ("*.gguf", "*.safetensors", "*.bin") for path in folder.glob(end))
+    beside = f", but {others[0]}" if others else ""
+    raise ModelCheckpointError(f"{folder} has neither {SAFETENSORS} nor {TORCH_FILE}, whole or in shards{beside}")
 
 
 def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
@@ -163,7 +168,13 @@ def _shards(index: Path) -> list[Path]:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ModelCheckpointError(f"{index} names {absent[0]}{more}, which is not there")
     _check_places(index, shards)
-    return [index.parent / name for name in names]
+    return [_real(index.parent / name) for name in names]
+
+
+def _real(file: Path) -> Path:
+    if (pointer := pointer_problem(file)) is not None:
+        raise ModelCheckpointError(pointer)
+    return file
 
 
 def _check_places(index: Path, shards: dict[str, str]) -> None:
@@ -191,6 +202,8 @@ def _opened(file: Path) -> Iterator[safe_open]:
         with safe_open(file, framework="numpy") as tensors:
             yield tensors
     except SafetensorError as error:
+        if (pointer := pointer_problem(file)) is not None:
+            raise ModelCheckpointError(pointer) from error
         size = file.stat().st_size
         raise ModelCheckpointError(f"{file} is truncated or damaged ({size} bytes): {error}") from error
     except OSError as error:

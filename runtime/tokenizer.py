@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from wingbeat.runtime.folder_kinds import VOCABULARIES
 from wingbeat.runtime.hugging_face import load_files
 from wingbeat.runtime.own_template import render_apart
 from wingbeat.runtime.token_length import longest_token
@@ -83,6 +84,11 @@ class Tokenizer:
             read.chat_template = chat_template or read.chat_template or _processors_template(Path(directory))
             return cls(read)
         except Exception as error:
+            if not any((Path(directory) / name).is_file() for name in VOCABULARIES):
+                raise ValueError(
+                    f"no tokenizer in {directory}: there is none of {', '.join(VOCABULARIES)}; copy the files of the "
+                    "model's tokenizer there"
+                ) from error
             # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
             kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
             reason = " ".join(str(error).split())[:_MAX_REASON]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from wingbeat.runtime.folder_kinds import pointer_problem
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 FILE = "tokenizer.json"
@@ -28,6 +29,8 @@ def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no exception of its own
+        if (pointer := pointer_problem(file)) is not None:
+            raise ModelCheckpointError(pointer) from error
         reason = " ".join(str(error).split())[:200]
         raise ModelCheckpointError(f"tokenizer {file} cannot be read: {reason}") from error
     last = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)

@@ -28,11 +28,11 @@ deployments.app: cluster.autoscaling cluster.placement deployments.app_config de
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
-    deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.fp8_devices
-    runtime.free_memory runtime.heads runtime.hub runtime.hugging_face runtime.kv runtime.llm runtime.metrics
-    runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_files runtime.tensor_parallel
-    runtime.tensorrt runtime.text_stream runtime.tokenizer runtime.tokenizer_file runtime.training
-    runtime.verifier.checkpoints runtime.verifier.loading
+    deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.config_fields runtime.drafters
+    runtime.folder_kinds runtime.fp8_devices runtime.free_memory runtime.heads runtime.hub runtime.hugging_face
+    runtime.kv runtime.llm runtime.metrics runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_files
+    runtime.tensor_parallel runtime.tensorrt runtime.text_stream runtime.tokenizer runtime.tokenizer_file
+    runtime.training runtime.verifier.checkpoints runtime.verifier.loading
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
     runtime.checks runtime.free_memory runtime.graphs
 deployments.door:
@@ -55,9 +55,9 @@ deployments.model_front: deployments.api deployments.app_config deployments.flee
     deployments.metrics deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.offline: cluster.channels deployments.api deployments.cli deployments.options runtime.llm runtime.metrics
     runtime.scheduling runtime.text_stream runtime.tokenizer
-deployments.options: deployments.host_names deployments.limits runtime.config runtime.demo runtime.drafters
-    runtime.hub runtime.lora runtime.refusals runtime.scheduling runtime.settings runtime.static_tree
-    runtime.tensor_files runtime.tensor_parallel
+deployments.options: deployments.host_names deployments.limits runtime.config runtime.config_fields runtime.demo
+    runtime.drafters runtime.folder_kinds runtime.hub runtime.lora runtime.refusals runtime.scheduling
+    runtime.settings runtime.static_tree runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
 deployments.placement_watch:
@@ -97,14 +97,15 @@ runtime.config_numbers:
 runtime.demo:
 runtime.device_clock:
 runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.config runtime.demo
-    runtime.device_clock runtime.graphs runtime.head_versions runtime.heads runtime.hub runtime.hugging_face
-    runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree runtime.tensor_files
-    runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
+    runtime.device_clock runtime.folder_kinds runtime.graphs runtime.head_versions runtime.heads runtime.hub
+    runtime.hugging_face runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree
+    runtime.tensor_files runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
     runtime.graphs runtime.kv runtime.memory_promises runtime.metrics runtime.protocol runtime.round
     runtime.scheduling runtime.speculation runtime.state runtime.verifier runtime.verifier.layers
     runtime.verifier.loading runtime.verifier_errors
 runtime.file_lock:
+runtime.folder_kinds:
 runtime.fp8_devices:
 runtime.free_memory: runtime.memory_promises
 runtime.grammar: runtime.scheduling runtime.tokenizer
@@ -132,9 +133,9 @@ runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runt
 runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
     runtime.scheduling runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
-runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.heads runtime.hub runtime.hugging_face
-    runtime.protocol runtime.round runtime.scheduling runtime.settings runtime.tokenizer runtime.verifier
-    runtime.verifier.layers
+runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.folder_kinds runtime.heads runtime.hub
+    runtime.hugging_face runtime.protocol runtime.round runtime.scheduling runtime.settings runtime.tokenizer
+    runtime.verifier runtime.verifier.layers
 runtime.refusals:
 runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
     runtime.protocol runtime.scheduling runtime.speculation
@@ -145,7 +146,7 @@ runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runti
     runtime.verifier_errors
 runtime.static_tree:
 runtime.successor: runtime.prefixes runtime.tensor_files runtime.verifier.checkpoints
-runtime.tensor_files: runtime.config_fields
+runtime.tensor_files: runtime.config_fields runtime.folder_kinds
 runtime.tensor_parallel: kernels.layer runtime.config runtime.hugging_face runtime.kv runtime.lora runtime.refusals
     runtime.round runtime.verifier runtime.verifier.checkpoints runtime.verifier.layers runtime.verifier.loading
     runtime.verifier_errors
@@ -155,14 +156,14 @@ runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtim
     runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
-runtime.tokenizer: runtime.hugging_face runtime.own_template runtime.token_length
-runtime.tokenizer_file: runtime.tensor_files
+runtime.tokenizer: runtime.folder_kinds runtime.hugging_face runtime.own_template runtime.token_length
+runtime.tokenizer_file: runtime.folder_kinds runtime.tensor_files
 runtime.torchless:
 runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads
     runtime.hub runtime.hugging_face runtime.llm runtime.metrics runtime.protocol runtime.recordings
     runtime.scheduling runtime.settings runtime.tensor_files runtime.tokenizer runtime.verifier.loading
 runtime.verifier: kernels.cpu runtime.config runtime.graphs runtime.kv runtime.round runtime.verifier.layers
-runtime.verifier.checkpoints: runtime.config_numbers runtime.hugging_face runtime.tensor_files
+runtime.verifier.checkpoints: runtime.config_numbers runtime.folder_kinds runtime.hugging_face runtime.tensor_files
 runtime.verifier.layers: kernels.attention kernels.cpu kernels.kv kernels.layer runtime.kv runtime.lora runtime.media
     runtime.round runtime.scheduling runtime.state runtime.verifier_errors
 runtime.verifier.loading: kernels.cpu kernels.disk_cache runtime.config runtime.hugging_face runtime.kv runtime.media

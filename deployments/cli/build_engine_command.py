@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelFolder
+from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensor_files import weights_dtype
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
@@ -68,6 +69,11 @@ class BuildEngineConfig(ModelFolder):
         description="Tokens of the largest image, where a model takes several sizes.",
     )
     max_lora_rank: int = Field(_LIMITS.max_lora_rank, ge=1, description="Highest rank of an adapter.")
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _by_torchs_name(cls, value: str) -> str:
+        return dtype_name(value)
 
     @model_validator(mode="after")
     def _check_engines(self) -> "BuildEngineConfig":

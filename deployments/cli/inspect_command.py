@@ -18,9 +18,10 @@ from transformers.utils import logging as transformers_logging
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
 from wingbeat.deployments.cli.inspect_one_pass import drafts_in_one_pass, one_pass_findings
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
-from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
+from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import LoadOptions
+from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
 from wingbeat.runtime.heads.files import read_shapes
@@ -56,8 +57,9 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     Raises:
         UserError: it is no checkpoint, is not supported, or does not fit the verifier.
     """
-    if not is_engine_directory(folder) and not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json there; give a checkpoint's folder")
+    check_device(config.device)
+    if not is_engine_directory(folder) and (problem := folder_problem(folder)) is not None:
+        raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM
@@ -68,16 +68,12 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
     Raises:
         UserError: a checkpoint or a limit cannot be used.
     """
-    import torch
     from transformers.utils import logging as transformers_logging
 
     from wingbeat.cluster.channels.channel import InProcessChannel
-    from wingbeat.cluster.gpus import driver_problem
     from wingbeat.runtime.llm import LLM
 
-    if config.device == "cuda" and not torch.cuda.is_available():
-        problem = driver_problem(torch.__version__, torch.version.cuda)
-        raise UserError(f"--device cuda: {problem}, or use --device cpu")
+    check_device(config.device)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -86,6 +82,17 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
         raise UserError(str(error).strip().splitlines()[0]) from error
 
 
+def check_device(device: str) -> None:
+    """Raises UserError where a GPU is asked for, and torch sees none: one line that says why."""
+    import torch
+
+    from wingbeat.cluster.gpus import driver_problem
+
+    if device == "cuda" and not torch.cuda.is_available():
+        problem = driver_problem(torch.__version__, torch.version.cuda)
+        raise UserError(f"--device cuda: {problem}, or use --device cpu")
+
+
 def _num_positions(model: Path) -> int:
-    text_config = read_config(model).get_text_config()
+    text_config = load_config(ConfigFile.read(model)).get_text_config()
     return getattr(text_config, "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.runtime.hub import HubName, folder_problem
+from wingbeat.runtime.folder_kinds import folder_problem
+from wingbeat.runtime.hub import HubName
 
 _OPTIONS = ("--model", "--drafter")
 

@@ -16,9 +16,11 @@ from wingbeat.runtime.config import (
     default_by_device,
     resolve_dtype,
 )
+from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
-from wingbeat.runtime.hub import HubName, checkpoint_folder, folder_problem
+from wingbeat.runtime.folder_kinds import folder_problem
+from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.static_tree import EXAMPLE, StaticTree
@@ -94,6 +96,11 @@ class LoadOptions(ModelFolder):
         description="CPU threads; of a server, the verifier's and the drafter's each. 0 tries at start-up how many of "
         "this machine's cores their passes are worth; so does the default, where one pair is served.",
     )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _by_torchs_name(cls, value: Any) -> Any:
+        return value if value is None else dtype_name(str(value))
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`; imports torch to know whether there is one."""

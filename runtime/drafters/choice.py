@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.mtp_names import count_modules
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
@@ -84,9 +85,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     folder = checkpoint_folder(text) if name is not None else Path(text)
     if name is not None:
         return DrafterChoice(CHECKPOINT, folder, name.name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"drafter is {text!r}: the folder has no config.json; it must be {ALLOWED}")
+    if folder.exists():
+        if (problem := folder_problem(folder)) is not None:
+            raise ValueError(f"drafter is {text!r}: {problem}; it must be {ALLOWED}")
         return DrafterChoice(CHECKPOINT, folder, folder.resolve().name)
     if _IMPORT_PATH.fullmatch(text):
         return DrafterChoice(USER, text, text.rpartition(".")[2])

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.recordings.corpus import encode_documents, split_files, stdlib_root
@@ -87,8 +88,8 @@ class ExtractConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         named = self.model is None or HubName.parse(self.model) is not None
-        if not named and not (self.model / "config.json").is_file():
-            raise ValueError(f"model={str(self.model)!r} is not a folder with a config.json")
+        if not named and (problem := folder_problem(self.model)) is not None:
+            raise ValueError(f"model={str(self.model)!r}: {problem}; it must be a folder with a config.json")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
         if self.prompts is not None and not self.prompts.is_file():
@@ -98,7 +99,7 @@ class ExtractConfig(Settings):
         if self.prompts is None and not self.corpus.is_dir():
             raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device='cuda', but torch sees no CUDA device")
+            raise ValueError("device='cuda', but torch sees no CUDA device; use cpu")
         return self
 
     def model_folder(self) -> Path:

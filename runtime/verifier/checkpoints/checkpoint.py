@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.runtime.folder_kinds import head_problem
 from wingbeat.runtime.hugging_face import load_files, make_config, one_line, quiet
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
@@ -46,6 +47,8 @@ def check_files(config: ConfigFile) -> None:
     """
     check_quantiser(config)
     headers = read_headers(weight_files(config.folder))
+    if (problem := head_problem(config.folder, headers)) is not None:
+        raise ModelCheckpointError(problem)
     if headers:
         _check_layers(config, headers)
     if config.quantization is not None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime import config_numbers
+from wingbeat.runtime.folder_kinds import folder_problem, head_problem
 from wingbeat.runtime.hugging_face import make_config
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, tensor_files
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,15 +38,9 @@ class ConfigFile:
         Raises:
             ModelCheckpointError: the folder or the file is not there or cannot be read, or a field cannot be right.
         """
-        if not folder.exists():
-            raise ModelCheckpointError(f"model folder {folder} does not exist")
-        if not folder.is_dir():
-            raise ModelCheckpointError(f"model {folder} is a file: give the folder of a Hugging Face checkpoint")
+        if (problem := folder_problem(folder)) is not None:
+            raise ModelCheckpointError(f"model: {problem}; it must be a folder with a config.json")
         file = folder / "config.json"
-        if not file.exists():
-            raise ModelCheckpointError(
-                f"model directory {folder} holds no config.json: give a Hugging Face checkpoint folder"
-            )
         config = cls(folder, read_fields(file))
         config._check()
         return config
@@ -112,6 +107,8 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
     Raises:
         ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
     """
+    if (problem := head_problem(file.folder, tensor_files(file.folder))) is not None:
+        raise ModelCheckpointError(problem)
     kind, config = file.fields["model_type"], make_config(file.fields, file.folder, file.name)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")

@@ -1,0 +1,85 @@
+"""Folders that are something else than the checkpoint of a language model: what each is, and what to give instead.
+
+Told by names of files and of tensors alone. Loads no torch.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
+_HEAD_LAYERS = ("midlayer.", "layers.0.", "model.midlayer.")
+_HEAD_PARTS = ("d2t", "t2d", "fc.weight", "mask_embedding", "candidate_selector.", "markov_head.", "encoder.fc.")
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+"""Files of which a tokenizer needs one."""
+_LFS = b"version https://git-lfs"
+
+
+def folder_problem(folder: str | Path) -> str | None:
+    """What is wrong with a checkpoint's folder, told at a glance; None for one that has a config.json."""
+    folder = Path(folder)
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    if not folder.is_dir():
+        return _file_problem(folder)
+    return None if (folder / "config.json").is_file() else _without_config(folder)
+
+
+def head_problem(folder: Path, names: Collection[str]) -> str | None:
+    """What is wrong with a verifier's folder whose tensors have those names: it is a draft head; else None."""
+    plain = [name.removeprefix("model.") for name in names]
+    layered = any(name.startswith(_HEAD_LAYERS) for name in names)
+    if not (layered or any(name.startswith(_HEAD_PARTS) for name in plain)):
+        return None
+    return f"{folder} is a draft head and no model: give it as the drafter, and its verifier as the model"
+
+
+def pointer_problem(file: Path) -> str | None:
+    """What is wrong with a file that git-lfs left in the place of the real one; None for others."""
+    try:
+        with file.open("rb") as opened:
+            if not opened.read(len(_LFS)).startswith(_LFS):
+                return None
+    except OSError:
+        return None
+    return f"{file} is a pointer of git-lfs and not the file itself: run `git lfs pull` in its folder"
+
+
+def _file_problem(file: Path) -> str:
+    if file.suffix == ".gguf":
+        return f"{file} is a GGUF file; {_GGUF}"
+    if file.suffix in (*_WEIGHTS, ".json"):
+        return f"{file} is a file: give its folder"
+    return f"{file} is a file: give the folder of a Hugging Face checkpoint"
+
+
+def _without_config(folder: Path) -> str:
+    found = sorted(path.name for path in folder.iterdir())
+    if not found:
+        return f"folder {folder} is empty"
+    lacks = f"folder {folder} has no config.json"
+    if "adapter_config.json" in found:
+        base = _field(folder / "adapter_config.json", "base_model_name_or_path")
+        return f"{lacks} but an adapter_config.json: give its base model{base} as the model and it as --lora-modules"
+    if "model_index.json" in found:
+        return f"{lacks} but a model_index.json: pipelines of diffusers are no language models"
+    if any(name.endswith(".gguf") for name in found):
+        return f"{lacks} but {next(name for name in found if name.endswith('.gguf'))}; {_GGUF}"
+    if "params.json" in found:
+        return f"{lacks} but a params.json: convert it to the form of transformers, or fetch the repository that has it"
+    inner = sorted(path.parent for path in folder.glob("*/config.json")) or sorted(
+        path.parent for path in folder.glob("snapshots/*/config.json")
+    )
+    return f"{lacks}; {inner[0]} has one: give that folder" if inner else lacks
+
+
+def _field(file: Path, name: str) -> str:
+    """A field of a JSON file that is text, with a space before it; empty where there is none to be read."""
+    try:
+        fields: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    value = fields.get(name) if isinstance(fields, Mapping) else None
+    return f" {value}" if isinstance(value, str) and value else ""
