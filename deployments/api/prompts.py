@@ -325,4 +325,5 @@ class Prompts:
             if len(prompt) > limit:
                 raise prompt_too_long(param, limit, len(prompt))
             return tuple(prompt), False
-        return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
+        first = 0 if body.truncation_side == "right" else max(0, len(prompt) - kept)
+        return tuple(prompt[first : first + kept]), kept < len(prompt)

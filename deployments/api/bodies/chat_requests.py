@@ -8,6 +8,7 @@ from pydantic import FailFast, Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, flat_parts
+from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.requests import GenerationBody
 from wingbeat.deployments.api.bodies.tool_requests import (
     MAX_TOOLS,
@@ -159,10 +160,17 @@ NOT_VARIABLES = frozenset(
 """What `chat_template_kwargs` may not set: a request has fields of its own for them, or they are the server's."""
 
 
+class Thinking(Part):
+    """Whether to think; how long is the model's choice."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Any = None
+
+
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = CHAT
+    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **CHAT}
     prompt_field: ClassVar[str] = "messages"
     logprobs_field: ClassVar[str] = "top_logprobs"
 
@@ -188,6 +196,8 @@ class ChatBody(GenerationBody):
     """Variables that the chat template reads."""
     reasoning_effort: Effort | None = None
     """Handed to the chat template, none also as `enable_thinking: false`."""
+    thinking: Thinking | None = None
+    """Handed to the chat template as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
     """Handed to the chat template."""
     include_reasoning: bool | None = None
@@ -286,6 +296,8 @@ class ChatBody(GenerationBody):
     def template_variables(self) -> dict[str, Any]:
         """What else it reads."""
         variables: dict[str, Any] = dict(self.chat_template_kwargs or {})
+        if self.thinking is not None:
+            variables.setdefault("enable_thinking", self.thinking.type != "disabled")
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
             if self.reasoning_effort == "none":

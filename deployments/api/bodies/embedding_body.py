@@ -35,6 +35,8 @@ class EmbeddingsBody(RequestBody):
     """Of an embedding that is cut, where the model was trained for that."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
     """Only the last tokens of an input count, so many of them; -1 keeps what fits."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where an input is cut: right keeps its first tokens."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; true by default."""
     priority: int | None = Field(None, ge=-(2**31), le=INT32_MAX)

@@ -5,10 +5,11 @@ Nothing is ignored silently.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN_COMPLETION
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Part, Unserved
@@ -76,6 +77,8 @@ class GenerationBody(SamplingFields, RequestBody):
     """Extension: the name of a saved prefix that stands before the request's own prompt."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
     """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where a prompt is cut: right keeps its first tokens."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; by default around a plain prompt alone."""
     request_id: str | None = Field(None, pattern=REQUEST_ID)
@@ -130,7 +133,7 @@ class GenerationBody(SamplingFields, RequestBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = COMPLETION
+    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN_COMPLETION, **COMPLETION}
 
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import HostedTool, read_tools
 from wingbeat.deployments.api.bodies.unserved_fields import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT, Part, Unserved
@@ -140,7 +141,7 @@ class CountBody(RequestBody):
 class MessagesBody(CountBody):
     """`POST /v1/messages`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_MESSAGE
+    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **ANTHROPIC_MESSAGE}
 
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None

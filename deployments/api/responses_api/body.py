@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import Function
 from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Part, Unserved, ignored_fields
@@ -68,7 +69,7 @@ class StreamOptions(Part):
 class ResponsesBody(RequestBody):
     """`POST /v1/responses`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = RESPONSE
+    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **RESPONSE}
 
     model: str | None = None
     input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})

@@ -47,7 +47,7 @@ NESTED = [
     (COMPLETIONS, {"structured_outputs": {"regex": "a", "fast": True}}, "structured_outputs.fast"),
     (COMPLETIONS, {"speculation": {"mode": "tree"}}, "speculation.mode"),
     (CHAT, {"reasoning": {"effort": "low"}}, "reasoning"),
-    (CHAT, {"thinking": {"type": "enabled"}}, "thinking"),
+    (CHAT, {"thinking": {"type": "enabled", "x": 1}}, "thinking.x"),
     (CHAT, {"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
     (CHAT, {"messages": [USER, {**ASSISTANT, "annotations": [{}]}, TOOL]}, "messages[1].annotations"),
     (CHAT, {"messages": [{**USER, "parts": ["x"]}]}, "messages[0].parts"),

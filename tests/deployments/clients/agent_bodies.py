@@ -212,7 +212,7 @@ LITELLM = Agent(
         "stream": True,
         "stream_options": {"include_usage": True},
     },
-    "thinking, messages[2].provider_specific_fields, messages[2].thinking_blocks",
+    "messages[2].provider_specific_fields, messages[2].thinking_blocks",
 )
 CLINE = Agent(
     "Cline",

@@ -42,7 +42,7 @@ def test_a_server_without_parsers_answers_in_text(agent):
     [
         (CLAUDE_CODE, "<|tool|>[toolu_1]no network<|end|><|assistant|>high<think>"),
         (CODEX, "<|tool|>[call_1]sunny<|end|><|assistant|>medium"),
-        (LITELLM, "<|tool|>[call_1]sunny<|end|><|assistant|>"),
+        (LITELLM, "<|tool|>[call_1]sunny<|end|><|assistant|><think>"),
         (OPENCODE, "<|tool|>[call_1]sunny<|end|><|assistant|>"),
     ],
     ids=lambda value: getattr(value, "name", None),

@@ -1,0 +1,147 @@
+"""Every field of vLLM's, SGLang's and llama.cpp's requests is served, without effect on the text, or refused."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA
+from tests.deployments.http_world import call
+from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
+from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.bodies.unserved_fields import HEADER, WITHOUT_EFFECT
+
+FIELDS: dict[str, dict[str, list[str]]] = json.loads(DATA.read_text(encoding="utf-8"))
+KINDS = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
+PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"}
+DOCUMENT = Path(__file__).parents[3] / "docs" / "http_api.md"
+ASKING: dict[str, Any] = {
+    "cache_prompt": False,
+    "repeat_last_n": 64,
+    "n_keep": 5,
+    "separate_reasoning": False,
+    "reasoning_format": "none",
+    "stream_reasoning": False,
+    "mm_payload": "none",
+    "function_call": {"name": "f"},
+    "spaces_between_special_tokens": False,
+    "max_completion_tokens": 7,
+}
+"""Values that ask for something, where 7 does not."""
+SERVED, WITHOUT, REFUSED = "served", "without effect on the text", "refused"
+
+
+def names(endpoint: str) -> list[str]:
+    return sorted({name for fields in FIELDS.values() for name in fields[endpoint]})
+
+
+def kind_of(endpoint: str, name: str) -> str:
+    """What the tables say of a field that asks for something."""
+    body = KINDS[endpoint]
+    rule = body.unserved.get(name)
+    if rule is not None:
+        return REFUSED if rule.is_refused else WITHOUT
+    if name in {field.alias or key for key, field in body.model_fields.items()}:
+        return SERVED
+    return WITHOUT if name in WITHOUT_EFFECT else "unknown"
+
+
+def ask(endpoint: str, **fields: Any):
+    pool = ToolPool("<think>hm</think>fine")
+    own = {"messages": [USER]} if endpoint == CHAT else {"prompt": "hi"}
+    answer = call(pool, PATHS[endpoint], {**own, "seed": 1, **fields}, tokenizer=TOKENIZER, parsers=PARSERS)
+    return answer, pool
+
+
+EACH = [(endpoint, name) for endpoint in KINDS for name in names(endpoint)]
+
+
+def test_every_field_of_the_other_servers_is_known():
+    assert {len(fields[endpoint]) > 40 for fields in FIELDS.values() for endpoint in KINDS} == {True}
+    assert [(endpoint, name) for endpoint, name in EACH if kind_of(endpoint, name) == "unknown"] == []
+
+
+def test_every_rule_is_for_a_field_of_one_of_them():
+    assert sorted(FOREIGN.keys() - {name for _, name in EACH}) == []
+
+
+def test_a_refused_field_is_a_400_that_names_it():
+    for endpoint, name in EACH:
+        if kind_of(endpoint, name) == REFUSED:
+            answer, pool = ask(endpoint, **{name: ASKING.get(name, 7)})
+            assert answer.status_code == 400, (endpoint, name)
+            assert answer.json()["error"]["param"] == name
+            assert pool.requests == []
+            assert ask(endpoint, **{name: None})[0].status_code == 200, (endpoint, name)
+
+
+def test_what_is_without_effect_changes_neither_the_request_nor_the_text():
+    for endpoint in KINDS:
+        plain, plain_pool = ask(endpoint)
+        for name in names(endpoint):
+            if kind_of(endpoint, name) == WITHOUT:
+                answer, pool = ask(endpoint, **{name: ASKING.get(name, 7)})
+                assert answer.status_code == 200, (endpoint, name, answer.text)
+                assert pool.requests[0].params == plain_pool.requests[0].params
+                assert pool.requests[0].prompt_token_ids == plain_pool.requests[0].prompt_token_ids
+                assert answer.json()["choices"] == plain.json()["choices"]
+
+
+def test_a_served_field_is_never_named_as_ignored():
+    for endpoint, name in EACH:
+        if kind_of(endpoint, name) == SERVED:
+            answer, _ = ask(endpoint, **{name: 7})
+            assert name not in answer.headers.get(HEADER, ""), (endpoint, name)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_a_grammar_of_another_server_is_refused_at_every_endpoint(path):
+    own = {"input": "hi"} if path == "/v1/responses" else {"messages": [USER], "max_tokens": 5}
+    for name in ("regex", "ebnf", "grammar", "json_schema", "stop_regex", "thinking_token_budget"):
+        answer = call(ToolPool("x"), path, {**own, name: "a"}, tokenizer=TOKENIZER, parsers=PARSERS)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [(None, "efgh"), ("left", "efgh"), ("right", "abcd")], ids=["default", "left", "right"]
+)
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for(side, kept):
+    fields = {"prompt": "abcdefgh", "truncate_prompt_tokens": 4, "truncation_side": side}
+    answer, pool = ask(COMPLETIONS, **fields)
+    assert answer.status_code == 200
+    assert pool.prompt() == kept
+    assert ask(COMPLETIONS, **{**fields, "truncation_side": "middle"})[0].json()["error"]["param"] == "truncation_side"
+
+
+@pytest.mark.parametrize(("kind", "end"), [("enabled", "<think>"), ("adaptive", "<think>"), ("disabled", "")])
+def test_thinking_is_handed_to_the_template(kind, end):
+    answer, pool = ask(CHAT, thinking={"type": kind})
+    assert answer.status_code == 200
+    assert pool.prompt().endswith(f"<|assistant|>{end}")
+
+
+def rows() -> Iterator[str]:
+    """The document's table of what has no field of its own here."""
+    for name, rule in sorted(FOREIGN.items()):
+        of = [server.split()[0] for server, fields in FIELDS.items() if any(name in some for some in fields.values())]
+        yield f"| `{name}` | {', '.join(of)} | {REFUSED if rule.is_refused else WITHOUT} | {rule.why} |"
+
+
+HEADING = "| field | of | | why |\n|---|---|---|---|\n"
+
+
+def test_the_document_has_the_table():
+    found = re.search(re.escape(HEADING) + r"((?:\|[^\n]*\n)*)", DOCUMENT.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[1].splitlines() == list(rows())
+
+
+if __name__ == "__main__":
+    text = DOCUMENT.read_text(encoding="utf-8")
+    table = HEADING + "".join(f"{row}\n" for row in rows())
+    DOCUMENT.write_text(re.sub(re.escape(HEADING) + r"(?:\|[^\n]*\n)*", lambda _: table, text), encoding="utf-8")
