@@ -33,3 +33,8 @@ def origin_name(text: str) -> str:
     if name in (ANY, "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", name):
         return name
     raise ValueError(f"{text!r}: must be an origin such as https://example.org or http://localhost:3000, or '*'")
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL of a server by the address that it listens at; IPv6 addresses stand in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"

@@ -26,6 +26,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door
 from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
+from wingbeat.deployments.host_names import url_of
 from wingbeat.deployments.placement_watch import PlacementWatch
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
@@ -149,9 +150,9 @@ class ServedApplication:
     def url(self) -> str:
         """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""
         if self._door is not None:
-            return f"http://{self._host}:{self._port}"
+            return url_of(self._host, self._port)
         http = _get_global_client().http_config
-        return f"http://{http.host}:{http.port}"
+        return url_of(http.host, http.port)
 
     def wait(self) -> None:
         """Block until the application is taken down by somebody else.

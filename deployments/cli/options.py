@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from wingbeat.deployments.options.problems import first_problem, plain_type
+from wingbeat.deployments.options.words import listed
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -54,7 +55,7 @@ def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
         if get_origin(plain_type(config_class.model_fields[name].annotation)) in (tuple, list):
-            given[name] = value.split(",")
+            given[name] = listed(value)
     try:
         return config_class(**given)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -41,13 +42,40 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
     kept, values, own, bare = _sorted(_with_words(args, settings), flags | COMMANDS_OWN)
     beside = own | ({"model": bare[0]} if bare else {})
     try:
-        found = translate(flat(values), VLLM, _as_written, flags, option_name, beside)
+        found = translate(flat(_nested(values)), VLLM, _as_written, flags, option_name, beside)
     except ValueError as error:
         raise UserError(str(error)) from None
     for name in found.settings.keys() & own.keys():
         raise UserError(f"{option_name(name)} {own[name]}: another option says {found.settings[name]}; give one")
     added = [word for name, value in found.settings.items() for word in _option(name, value, flags[name])]
     return Words(kept + added, found.notes)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with a dot, as `limit_mm_per_prompt.image`, become fields of an object; `speculative_config` stays flat.
+
+    Raises:
+        ValueError: a field is given twice, or an option beside its fields is no object.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        option, *path = name.split(".")
+        if not path or option == PLACE:
+            found[name] = _merged(found[name], value, name) if isinstance(found.get(name), dict) else value
+            continue
+        field = reduce(lambda inner, key: {key: inner}, reversed(path), value)
+        found[option] = _merged(found[option], field, option) if option in found else field
+    return found
+
+
+def _merged(one: Any, other: Any, name: str) -> dict[str, Any]:
+    """An object with the fields of both; either may be its JSON."""
+    objects = [_value("", part, False, {}) if isinstance(part, str) else part for part in (one, other)]
+    if not all(isinstance(part, dict) for part in objects):
+        raise ValueError(f"{option_name(name)} is given beside one of its fields: give one of them")
+    first, second = objects
+    both = {key: _merged(first[key], second[key], f"{name}.{key}") for key in first.keys() & second.keys()}
+    return first | second | both
 
 
 def _with_words(args: Sequence[str], settings: type[BaseModel]) -> list[str]:
@@ -105,7 +133,9 @@ def _name(word: str) -> tuple[str | None, bool, str | None]:
     """An option's name with underscores, whether it is turned off, and the value behind its `=`."""
     option, sign, said = word.partition("=")
     if not option.startswith("--"):
-        return SHORT.get(option[1:] if option.startswith("-") else ""), False, said if sign else None
+        short, dot, rest = option[1:].partition(".")
+        name = SHORT.get(short if option.startswith("-") else "")
+        return name and name + dot + rest.replace("-", "_"), False, said if sign else None
     first, dot, rest = option[2:].partition(".")
     name = first.replace("-", "_")
     negated = name.startswith("no_")

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.words import listed
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance
 
 FORCED_HEADER = "X-Wingbeat-Forced-Acceptance"
@@ -27,7 +28,7 @@ class BenchmarkOptions(ModelOptions):
     def _rates_of_text(cls, value: Any) -> Any:
         if isinstance(value, int | float):
             return (value,)
-        return value.split(",") if isinstance(value, str) else value
+        return listed(value)
 
     @field_validator("forced_acceptance")
     @classmethod

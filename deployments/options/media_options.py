@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from wingbeat.deployments.limits import MAX_AUDIOS, MAX_HELD_MEDIA_BYTES, MAX_IMAGES
 from wingbeat.deployments.options.model_options import ModelOptions
-from wingbeat.deployments.options.words import object_of_json
+from wingbeat.deployments.options.words import listed, object_of_json
 from wingbeat.runtime.scheduling.media import ARE, AUDIO, IMAGE
 
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
@@ -36,7 +36,7 @@ class MediaOptions(ModelOptions):
     @field_validator("allowed_media_domains", mode="before")
     @classmethod
     def _domains_by_commas(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        return listed(value)
 
     @field_validator("allowed_media_domains")
     @classmethod

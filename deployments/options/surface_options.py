@@ -11,6 +11,7 @@ from wingbeat.deployments.limits import MAX_ANSWER_BYTES, MAX_BODY_BYTES
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, check_parser
 from wingbeat.deployments.options.span_packages import check_packages
+from wingbeat.deployments.options.words import listed
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 OF_REQUESTS = "request"
@@ -78,7 +79,7 @@ class SurfaceOptions(ModelOptions):
     @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_by_commas(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        return listed(value)
 
     @field_validator("api_key", "operator_key")
     @classmethod

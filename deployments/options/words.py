@@ -1,4 +1,4 @@
-"""How words of a command line become values: one that says nothing, and objects as JSON."""
+"""How words of a command line become values: one that says nothing, objects as JSON, and lists."""
 
 import json
 from typing import Any, get_args
@@ -41,3 +41,15 @@ def object_of_json(text: Any, example: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ValueError(f"must be a JSON object such as {example}, got {text!r}") from error
+
+
+def listed(text: Any) -> Any:
+    """Items of a list as the command line has it, in JSON or between commas; what is no text is returned as it is."""
+    if not isinstance(text, str):
+        return text
+    try:
+        items = json.loads(text)
+    except ValueError:
+        # An address such as [::1] begins as a list does.
+        items = None
+    return items if isinstance(items, list) else [part.strip() for part in text.split(",")]

@@ -263,3 +263,55 @@ def test_what_vllm_captures_is_read_by_its_mode(value, settings):
         return
     with pytest.raises(ValueError, match="^" + re.escape(settings)):
         read("compilation_config", value, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("--limit-mm-per-prompt.image 2", {"limit_mm_per_prompt": {"image": 2}}),
+        (
+            "--limit-mm-per-prompt.image=2 --limit_mm_per_prompt.audio 0",
+            {"limit_mm_per_prompt": {"image": 2, "audio": 0}},
+        ),
+        ("--limit-mm-per-prompt.image.count 2", {"limit_mm_per_prompt": {"image": 2}}),
+        (
+            "--limit-mm-per-prompt '{\"audio\": 1}' --limit-mm-per-prompt.image 2",
+            {"limit_mm_per_prompt": {"audio": 1, "image": 2}},
+        ),
+        ("--limit-mm-per-prompt '{\"image\": 2}'", {"limit_mm_per_prompt": {"image": 2}}),
+        ("--compilation-config.cudagraph_mode FULL", {"cuda_graphs": "full"}),
+        ("--compilation-config.cudagraph-mode=NONE", {"cuda_graphs": "none"}),
+        ("--speculative-config.method ngram --speculative-config.num_speculative_tokens 3", {"drafter": "ngram"}),
+        ('--speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'', {"drafter": "ngram"}),
+        ("--allowed-origins '[\"*\"]'", {"allowed_origins": ("*",)}),
+        (
+            '--allowed-origins \'["http://a.example", "http://b.example"]\'',
+            {"allowed_origins": ("http://a.example", "http://b.example")},
+        ),
+        (
+            "--allowed-origins http://a.example,http://b.example",
+            {"allowed_origins": ("http://a.example", "http://b.example")},
+        ),
+        ("--allowed-hosts '[\"[::1]\"]'", {"allowed_hosts": ("[::1]",)}),
+        ("--allowed-hosts [::1],localhost", {"allowed_hosts": ("[::1]", "localhost")}),
+        ("--allowed-media-domains '[\"a.example\"]'", {"allowed_media_domains": ("a.example",)}),
+    ],
+)
+def test_nested_options_and_lists_are_read_in_each_of_vllms_spellings(words: str, settings: dict[str, Any]):
+    found, _ = settings_of(f"{MODEL} {words}")
+    assert {name: found[name] for name in settings} == settings
+
+
+def test_a_field_of_an_option_that_changes_nothing_is_a_note():
+    _, notes = settings_of(f"{MODEL} --structured-outputs-config.backend xgrammar")
+    assert [note.partition(" ")[0] for note in notes] == ["--structured-outputs-config"]
+
+
+def test_short_names_take_fields_too():
+    found, _ = settings_of(f"{MODEL} -cc.cudagraph_mode FULL")
+    assert found["cuda_graphs"] == "full"
+
+
+def test_an_option_and_its_field_that_do_not_fit_are_one_line():
+    with pytest.raises(UserError, match="given beside one of its fields"):
+        without_vllm(shlex.split("--limit-mm-per-prompt 4 --limit-mm-per-prompt.image 2"), AppConfig)
