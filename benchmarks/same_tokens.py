@@ -29,7 +29,8 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.recordings.corpus import read_text, split_files, stdlib_root
+from wingbeat.runtime.recordings.corpus import read_text, split_files
+from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.drafters.suffix_automaton import SuffixAutomaton, Text
-from wingbeat.runtime.recordings.corpus import stdlib_root
+from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
 HISTORIES = (1000, 8000, 64000)

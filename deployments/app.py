@@ -19,6 +19,7 @@ from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.gpu_shares import shares_here, shares_in_cluster
+from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.ray_cluster import PROXY_ENV
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
@@ -134,7 +135,7 @@ def _verifier(config: AppConfig, accelerator_type: str | None = None, name: str 
         name=name,
         ray_actor_options={
             **verifier.actor_options(),
-            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars() | config.environment()},
+            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars() | _environment(config)},
         },
         placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size, accelerator_type),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
@@ -153,7 +154,7 @@ def _drafter_pool(name: str) -> serve.Deployment:
     return serve.deployment(
         DrafterPool,
         name=name,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV}},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV | level_environment()}},
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,
         logging_config=LoggingConfig(enable_access_log=False),
@@ -185,7 +186,8 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
 
 
 def _environment(config: AppConfig) -> dict[str, str]:
-    return {name: value for one in config.served() for name, value in one.environment().items()}
+    own = {name: value for one in config.served() for name, value in one.environment().items()}
+    return own | level_environment()
 
 
 def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:

@@ -1,11 +1,35 @@
 """Where the log lines of Wingbeat's own modules go in a process of the application."""
 
 import logging
+import os
 import sys
+from enum import StrEnum
 
 from wingbeat.deployments.request_context import ACCESS, current
 
+LEVEL_VARIABLE = "WINGBEAT_LOG_LEVEL"
+"""Environment variable of every process of an application: the level that it starts with."""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
+
+
+class LogLevel(StrEnum):
+    """Least level of the lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def level_at_start() -> str:
+    """The level in the environment; info where the environment has none."""
+    level = os.environ.get(LEVEL_VARIABLE, "")
+    return level if level in {*LogLevel} else LogLevel.INFO.value
+
+
+def level_environment() -> dict[str, str]:
+    """The environment that gives other processes the level of this process's environment."""
+    return {LEVEL_VARIABLE: level_at_start()} if LEVEL_VARIABLE in os.environ else {}
 
 
 class RequestIdFilter(logging.Filter):
@@ -20,9 +44,9 @@ class RequestIdFilter(logging.Filter):
 
 
 def show_log() -> None:
-    """Write lines from INFO up to stderr, which Ray gathers: without a handler, Python shows warnings alone.
+    """Write lines from `level_at_start` up to stderr, which Ray gathers.
 
-    Leaves a logger alone that has a handler already.
+    Without a handler, Python shows warnings alone. Leaves a logger alone that has a handler already.
     """
     logger = logging.getLogger("wingbeat")
     if logger.handlers:
@@ -31,7 +55,7 @@ def show_log() -> None:
     handler.addFilter(RequestIdFilter())
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    set_log_level(level_at_start())
 
 
 def set_log_level(level: str) -> None:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.static_tree import StaticTree
@@ -122,6 +122,7 @@ PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Of weights and KV, by torch's names."""
+FloatName = Literal["float32", "bfloat16", "float16"]
 INT8 = "int8"
 """In the place of a dtype: float32, but for the weights of linear layers, which are rounded to eight bits with a scale
 for each output channel."""

@@ -23,8 +23,8 @@ deployments.api: deployments.fleet deployments.host_names deployments.limits dep
     deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
     runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
-    deployments.gpu_shares deployments.options deployments.ray_cluster deployments.replica deployments.router
-    deployments.surface
+    deployments.gpu_shares deployments.log deployments.options deployments.ray_cluster deployments.replica
+    deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
@@ -55,8 +55,8 @@ deployments.model_front: deployments.api deployments.app_config deployments.flee
     deployments.metrics deployments.options deployments.surface runtime.tokenizer runtime.verifier.checkpoints
 deployments.offline: cluster.channels deployments.api deployments.cli deployments.options runtime.llm runtime.metrics
     runtime.scheduling runtime.text_stream runtime.tokenizer
-deployments.options: deployments.host_names deployments.limits runtime.config runtime.config_fields runtime.demo
-    runtime.drafters runtime.folder_kinds runtime.hub runtime.lora runtime.refusals runtime.scheduling
+deployments.options: deployments.host_names deployments.limits deployments.log runtime.config runtime.config_fields
+    runtime.demo runtime.drafters runtime.folder_kinds runtime.hub runtime.lora runtime.refusals runtime.scheduling
     runtime.settings runtime.static_tree runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
 deployments.parsing: deployments.options runtime.grammar
@@ -133,9 +133,9 @@ runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runt
 runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
     runtime.scheduling runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config
-runtime.recordings: kernels.sampling runtime.demo runtime.file_lock runtime.folder_kinds runtime.heads runtime.hub
-    runtime.hugging_face runtime.protocol runtime.round runtime.scheduling runtime.settings runtime.tokenizer
-    runtime.verifier runtime.verifier.layers
+runtime.recordings: kernels.sampling runtime.config runtime.demo runtime.file_lock runtime.folder_kinds runtime.heads
+    runtime.hub runtime.hugging_face runtime.protocol runtime.round runtime.scheduling runtime.settings
+    runtime.tokenizer runtime.verifier runtime.verifier.layers
 runtime.refusals:
 runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.device_clock runtime.graphs runtime.kv
     runtime.protocol runtime.scheduling runtime.speculation

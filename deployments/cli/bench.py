@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
-from rich.console import Console
-from rich.table import Table
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
@@ -17,6 +15,8 @@ from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from wingbeat.runtime.llm import LLM
 
 PROMPTS = (
@@ -101,6 +101,8 @@ def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
+        from rich.console import Console
+
         console = Console()
         for table in tables(report, config):
             console.print(table)
@@ -128,8 +130,10 @@ def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Repo
     )
 
 
-def tables(report: Report, config: BenchConfig) -> list[Table]:
+def tables(report: Report, config: BenchConfig) -> "list[Table]":
     """Speed of both modes, and acceptance per depth of the tree."""
+    from rich.table import Table
+
     length = f"{report.metrics.acceptance_length:.2f}"
     same = "same tokens in both" if report.same_tokens else "[red]tokens differ[/red]"
     if config.forced_acceptance is not None:

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterable, Iterator
 
-from pydantic import Field
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
+from wingbeat.deployments.cli.doctor_options import DoctorConfig
+from wingbeat.deployments.cli.local import OpenEngine
 from wingbeat.deployments.doctor.driver import sees_gpu
 from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, examine
 from wingbeat.deployments.doctor.gpu import gpu_parts
@@ -17,12 +17,6 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
 _LOAD_S, _NUM_TOKENS = 1800.0, 16
-
-
-class DoctorConfig(LocalConfig):
-    """Options of `wingbeat doctor`."""
-
-    load: bool = Field(True, description="Load the model and its drafter too, and let them write a few tokens.")
 
 
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
@@ -59,7 +53,7 @@ def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
         yield finding
 
 
-def _written(config: LocalConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
+def _written(config: DoctorConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
     """The load holds the model against transformers, its graphs against eager rounds, and tests the drafter."""
     llm = open_engine(config, 1)
     loaded, test = llm.engine.loaded, llm.self_test

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
 from wingbeat.deployments.cli.inspect_one_pass import drafts_in_one_pass, one_pass_findings
+from wingbeat.deployments.cli.inspect_options import InspectConfig
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
@@ -40,15 +40,6 @@ _DEEP = 1024
 """Layers of a verifier that is not known: more than any has, so that all readings of ids are possible."""
 _AT_ONCE = 16
 """Sequences of the self-test's engine."""
-
-
-class InspectConfig(LoadOptions):
-    """Options of `wingbeat inspect`, the folder apart."""
-
-    model: Path | None = Field(
-        None,
-        description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
-    )
 
 
 def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_engine: OpenEngine) -> None:

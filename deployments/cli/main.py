@@ -1,5 +1,6 @@
 """The `wingbeat` command. Errors of the caller are one line on stderr and exit code 2."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +19,12 @@ from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
+from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.cli.vllm_words import without_vllm
 from wingbeat.deployments.cli.weights_command import add_weights_commands
 from wingbeat.deployments.gpu_shares import shares_here
-from wingbeat.deployments.log import show_lines
+from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_lines, show_log
 from wingbeat.deployments.options.foreign_names import hint
 from wingbeat.deployments.start_up import StartUp
 
@@ -33,6 +35,15 @@ ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name
 
 _READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
+Level = Annotated[
+    LogLevel | None,
+    typer.Option(
+        "--log-level",
+        metavar="|".join(LogLevel),
+        show_default=False,
+        help="Least level of Wingbeat's own log lines.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -93,17 +104,20 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default=False)] = None,
         stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
         as_json: JsonOption = False,
+        log_level: Level = None,
     ) -> None:
         """Continue a prompt in this process."""
+        _show_log_from(log_level)
         generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
 
-    def bench(config: BenchConfig, as_json: JsonOption = False) -> None:
+    def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
         """Compare speculative with plain decoding in this process."""
+        _show_log_from(log_level)
         bench_command(config, as_json, open_engine)
 
-    app.command("serve")(model_command(AppConfig, _serve, arguments=("model", "drafter")))
-    app.command("generate")(model_command(GenerateConfig, generate))
-    app.command("bench")(model_command(BenchConfig, bench))
+    app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
+    app.command("generate", cls=GroupedCommand)(model_command(GenerateConfig, generate))
+    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
     _add_doctor(app, open_engine)
     _add_build_engine(app)
@@ -121,6 +135,13 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     return app
 
 
+def _show_log_from(level: LogLevel | None) -> None:
+    """Show log lines from a level up; without a level, warnings alone, as Python does."""
+    if level is not None:
+        os.environ[LEVEL_VARIABLE] = level.value
+        show_log()
+
+
 def _show_version(asked: bool) -> None:
     if asked:
         print(f"wingbeat {version('wingbeat')}")
@@ -136,15 +157,24 @@ def _serve(
         typer.Option(
             metavar="HOST:PORT",
             show_default=False,
+            rich_help_panel=CLUSTER,
             help="Running Ray cluster, of which this machine is a node, to serve in, or 'auto' for the one started "
             "here. The application ends with this command.",
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="In a running cluster, return once it serves and leave the application.")
+        bool,
+        typer.Option(
+            "--detach",
+            rich_help_panel=CLUSTER,
+            help="In a running cluster, return once it serves and leave the application.",
+        ),
     ] = False,
+    log_level: Level = None,
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
+    if log_level is not None:
+        os.environ[LEVEL_VARIABLE] = log_level.value  # of the processes that Ray starts
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the checkpoints")
@@ -175,7 +205,7 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
     def inspect(context: typer.Context) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
         check_named_folders(context.args, takes_folder=True)
-        from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
+        from wingbeat.deployments.cli.inspect_options import InspectConfig
 
         def run(
             config: InspectConfig,
@@ -186,6 +216,8 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
             as_json: JsonOption = False,
         ) -> None:
             """Show what a checkpoint holds, and how it drafts for a verifier."""
+            from wingbeat.deployments.cli.inspect_command import inspect_command
+
             inspect_command(config, folder, as_json, open_engine)
 
         _run_now(context, InspectConfig, run)
@@ -198,14 +230,16 @@ def _add_doctor(app: typer.Typer, open_engine: OpenEngine) -> None:
 
     def doctor(context: typer.Context) -> None:
         """Say what this machine can serve with, part by part."""
-        from wingbeat.deployments.cli.doctor_command import DoctorConfig, doctor_command
+        from wingbeat.deployments.cli.doctor_options import DoctorConfig
 
         def run(config: DoctorConfig, as_json: JsonOption = False) -> None:
             """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
+            from wingbeat.deployments.cli.doctor_command import doctor_command
+
             raise typer.Exit(doctor_command(config, as_json, open_engine))
 
         own = _new_app(run.__doc__)
-        own.command()(model_command(DoctorConfig, run, arguments=("model", "drafter")))
+        own.command(cls=GroupedCommand)(model_command(DoctorConfig, run, arguments=("model", "drafter")))
         raise typer.Exit(own(context.args, prog_name=context.command_path, standalone_mode=False))
 
     app.command("doctor", context_settings=_READS_LATER)(doctor)
@@ -217,10 +251,12 @@ def _add_build_engine(app: typer.Typer) -> None:
     def build_engine(context: typer.Context) -> None:
         """Make an engine directory of a model and its drafter, for --engine-dir."""
         check_named_folders(context.args)
-        from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, build_engine_command
+        from wingbeat.deployments.cli.build_engine_options import BuildEngineConfig
 
         def run(config: BuildEngineConfig) -> None:
             """Export a verifier and its EAGLE head to ONNX, and build TensorRT engines of them."""
+            from wingbeat.deployments.cli.build_engine_command import build_engine_command
+
             build_engine_command(config)
 
         _run_now(context, BuildEngineConfig, run)
@@ -229,7 +265,7 @@ def _add_build_engine(app: typer.Typer) -> None:
 
 
 def _add_train(app: typer.Typer) -> None:
-    """`train` reads its own arguments later: its options come from modules that import torch."""
+    """`train` reads its own arguments later, so that folders which are not there are said first."""
 
     def train(context: typer.Context) -> None:
         """Train a drafter for a verifier."""
@@ -245,11 +281,12 @@ def _add_extract(app: typer.Typer) -> None:
     def extract(context: typer.Context) -> None:
         """Record a verifier's hidden states, for training a drafter."""
         check_named_folders(context.args)
-        from wingbeat.deployments.cli.extract_command import extract_command
-        from wingbeat.runtime.recordings.extract import ExtractConfig
+        from wingbeat.runtime.recordings.extract_config import ExtractConfig
 
         def run(config: ExtractConfig) -> None:
             """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            from wingbeat.deployments.cli.extract_command import extract_command
+
             extract_command(config)
 
         _run_now(context, ExtractConfig, run)
@@ -260,21 +297,23 @@ def _add_extract(app: typer.Typer) -> None:
 def _run_now(context: typer.Context, config_class: type[Config], run: Callable[..., None]) -> None:
     """Read the arguments that were left for later."""
     own = _new_app(run.__doc__)
-    own.command()(model_command(config_class, run))
+    own.command(cls=GroupedCommand)(model_command(config_class, run))
     own(context.args, prog_name=context.command_path, standalone_mode=False)
 
 
 def _train_app() -> typer.Typer:
-    from wingbeat.cluster.channels.channel import InProcessChannel
-    from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
+    from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
     app = _new_app("Train a draft head for a verifier.")
 
     def drafter(config: TrainDrafterConfig) -> None:
         """Train a draft head for a verifier."""
+        from wingbeat.cluster.channels.channel import InProcessChannel
+        from wingbeat.runtime.training.drafter import train_drafter
+
         _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
 
-    app.command("drafter")(model_command(TrainDrafterConfig, drafter))
+    app.command("drafter", cls=GroupedCommand)(model_command(TrainDrafterConfig, drafter))
     app.callback()(lambda: None)  # so that one command has its name too
     return app
 

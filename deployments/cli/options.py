@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from wingbeat.deployments.cli.panels import panel_of, place
 from wingbeat.deployments.options.problems import first_problem, plain_type
 from wingbeat.deployments.options.words import listed
 
@@ -38,10 +39,11 @@ def model_command(
         run(build_config(config_class, values), **own_values)
 
     parameters = [_argument(name) for name in arguments]
-    parameters += [_parameter(name, field) for name, field in config_class.model_fields.items()]
+    panel = panel_of(config_class)
+    options = [_parameter(name, config_class.model_fields[name], panel(name)) for name in config_class.model_fields]
     # Typer reads the signature; keyword-only, because options have no order.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    command.__signature__ = inspect.Signature([*parameters, *own])
+    command.__signature__ = inspect.Signature([*parameters, *sorted([*options, *own], key=place)])
     command.__doc__ = run.__doc__
     return command
 
@@ -87,18 +89,25 @@ def _take_argument(name: str, values: dict[str, Any]) -> None:
     values[name] = given
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parameter:
     kind = plain_type(field.annotation)
     flag = option_name(name)
     description = f"{field.description or ''} {_default_text(field)}".strip()
     if kind is bool:
         flags = f"{flag}/--no-{flag.removeprefix('--')}"
-        annotation = Annotated[bool | None, typer.Option(flags, help=description, show_default=False)]
+        annotation = Annotated[
+            bool | None, typer.Option(flags, help=description, show_default=False, rich_help_panel=panel)
+        ]
     else:
         words = list(map(str, get_args(kind))) if get_origin(kind) is Literal else []
         complete = (lambda incomplete: [word for word in words if word.startswith(incomplete)]) if words else None
         option = typer.Option(
-            flag, help=description, metavar=_metavar(kind), show_default=False, autocompletion=complete
+            flag,
+            help=description,
+            metavar=_metavar(kind),
+            show_default=False,
+            autocompletion=complete,
+            rich_help_panel=panel,
         )
         annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

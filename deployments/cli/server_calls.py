@@ -1,14 +1,15 @@
 """Calls of a server that runs, as its operator, and the options that say which server and by which key."""
 
 import json
-import urllib.error
-import urllib.parse
-import urllib.request
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from wingbeat.deployments.cli.options import UserError
+
+if TYPE_CHECKING:
+    import urllib.error
 
 TIMEOUT_S = 600.0
 """A prefix is computed behind what the engines have to do already."""
@@ -19,13 +20,6 @@ Key = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the server answers.")]
 LOCAL = "http://127.0.0.1:8000"
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key is for this server alone."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
 
 
 def call_server(
@@ -41,6 +35,15 @@ def call_server(
     Raises:
         UserError: it cannot be reached, or refuses.
     """
+    import urllib.error
+    import urllib.request
+
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
+        """The key is for this server alone."""
+
+        def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--url is {url!r}: must begin by http:// or https://")
     headers = {} if body is None else {"Content-Type": "application/json"}
@@ -48,8 +51,9 @@ def call_server(
         headers["Authorization"] = f"Bearer {key.partition(',')[0].strip()}"
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, content, headers, method=method)
+    no_proxies = [urllib.request.ProxyHandler({})] if _is_of_this_machine(url) else []
     try:
-        with urllib.request.build_opener(_NoRedirects, *_proxies(url)).open(request, timeout=timeout_s) as answer:
+        with urllib.request.build_opener(NoRedirects, *no_proxies).open(request, timeout=timeout_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise UserError(_message(error)) from error
@@ -57,13 +61,13 @@ def call_server(
         raise UserError(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
 
 
-def _proxies(url: str) -> list[urllib.request.ProxyHandler]:
-    """Those of the environment, but for a server of this machine, which no proxy reaches."""
-    host = urllib.parse.urlsplit(url).hostname or ""
-    return [urllib.request.ProxyHandler({})] if host in ("localhost", "::1") or host.startswith("127.") else []
+def _is_of_this_machine(url: str) -> bool:
+    """Whether a server runs here, where no proxy of the environment reaches."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _message(error: "urllib.error.HTTPError") -> str:
     try:
         return json.load(error)["error"]["message"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -14,7 +14,7 @@ from wingbeat.deployments.options.problems import plain_type
 from wingbeat.deployments.options.speculative_config import PLACE, flat
 from wingbeat.deployments.options.vllm_options import SHORT, VLLM
 
-COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "help": True}
+COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "log_level": False, "help": True}
 """Options of `wingbeat serve` beside the settings: whether no value follows."""
 _NAMES, _ADAPTERS = "served_model_name", "lora_modules"
 """Of which vLLM takes one word after the other."""

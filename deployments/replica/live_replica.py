@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from wingbeat.deployments.log import set_log_level
+from wingbeat.deployments.log import level_at_start, set_log_level
 from wingbeat.deployments.options.live_options import LiveLogOptions
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
@@ -18,7 +18,7 @@ TOLD_S = 20.0
 class LiveReplica:
     """A replica around an engine that is replaced when it dies."""
 
-    log_level = "info"
+    log_level = level_at_start()
     """Of its lines and its engine's, the next engine's too."""
     _engines: EngineSupervisor
     _is_up = False

@@ -5,7 +5,6 @@ so that a resumed run sees exactly the batches an uninterrupted one would have s
 """
 
 import hashlib
-import sysconfig
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -42,11 +41,6 @@ class CorpusSplit(NamedTuple):
 
     train: list[Path]
     held_out: list[Path]
-
-
-def stdlib_root() -> Path:
-    """The folder of this interpreter's standard library."""
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit:

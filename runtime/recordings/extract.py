@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.recordings.corpus import encode_documents, split_files, stdlib_root
-from wingbeat.runtime.recordings.format import DTYPES, FloatName, Record, RecordingIndex, RecordingSpec
+from wingbeat.runtime.recordings.corpus import encode_documents, split_files
+from wingbeat.runtime.recordings.extract_config import MIN_ANSWER, ExtractConfig
+from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingIndex, RecordingSpec
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.own_text import continue_texts, read_texts
 from wingbeat.runtime.recordings.recording_sources import (
@@ -25,12 +22,9 @@ from wingbeat.runtime.recordings.recording_sources import (
     read_prompts,
 )
 from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
-from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import end_of_text_ids
 
-_MIN_ANSWER = 16
-"""Tokens an answer must have room for, or its prompt is left out."""
 _TEXT_SETTINGS = (
     "sequence_length",
     "own_share",
@@ -42,74 +36,6 @@ _TEXT_SETTINGS = (
     "seed",
 )
 """What decides the shards' content, beside what `RecordingSpec` has fields for."""
-
-
-class ExtractConfig(Settings):
-    """Settings of `extract`.
-
-    Raises:
-        pydantic.ValidationError: a field is out of range, or names no folder, file or available device.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: Path | None = Field(None, description="Folder of the verifier's checkpoint; without it the demo's.")
-    output: Path = Field(description="Folder of the recording; one that is there is continued.")
-    corpus: Path = Field(
-        default_factory=stdlib_root,
-        description="Folder of text files; the default is this interpreter's standard library.",
-    )
-    suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
-    prompts: Path | None = Field(
-        None, description='JSON Lines file of {"prompt": text} or {"messages": [...]} to answer, in place of a corpus.'
-    )
-    sequences: int = Field(4096, gt=0, description="Sequences to record; with prompts, at most.")
-    sequence_length: int = Field(256, gt=8, description="Tokens per sequence; with prompts, at most.")
-    own_share: float = Field(
-        0.75, ge=0, le=1, description="Share of the corpus sequences that the verifier writes itself after a beginning."
-    )
-    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
-    temperature: float = Field(0.8, gt=0, le=100, description="Temperature of the rest.")
-    tap_layers: tuple[int, ...] | None = Field(
-        None,
-        description="Layers whose input is tapped, the number of layers standing for the final norm's output; by "
-        "default (2, n // 2, n - 3), spread out for shallow models.",
-    )
-    top_k: int = Field(32, ge=0, description="Logits kept per token; 0 keeps none.")
-    taps_dtype: FloatName = Field("bfloat16", description="Of the stored hidden states.")
-    dtype: FloatName = Field("float32", description="Of the verifier's arithmetic, and of the stored logits.")
-    batch_size: int = Field(64, gt=0, description="Sequences the verifier continues at once.")
-    shard_bytes: int = Field(128 * 2**20, gt=0, description="Size of a shard, about: what a kill can lose.")
-    max_bytes: int = Field(20 * 10**9, gt=0, description="Of all shards: the run stops before it would exceed them.")
-    seed: int = Field(0, ge=0, description="Of the data order and of sampling.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the verifier runs.")
-    threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        named = self.model is None or HubName.parse(self.model) is not None
-        if not named and (problem := folder_problem(self.model)) is not None:
-            raise ValueError(f"model={str(self.model)!r}: {problem}; it must be a folder with a config.json")
-        if self.output.exists() and not self.output.is_dir():
-            raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
-        if self.prompts is not None and not self.prompts.is_file():
-            raise ValueError(f"prompts={str(self.prompts)!r} is not a file")
-        if self.prompts is not None and self.sequence_length <= _MIN_ANSWER:
-            raise ValueError(f"sequence_length={self.sequence_length} leaves no answer {_MIN_ANSWER} tokens")
-        if self.prompts is None and not self.corpus.is_dir():
-            raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device='cuda', but torch sees no CUDA device; use cpu")
-        return self
-
-    def model_folder(self) -> Path:
-        """The verifier's checkpoint.
-
-        Raises:
-            FileNotFoundError: the demo is asked for and not there.
-            HubError: it has a name of the hub and is not to be had.
-        """
-        return demo_pair().verifier if self.model is None else checkpoint_folder(self.model)
 
 
 class ExtractResult(NamedTuple):
@@ -218,7 +144,7 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
     sampling = Sampling(config.greedy_fraction, config.temperature, config.seed)
     if config.prompts is not None:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))
-        return PromptSource(prompts, config.sequence_length, _MIN_ANSWER, sampling)
+        return PromptSource(prompts, config.sequence_length, MIN_ANSWER, sampling)
     tokenizer = Tokenizer.load(folder).hugging_face
     # The files held out of every training run are held out here as well.
     documents = encode_documents(tokenizer, split_files(config.corpus, config.suffixes).train)

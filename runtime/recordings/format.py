@@ -10,6 +10,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from wingbeat.runtime.config import FloatName
+
 FORMAT = "wingbeat-capture"
 VERSION = 1
 INDEX_FILE = "index.json"
@@ -18,7 +20,6 @@ HEADER_BYTES = 4096
 """No less than a shard's bytes beside its tensors."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-FloatName = Literal["float32", "bfloat16", "float16"]
 
 
 class RecordingError(ValueError):

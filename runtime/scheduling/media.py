@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays = dict[str, np.ndarray]
+else:
+    Arrays = dict[str, Any]  # commands show their help without numpy
 
 IMAGE, AUDIO = "image", "audio"
 """Kinds of media."""
@@ -24,7 +29,7 @@ class MediaInput(NamedTuple):
     """Placeholder tokens."""
     digest: bytes
     """16 bytes, of the arrays."""
-    arrays: dict[str, np.ndarray]
+    arrays: Arrays
     """By the name that the model's encoder has for it: pixels, and what says how they lie; or a spectrogram."""
     grid: tuple[int, int] | None = None
     """Its tokens' rows and columns, where the model rotates by them; None where it rotates by positions alone."""
@@ -35,11 +40,13 @@ class MediaInput(NamedTuple):
         cls,
         start: int,
         length: int,
-        arrays: Mapping[str, np.ndarray],
+        arrays: "Mapping[str, np.ndarray]",
         grid: tuple[int, int] | None = None,
         kind: str = IMAGE,
     ) -> "MediaInput":
         """With the digest of its arrays."""
+        import numpy as np
+
         held = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
         digest = blake2b(digest_size=2 * _WORD)
         for name, array in held.items():

@@ -14,6 +14,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
+from wingbeat.runtime.tensorrt.limits import Limits
 
 FORMAT_VERSION = 3
 
@@ -22,34 +23,6 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 class EngineDirectoryError(ValueError):
     """An engine directory cannot be used; one line that names the file and the field."""
-
-
-class Limits(BaseModel):
-    """How large the shapes of an engine's stages get."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_batch_size: int = Field(16, ge=1)
-    """Sequences of one pass."""
-    max_input_len: int = Field(512, ge=1)
-    """Prompt tokens of one pass and sequence."""
-    max_kv_cache_capacity: int = Field(2048, ge=1)
-    """Tokens of the longest sequence."""
-    max_verify_tree_size: int = Field(64, ge=1)
-    """Tree nodes that the verifier checks per sequence and round, the root included."""
-    max_draft_tree_size: int = Field(64, ge=1)
-    """Tree nodes that the drafter grows from per sequence."""
-    max_loras: int = Field(0, ge=0)
-    """LoRA adapters that the verifier's graph has room for."""
-    max_lora_rank: int = Field(16, ge=1)
-    """Of each."""
-    max_image_tokens: int = Field(1024, ge=1)
-    """Of an image, where images have grids of their own."""
-
-    @property
-    def capacity(self) -> int:
-        """Rows of a sequence's KV: its tokens, and the nodes of a tree behind them."""
-        return self.max_kv_cache_capacity + max(self.max_verify_tree_size, self.max_draft_tree_size)
 
 
 class GraphConfig(BaseModel):

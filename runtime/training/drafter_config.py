@@ -5,10 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import ConfigDict, Field, model_validator
 
-from wingbeat.runtime.recordings.corpus import stdlib_root
+from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.settings import Settings
 
 Family = Literal["eagle3", "eagle3.1", "eagle1", "mtp", "dflash", "jetspec", "dspark", "dflash2", "p-eagle"]
@@ -31,6 +30,12 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "layout": frozenset({"eagle3", "eagle3.1", "eagle1"}),
 }
 """Settings that some families have, and which; the others refuse them."""
+
+
+def _torch_sees_cuda() -> bool:
+    import torch  # takes seconds, for which no command's help should wait
+
+    return torch.cuda.is_available()
 
 
 class TrainDrafterConfig(Settings):
@@ -170,7 +175,7 @@ class TrainDrafterConfig(Settings):
             raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device={self.device!r} is not one of cpu, cuda, cuda:<index>")
-        if self.device != "cpu" and not torch.cuda.is_available():
+        if self.device != "cpu" and not _torch_sees_cuda():
             raise ValueError(f"device={self.device!r}, but torch sees no CUDA device")
         for option, package in (("plot", "matplotlib"), ("tensorboard", "tensorboard")):
             if getattr(self, option) and find_spec(package) is None:

@@ -1,0 +1,11 @@
+"""Options of `wingbeat doctor`; loads no torch."""
+
+from pydantic import Field
+
+from wingbeat.deployments.cli.local import LocalConfig
+
+
+class DoctorConfig(LocalConfig):
+    """Options of `wingbeat doctor`."""
+
+    load: bool = Field(True, description="Load the model and its drafter too, and let them write a few tokens.")

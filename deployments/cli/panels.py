@@ -1,0 +1,102 @@
+"""Groups of options in a command's help, which typer calls panels: the most used first, the others by their subject."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+from typer.core import TyperCommand
+
+MOST_USED = (
+    *("model", "drafter", "host", "port", "api_key", "served_model_name", "max_model_len", "max_num_seqs"),
+    *("dtype", "num_replicas"),
+)
+"""Options of `wingbeat serve` that most starts give, first in its help; the settings among them are first in others."""
+
+MODEL, DRAFTING, MEMORY = "Model and weights", "Drafting", "Batches and memory"
+CLUSTER, LIMITS, API = "Replicas and Ray", "Queues and time limits", "HTTP API"
+FEATURES, LEARNING, MEASURING = (
+    "Adapters, images and audio, embeddings, prefixes",
+    "Learning and recording",
+    "Measuring",
+)
+TITLES = (MODEL, DRAFTING, MEMORY, API, CLUSTER, LIMITS, FEATURES, LEARNING, MEASURING)
+"""In the order of help."""
+
+_OF_CLASS = {
+    "LoadOptions": MODEL,
+    "ModelFolder": MODEL,
+    "ModelOptions": DRAFTING,
+    "LocalConfig": MEMORY,
+    "AppConfig": MEMORY,
+    "SeveralModels": MODEL,
+    "BenchmarkOptions": MEASURING,
+    "WaitOptions": LIMITS,
+    "SurfaceOptions": API,
+    "EmbeddingOptions": FEATURES,
+    "MediaOptions": FEATURES,
+    "PrefixOptions": FEATURES,
+    "LoraOptions": FEATURES,
+    "LearningOptions": LEARNING,
+    "DrafterPlaceOptions": CLUSTER,
+    "RankOptions": CLUSTER,
+    "ScalingOptions": CLUSTER,
+}
+"""Classes of settings; options of all other classes stand among the first ones."""
+
+_OF_FIELD = {
+    **dict.fromkeys(("compile", "kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
+    **dict.fromkeys(("max_queued_requests", "max_ongoing_requests", "engine_wait_s", "shutdown_timeout_s"), LIMITS),
+    **dict.fromkeys(("drafter_timeout_s", "drafter_back_off_s", "stream_interval_ms"), LIMITS),
+    **dict.fromkeys(("num_gpus_per_verifier", "num_gpus_per_drafter", "num_cpus_per_verifier", "channel"), CLUSTER),
+    **dict.fromkeys(("engine_factory", "drafter_factory"), CLUSTER),
+    **dict.fromkeys(("recording_dir", "recording_share", "recording_max_bytes"), LEARNING),
+    "served_model_name": API,
+}
+"""Settings that are not about the subject of their class."""
+
+
+def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
+    """Titles of the panels of a command's options, by field; None is the first panel.
+
+    Args:
+        config_class: whose fields are the options.
+    """
+
+    def panel(name: str) -> str | None:
+        if name in MOST_USED:
+            return None
+        return _OF_FIELD.get(name) or _OF_CLASS.get(_owner(config_class, name))
+
+    return panel
+
+
+def _owner(config_class: type[BaseModel], name: str) -> str:
+    """Name of the class that has brought a field."""
+    return [kind for kind in config_class.__mro__ if name in inspect.get_annotations(kind)][-1].__name__
+
+
+def place(option: inspect.Parameter) -> tuple[int, int]:
+    """Where an option of a signature stands: the most used, others of the first panel, then panel by panel."""
+    title = getattr(getattr(option.annotation, "__metadata__", [None])[0], "rich_help_panel", None)
+    first = MOST_USED.index(option.name) if option.name in MOST_USED else len(MOST_USED)
+    return (0, first) if title is None else (1 + TITLES.index(title), 0)
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has a heading for each panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options panel by panel, in the order of their first options."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            title = "Arguments" if parameter.param_type_name == "argument" else None
+            title = title or getattr(parameter, "rich_help_panel", None) or "Options"
+            if record is not None:
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            if not records:
+                continue
+            with formatter.section(title):
+                formatter.write_dl(records)

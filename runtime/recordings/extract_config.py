@@ -1,0 +1,87 @@
+"""Settings of `wingbeat extract`. Validated once, then frozen; loads no torch."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from wingbeat.runtime.config import FloatName
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.folder_kinds import folder_problem
+from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.recordings.standard_library import stdlib_root
+from wingbeat.runtime.settings import Settings
+
+MIN_ANSWER = 16
+"""Tokens an answer must have room for, or its prompt is left out."""
+
+
+class ExtractConfig(Settings):
+    """Settings of `extract`.
+
+    Raises:
+        pydantic.ValidationError: a field is out of range, or names no folder, file or available device.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Path | None = Field(None, description="Folder of the verifier's checkpoint; without it the demo's.")
+    output: Path = Field(description="Folder of the recording; one that is there is continued.")
+    corpus: Path = Field(
+        default_factory=stdlib_root,
+        description="Folder of text files; the default is this interpreter's standard library.",
+    )
+    suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
+    prompts: Path | None = Field(
+        None, description='JSON Lines file of {"prompt": text} or {"messages": [...]} to answer, in place of a corpus.'
+    )
+    sequences: int = Field(4096, gt=0, description="Sequences to record; with prompts, at most.")
+    sequence_length: int = Field(256, gt=8, description="Tokens per sequence; with prompts, at most.")
+    own_share: float = Field(
+        0.75, ge=0, le=1, description="Share of the corpus sequences that the verifier writes itself after a beginning."
+    )
+    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
+    temperature: float = Field(0.8, gt=0, le=100, description="Temperature of the rest.")
+    tap_layers: tuple[int, ...] | None = Field(
+        None,
+        description="Layers whose input is tapped, the number of layers standing for the final norm's output; by "
+        "default (2, n // 2, n - 3), spread out for shallow models.",
+    )
+    top_k: int = Field(32, ge=0, description="Logits kept per token; 0 keeps none.")
+    taps_dtype: FloatName = Field("bfloat16", description="Of the stored hidden states.")
+    dtype: FloatName = Field("float32", description="Of the verifier's arithmetic, and of the stored logits.")
+    batch_size: int = Field(64, gt=0, description="Sequences the verifier continues at once.")
+    shard_bytes: int = Field(128 * 2**20, gt=0, description="Size of a shard, about: what a kill can lose.")
+    max_bytes: int = Field(20 * 10**9, gt=0, description="Of all shards: the run stops before it would exceed them.")
+    seed: int = Field(0, ge=0, description="Of the data order and of sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the verifier runs.")
+    threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        named = self.model is None or HubName.parse(self.model) is not None
+        if not named and (problem := folder_problem(self.model)) is not None:
+            raise ValueError(f"model={str(self.model)!r}: {problem}; it must be a folder with a config.json")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
+        if self.prompts is not None and not self.prompts.is_file():
+            raise ValueError(f"prompts={str(self.prompts)!r} is not a file")
+        if self.prompts is not None and self.sequence_length <= MIN_ANSWER:
+            raise ValueError(f"sequence_length={self.sequence_length} leaves no answer {MIN_ANSWER} tokens")
+        if self.prompts is None and not self.corpus.is_dir():
+            raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
+        if self.device == "cuda":
+            import torch  # takes seconds, for which no command's help should wait
+
+            if not torch.cuda.is_available():
+                raise ValueError("device='cuda', but torch sees no CUDA device; use cpu")
+        return self
+
+    def model_folder(self) -> Path:
+        """The verifier's checkpoint.
+
+        Raises:
+            FileNotFoundError: the demo is asked for and not there.
+            HubError: it has a name of the hub and is not to be had.
+        """
+        return demo_pair().verifier if self.model is None else checkpoint_folder(self.model)

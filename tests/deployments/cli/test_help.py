@@ -1,0 +1,81 @@
+"""Help of every command: groups with the most used options first, and nothing heavy is imported for it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cli import panels
+from wingbeat.deployments.cli.bench import BenchConfig
+from wingbeat.deployments.cli.generate import GenerateConfig
+from wingbeat.deployments.cli.options import option_name
+
+HEAVY = ("torch", "transformers", "ray", "numpy", "fastapi", "uvicorn", "xgrammar", "matplotlib")
+COMMANDS = (
+    *("", "serve", "generate", "bench", "inspect", "doctor", "build-engine", "train", "train drafter", "extract"),
+    *("prefix", "prefix save", "prefix load", "prefix list", "prefix delete"),
+    *("drafter", "drafter list", "drafter promote", "drafter rollback", "weights", "weights show", "weights update"),
+)
+SCRIPT = f"""
+import contextlib, io, json, sys
+from wingbeat.deployments.cli.main import main
+helps = {{}}
+for command in {COMMANDS!r}:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+    helps[command] = shown.getvalue(), [name for name in {HEAVY!r} if name in sys.modules]
+print(json.dumps(helps))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, tuple[str, list[str]]]:
+    """By command, its help and what heavy was imported by then."""
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(ran.stdout)
+
+
+def test_every_command_is_looked_at(helps):
+    def below(command: str) -> list[str]:
+        names = re.findall(r"^  ([\w-]+)  ", helps[command][0].partition("\nCommands:\n")[2], re.M)
+        return [f"{command} {name}".strip() for name in names]
+
+    found = [name for top in below("") for name in (top, *(below(top) if top in COMMANDS else ()))]
+    assert sorted(found) == sorted(COMMANDS[1:])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_imports_nothing_heavy(helps, command: str):
+    text, heavy = helps[command]
+    assert text.startswith(f"Usage: wingbeat {command}".rstrip())
+    assert not heavy
+
+
+def test_the_most_used_options_of_serve_stand_first_and_the_others_in_groups(helps):
+    _, *parts = re.split(r"^([A-Z][^:\n]*):$", helps["serve"][0], flags=re.M)
+    groups, texts = parts[::2], parts[1::2]
+    options = re.findall(r"^  (?:-h, )?(--[\w-]+)", texts[1], re.M)
+    assert options == [*map(option_name, panels.MOST_USED), "--log-level", "--help"]
+    assert groups == ["Arguments", "Options", *panels.TITLES]
+
+
+@pytest.mark.parametrize(
+    ("command", "config"), [("serve", AppConfig), ("generate", GenerateConfig), ("bench", BenchConfig)], ids=str
+)
+def test_every_setting_is_shown_once(helps, command: str, config):
+    shown = re.findall(r"^  (--[\w-]+)", helps[command][0], re.M)
+    assert len(shown) == len({*shown})
+    assert {*map(option_name, config.model_fields)} <= {*shown}
+    assert "org/name[@revision]" in helps[command][0]
+
+
+def test_every_class_of_settings_of_a_server_has_its_panel():
+    panel = panels.panel_of(AppConfig)
+    assert [name for name in AppConfig.model_fields if panel(name) is None] == [
+        name for name in AppConfig.model_fields if name in panels.MOST_USED
+    ]
+    assert not (panels._OF_FIELD.keys() | {*panels.MOST_USED}) - AppConfig.model_fields.keys() - {"host", "port"}
