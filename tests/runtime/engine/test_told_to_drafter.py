@@ -1,0 +1,150 @@
+"""Features that cost acceptance alone where they are cut: each is counted by what a drafter was told, and drafted."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.runtime.kernel_drafts import by_torch
+from tests.runtime.losing_policy import POLICY
+from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, greedy_params, reference
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.drafters.base import DrafterOptions
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.inner_drafter import attach
+from wingbeat.runtime.protocol.messages import RoundHeader
+from wingbeat.runtime.protocol.sampling_rules import RuleKinds
+from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, Reason, SpeculationPolicy
+
+COUNT, BAN = 12, float("-inf")
+_BY_TORCH = pytest.param(by_torch, id="torch", marks=pytest.mark.slow)
+DRAFTED_BY = pytest.mark.parametrize("draft_by", [pytest.param(lambda run: run(), id="kernels"), _BY_TORCH])
+SHAPES = pytest.mark.parametrize(
+    "shape", [pytest.param(CHAIN, id="chain", marks=pytest.mark.slow), pytest.param(TREE, id="tree")]
+)
+
+
+class Pass(NamedTuple):
+    """One answer of the drafter: what it was told, and the trees that it drew."""
+
+    header: RoundHeader
+    token_ids: list[list[int]]
+    """By tree, the tokens that count, without the root."""
+    depths: list[list[int]]
+
+
+class Pair:
+    """The demo's engine and drafter, in this thread; notes every pass that draws trees."""
+
+    def __init__(self, shape) -> None:
+        target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
+        drafter = load_drafter(DEMO_PAIR / "drafter", target, shape, DrafterOptions(torch.float32, "cpu"))
+        self.ref, self.passes, self._worker = reference("demo", 1), [], DraftWorker(drafter)
+        self.engine = Engine(self.ref.loaded, engine_config(shape), drafter.needs)
+        self._draft, self._worker._draft = self._worker._draft, self._noted
+        attach(self.engine, self._worker, InProcessChannel)
+        self.passes.clear()  # of the calibration
+
+    def run(self, params) -> list[Pass]:
+        """The passes of requests with these parameters."""
+        prompts = self.ref.prompts[: len(params)]
+        Run(self.engine, prompts, params).finish()
+        self.engine.model.remove_taps()
+        assert self.passes
+        return self.passes
+
+    def _noted(self, pending) -> None:
+        [(attachment, outcome)] = pending
+        header, reply = RoundHeader.read(outcome.header), attachment.end.reply
+        slots = outcome.proposal_slots[: header.num_proposals].tolist()
+        self._draft(pending)
+        if slots:
+            trees = [
+                (reply.token_ids[slot, 1:count].tolist(), reply.depths[slot, 1:count].tolist(), reply.scores[slot])
+                for slot in slots
+                for count in [int(reply.num_valid[slot])]
+            ]
+            kept = [[place for place in range(len(ids)) if scores[place + 1] > BAN] for ids, _, scores in trees]
+            token_ids = [[ids[place] for place in own] for (ids, *_), own in zip(trees, kept, strict=True)]
+            depths = [[depths[place] for place in own] for (_, depths, _), own in zip(trees, kept, strict=True)]
+            self.passes.append(Pass(header, token_ids, depths))
+
+
+def drafted_tokens(passes) -> Counter:
+    return Counter(token_id for one in passes for tree in one.token_ids for token_id in tree)
+
+
+@DRAFTED_BY
+@SHAPES
+def test_tokens_that_a_request_bans_are_told_and_not_drafted(shape, draft_by):
+    free = drafted_tokens(draft_by(lambda: Pair(shape).run([greedy_params(COUNT)] * 2)))
+    banned = tuple((token_id,) for token_id, _ in free.most_common(20))
+    passes = draft_by(lambda: Pair(shape).run([greedy_params(COUNT, bad_words=banned)] * 2))
+    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS | RuleKinds.LISTED}
+    assert drafted_tokens(passes)
+    assert not drafted_tokens(passes) & Counter({token_id for (token_id,) in banned})
+
+
+@DRAFTED_BY
+@SHAPES
+def test_a_filter_that_leaves_a_single_token_has_a_single_token_drafted(shape, draft_by):
+    params = replace(greedy_params(COUNT), temperature=1.0, top_k=1, seed=3)
+    passes = draft_by(lambda: Pair(shape).run([params] * 2))
+    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS}
+    assert {depths.count(1) for one in passes for depths in one.depths} == {1}
+
+
+@DRAFTED_BY
+def test_penalties_are_told_and_move_drafts_away_from_what_was_written(draft_by):
+    def repeated(params, kinds):
+        run = Pair(TREE).run([params] * 4)
+        assert {one.header.sampling_rules for one in run} == {kinds}
+        trees = [tree for one in run for tree in one.token_ids if tree]
+        return sum(len(tree) - len(set(tree)) for tree in trees) / len(trees)
+
+    told = RuleKinds.NUMBERS | RuleKinds.PENALTIES
+    free = draft_by(lambda: repeated(greedy_params(COUNT), 0))
+    penalised = draft_by(lambda: repeated(greedy_params(COUNT, presence_penalty=2.0, frequency_penalty=2.0), told))
+    assert penalised < free
+
+
+class FewLevels(SpeculationPolicy):
+    """Always drafts two levels."""
+
+    growth: GrowthLimits | None = None
+
+    def plan(self, *load, **more) -> DraftPlan:
+        """As in the base class."""
+        return DraftPlan(2, Reason.SPECULATE, growth=self.growth)
+
+
+@pytest.mark.usefixtures("known_costs")
+@DRAFTED_BY
+@SHAPES
+@pytest.mark.parametrize(
+    ("growth", "has_rule", "deepest"),
+    [(None, 0, 2), (GrowthLimits(0.0, 0.0), 1, 2), (GrowthLimits(1e9, 0.0), 1, 1)],
+    ids=["levels", "pays", "does-not-pay"],
+)
+def test_as_many_levels_are_drafted_as_the_policy_plans_and_its_rule_grants(
+    monkeypatch, shape, draft_by, growth, has_rule, deepest
+):
+    monkeypatch.setattr(POLICY, FewLevels)
+    monkeypatch.setattr(FewLevels, "growth", growth)
+    passes = draft_by(lambda: Pair(replace(shape, adaptive=True)).run([greedy_params(COUNT)] * 2))
+    assert {(one.header.max_levels, one.header.has_rule) for one in passes} == {(2, has_rule)}
+    assert {max(depths) for one in passes for depths in one.depths} == {deepest}
+
+
+def test_a_recording_names_the_requests_that_the_drafter_drew_trees_for():
+    pair = Pair(TREE)
+    trace = pair.engine.clock.record()
+    passes = pair.run([greedy_params(COUNT), greedy_params(COUNT, speculation=False)])
+    rows = [event.details["requests"] for event in trace.events if event.row == "drafter" and event.name == "levels"]
+    assert 0 < len(rows) <= len(passes)
+    assert all(request_ids == ["0"] for request_ids in rows)
