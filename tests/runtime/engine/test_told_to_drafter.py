@@ -41,10 +41,11 @@ class Pass(NamedTuple):
 class Pair:
     """The demo's engine and drafter, in this thread; notes every pass that draws trees."""
 
-    def __init__(self, shape) -> None:
+    def __init__(self, shape, spoil=lambda outcome: None) -> None:
         target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
         drafter = load_drafter(DEMO_PAIR / "drafter", target, shape, DrafterOptions(torch.float32, "cpu"))
         self.ref, self.passes, self._worker = reference("demo", 1), [], DraftWorker(drafter)
+        self._spoil = spoil
         self.engine = Engine(self.ref.loaded, engine_config(shape), drafter.needs)
         self._draft, self._worker._draft = self._worker._draft, self._noted
         attach(self.engine, self._worker, InProcessChannel)
@@ -62,6 +63,7 @@ class Pair:
         [(attachment, outcome)] = pending
         header, reply = RoundHeader.read(outcome.header), attachment.end.reply
         slots = outcome.proposal_slots[: header.num_proposals].tolist()
+        self._spoil(outcome)
         self._draft(pending)
         if slots:
             trees = [
@@ -111,6 +113,31 @@ def test_penalties_are_told_and_move_drafts_away_from_what_was_written(draft_by)
     free = draft_by(lambda: repeated(greedy_params(COUNT), 0))
     penalised = draft_by(lambda: repeated(greedy_params(COUNT, presence_penalty=2.0, frequency_penalty=2.0), told))
     assert penalised < free
+
+
+@DRAFTED_BY
+def test_where_few_tokens_are_allowed_no_other_is_drafted(draft_by):
+    allowed = tuple(range(100, 140))
+    passes = draft_by(lambda: Pair(TREE).run([greedy_params(COUNT, allowed_token_ids=allowed)] * 2))
+    assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS | RuleKinds.LISTED}
+    assert 0 < len(drafted_tokens(passes))
+    assert drafted_tokens(passes).keys() <= set(allowed)
+
+
+@DRAFTED_BY
+@pytest.mark.parametrize("field", ["seeds", "temperatures"])
+def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, draft_by):
+    """Told another seed or temperature, the same drafter guesses fewer of the same tokens."""
+
+    def accepted(spoil=lambda outcome: None):
+        pair = Pair(CHAIN, spoil)
+        pair.run([replace(greedy_params(3 * COUNT), temperature=1.3, seed=seed) for seed in range(6)])
+        return pair.engine.speculation.num_accepted_tokens / pair.engine.speculation.num_drafts
+
+    def other(outcome):
+        getattr(outcome, field).fill_(12_345 if field == "seeds" else 0.0)
+
+    assert draft_by(accepted) > 1.1 * draft_by(lambda: accepted(other))
 
 
 class FewLevels(SpeculationPolicy):
