@@ -1,13 +1,16 @@
 """The Ray that an application runs on: a running cluster that answers, or one that this process starts."""
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import grpc
 import ray
 from ray._private import services
+from ray._private.node import Node
 
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
@@ -60,14 +63,30 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 def _why_down(address: str | None) -> str | None:
     """Why Ray does not come up, in one line; None where it does."""
     try:
-        # Ray's dashboard takes time, memory and a port; who wants it starts a cluster with it, and serves there.
-        ray.init(address=address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
+        with _without_spare_processes():
+            ray.init(address=address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
     except SystemExit:  # by the handler that it installs for as long as it runs
         raise KeyboardInterrupt from None
     except Exception as error:  # Ray raises nothing narrower where a node does not come up
         ray.shutdown()
         return root_cause(error)
     return None
+
+
+@contextlib.contextmanager
+def _without_spare_processes() -> Iterator[None]:
+    """Start a head without the processes that serving does not need, which `ray.init` has no arguments for.
+
+    Even without its pages Ray's dashboard takes seconds, 75 MB and a port, to count usage; the autoscaler's monitor,
+    50 MB, looks for machines to start. Whoever wants them starts a cluster by `ray start`, and serves there.
+    """
+    nothing = {name: _nothing for name in ("start_api_server", "start_monitor") if hasattr(Node, name)}
+    with mock.patch.multiple(Node, **nothing) if nothing else contextlib.nullcontext():
+        yield
+
+
+def _nothing(*arguments: object, **options: object) -> None:
+    """In the place of what starts a process."""
 
 
 def address_to_join(address: str | None) -> str:

@@ -1,6 +1,6 @@
 """Starts whose checkpoints have been found right: they are checked again once they or the settings have changed.
 
-The check takes the imports of torch and transformers: seconds, and hundreds of megabytes that the command keeps. It
+The check takes the imports of torch and transformers: seconds, and hundreds of megabytes of another process. It
 tells early what the engine's own loading would tell later: a start that is wrongly taken for known fails there.
 """
 
@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cli.apart import check_apart
 from wingbeat.kernels.disk_cache import cache_dir, keep
 from wingbeat.runtime.drafters.choice import USER
 
@@ -27,9 +28,7 @@ def check_unless_known(config: AppConfig, here: bool) -> None:
     known = cache_dir() / f"start-{_key(config, here)}.json"
     if _is_told_by_files(config) and known.exists():
         return
-    from wingbeat.deployments.cli.checkpoint_checks import check_models
-
-    check_models(config, here)
+    check_apart(config, here)
     keep(known, {"model": str(config.model_dir()), "drafter": config.choice().label})
 
 
