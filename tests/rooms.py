@@ -44,8 +44,8 @@ deployments.head_watch: cluster.channels
 deployments.host_names:
 deployments.http_server:
 deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
-    deployments.gpu_shares deployments.head_watch deployments.placement_watch deployments.ray_cluster
-    deployments.replica deployments.start_up deployments.stop_signals deployments.watchdog
+    deployments.gpu_shares deployments.head_watch deployments.host_names deployments.placement_watch
+    deployments.ray_cluster deployments.replica deployments.start_up deployments.stop_signals deployments.watchdog
 deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
 deployments.log: deployments.request_context
