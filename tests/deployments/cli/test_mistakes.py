@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.local import LocalConfig
-from wingbeat.deployments.local_llm import LLM
+from wingbeat.deployments.offline.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 HEAD, VERIFIER = DEMO_PAIR / "drafter", DEMO_PAIR / "verifier"
