@@ -135,7 +135,7 @@ def prepare_model(
         texts = texts_for(model, probed)
         media_refusals: dict[str, str] = {}
         if model.dtype in HALVES:
-            media_refusals = _try_in_float32(model, probed, kinds.states, texts, whole, deterministic)
+            media_refusals = _try_in_float32(model, probed, texts, whole, deterministic)
         references = reference_logits(model, texts)
         if references[0].rounding and written:
             references += reference_logits(model, written_texts(texts, written))
@@ -161,7 +161,6 @@ def prepare_model(
 def _try_in_float32(
     model: PreTrainedModel,
     probed: ProbedAttention,
-    states: list[LayerState],
     texts: list[TrialText],
     whole: bool,
     deterministic: bool,
@@ -179,8 +178,8 @@ def _try_in_float32(
     copy, count = exact_copy(model, probed.layers)
     is_part = count < len(probed.layers)
     probed = probed._replace(layers=probed.layers[:count])
-    states = [state for state in states if state.layer < count]
     try:
+        states = check_cache(copy).states  # in float32, too
         references = reference_logits(copy, texts)
         media = media_trial(copy, texts, whole)
     except Exception as error:

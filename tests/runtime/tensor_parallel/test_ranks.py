@@ -53,6 +53,14 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
         assert Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH)).finish() == expected
 
 
+def test_half_precision_is_tried_on_all_ranks(second, tmp_path):
+    """Each rank widens its own parts; references and verdicts are those of all of them."""
+    with led_model(second, random_model("qwen3", **EVEN).to(torch.bfloat16), tmp_path, engine_config()) as led:
+        assert led.loaded.dtype == torch.bfloat16
+        written = Run(led_engine(led, led.limits), PROMPTS[:3], greedy_params(4)).finish()
+        assert [len(tokens) for tokens in written] == [4, 4, 4]
+
+
 @pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

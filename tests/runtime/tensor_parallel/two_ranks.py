@@ -1,5 +1,6 @@
 """A second process that follows one model after the other, beside rank 0 in the test's own."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,11 @@ from wingbeat.runtime.tensor_parallel.leader import Led, lead
 
 DEVICE = torch.device("cpu")
 ANSWER_S = 120.0
+
+
+def stored(folder: Path) -> torch.dtype:
+    """The dtype that a model was saved in."""
+    return getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
 
 
 class SecondRank:
@@ -64,9 +70,9 @@ def _serve(pipe: Connection) -> None:
         group, folder, rank, limits = pipe.recv()
         try:
             if rank == 0:
-                lead(group, folder, torch.float32, DEVICE, limits)
+                lead(group, folder, stored(folder), DEVICE, limits)
                 os.kill(os.getpid(), signal.SIGKILL)
-            follow(group, rank, folder, torch.float32, DEVICE, limits)
+            follow(group, rank, folder, stored(folder), DEVICE, limits)
             pipe.send(None)
         except Exception as error:
             traceback.print_exc()
@@ -82,7 +88,7 @@ def led_model(
     group = RankGroup(folder / "ranks", 2)
     second.join(group, folder, limits=limits)
     try:
-        led = lead(group, folder, torch.float32, DEVICE, limits)
+        led = lead(group, folder, stored(folder), DEVICE, limits)
         yield led
     except BaseException:
         second.kill()

@@ -254,3 +254,11 @@ def test_references_of_half_precision_are_the_answer_in_float32():
         assert len(one.rounding) == len(one.rows)
         assert 0 < max(one.rounding) < 0.1
         assert not other.rounding
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "falcon_h1"])
+def test_states_of_a_copy_in_float32_are_in_float32(name, dtype):
+    """States in half precision would round what the copy computes."""
+    assert prepare_model(random_hybrid(name).to(dtype), name).mixers
