@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.hybrids import random_hybrid
 from tests.runtime.models import (
     TREE,
     engine_config,
