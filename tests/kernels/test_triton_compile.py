@@ -47,6 +47,7 @@ def test_gpus_have_the_memory_that_cuda_gives_them():
     assert {limits.capability: limits.shared_bytes for limits in KNOWN.values()} == SHARED_BYTES
 
 
+@pytest.mark.slow
 def test_attention_fits_into_the_smallest_gpus():
     """In the compiler's own cache: it costs its seconds once."""
     results = compiled("compile_attention.py", "86", "few")

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from tests.runtime.hybrids import SHAPES
-from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts
+from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts, settled
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
 from wingbeat.runtime.scheduling.media import MediaInput
@@ -247,8 +247,7 @@ def written(
         **given,
     )
     forget_positions(model)
-    best = torch.cat(out.logits).topk(2, dim=-1).values
-    return out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).min().item()
+    return out.sequences[0, len(prompt) :].tolist(), settled(out.logits)
 
 
 def inputs(

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.near_ties import ROUNDING
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
@@ -171,7 +172,11 @@ def reference(name: str, num_tokens: int = NUM_TOKENS) -> Reference:
 
 def greedy(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], float]:
     """`num_tokens` tokens behind each prompt by transformers' generate() on its own attention code, all prompts in one
-    batch with padding before the short ones; and the smallest gap between the best two logits."""
+    batch with padding before the short ones; and the smallest gap between the best two logits.
+
+    Raises:
+        AssertionError: the gap is within rounding, so that another implementation may well write another text.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     longest = max(map(len, prompts))
@@ -188,8 +193,19 @@ def greedy(model: PreTrainedModel, prompts: list[list[int]], num_tokens: int) ->
         return_dict_in_generate=True,
     )
     model.set_attn_implementation(before)
-    best = torch.cat(out.logits).topk(2, dim=-1).values
-    return out.sequences[:, longest:].tolist(), (best[:, 0] - best[:, 1]).min().item()
+    return out.sequences[:, longest:].tolist(), settled(out.logits)
+
+
+def settled(logits: tuple[Tensor, ...]) -> float:
+    """The smallest gap between the best two logits; raises AssertionError where rounding may close it.
+
+    Args:
+        logits: float32 [num_reqs, vocab_size] of each token.
+    """
+    best = torch.cat(logits).topk(2, dim=-1).values
+    gap = (best[:, 0] - best[:, 1]).min().item()
+    assert gap > ROUNDING, f"two tokens are as likely but for {gap:.1e}: take other prompts, or weights of another seed"
+    return gap
 
 
 def random_head(loaded: LoadedModel, seed: int = 3, draft_vocab_size: int | None = None) -> EagleHead:

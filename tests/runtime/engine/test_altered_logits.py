@@ -12,7 +12,17 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, generate, new_engine, reference
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    generate,
+    new_engine,
+    reference,
+    settled,
+)
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -83,6 +93,7 @@ def transformers_greedy(loaded, prompt, params, eos):
         for _ in range(params.max_tokens):
             with torch.no_grad():
                 scores = processors(tokens, model(tokens, use_cache=False).logits[:, -1].float())
+            settled((scores,))
             tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], dim=1)
             if int(tokens[0, -1]) in stops:
                 break

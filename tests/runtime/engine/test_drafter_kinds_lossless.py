@@ -28,8 +28,6 @@ class World:
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.ref, self.drafter = kind, kind.ref, kind.drafter
-        # The references are decisive: rounding moves these logits by some 1e-5.
-        assert kind.ref.smallest_gap > 1e-4
         self.greedy = [tokens[:SHORT] for tokens in kind.ref.continuations]
         self.sampled, _ = generate(kind.ref.loaded, engine_config(), None, kind.ref.prompts, sampled_params())
 

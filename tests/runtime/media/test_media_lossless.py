@@ -40,7 +40,6 @@ def run_of():
 def test_references_are_decisive_and_their_images_are_served(name):
     ref = shown(name)
     assert ref.loaded.takes == {ref.loaded.media.family.kind: "served"}
-    assert ref.smallest_gap > 1e-4
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
