@@ -176,6 +176,7 @@ def engine_of_pair(
     from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
+    from wingbeat.runtime.generation_config import read_rules
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -183,6 +184,10 @@ def engine_of_pair(
     _choose_kernels(settings, torch.device(device))
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
+    rules = read_rules(settings.model, loaded.vocab_size, tokenizer)
+    loaded.eos_token_ids |= rules.eos_token_ids
+    if rules.not_applied:
+        logger.warning("%s", rules.not_applied)
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
@@ -196,6 +201,7 @@ def engine_of_pair(
     limits = fit_to_memory(loaded, limits, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     engine = Engine(loaded, limits, needs, grammars=grammars, backend=backend)
+    engine.rules = rules
     check_graphs(engine, tokenizer)
     return PairEngine(engine, tokenizer, choice, check)
 

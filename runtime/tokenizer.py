@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
+_MARK = "an answer"
 LONG_TEXT_CHARS = 4096
 """Texts above this are tokenized without the interpreter lock, so that another thread can go on meanwhile."""
 
@@ -189,6 +190,19 @@ class Tokenizer:
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
         return self._tokenizer.convert_ids_to_tokens(list(token_ids))
+
+    def ends_of_turns(self) -> frozenset[int]:
+        """The tokenizer's own end of text, and the special token that its chat template writes behind an answer."""
+        ends = {self._tokenizer.eos_token_id} - {None}
+        try:
+            turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+            written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
+        except ValueError:  # a template that takes other conversations alone
+            written = ""
+        behind = written.rpartition(_MARK)[2].lstrip()
+        special = {token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        first = max((text for text in special if text and behind.startswith(text)), key=len, default=None)
+        return frozenset(ends if first is None else {*ends, special[first]})
 
     def describe(self) -> dict[str, Any]:
         """What `tokenizer_config.json` says of special tokens and the chat template."""

@@ -100,14 +100,15 @@ runtime.drafters: kernels.cpu kernels.kv kernels.sampling kernels.tree runtime.c
     runtime.device_clock runtime.folder_kinds runtime.graphs runtime.head_versions runtime.heads runtime.hub
     runtime.hugging_face runtime.kv runtime.protocol runtime.round runtime.speculation runtime.static_tree
     runtime.tensor_files runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
-runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters runtime.grammar
-    runtime.graphs runtime.kv runtime.memory_promises runtime.metrics runtime.protocol runtime.round
-    runtime.scheduling runtime.speculation runtime.state runtime.verifier runtime.verifier.layers
-    runtime.verifier.loading runtime.verifier_errors
+runtime.engine: kernels.attention kernels.cpu kernels.disk_cache runtime.config runtime.drafters
+    runtime.generation_config runtime.grammar runtime.graphs runtime.kv runtime.memory_promises runtime.metrics
+    runtime.protocol runtime.round runtime.scheduling runtime.speculation runtime.state runtime.verifier
+    runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.file_lock:
 runtime.folder_kinds:
 runtime.fp8_devices:
 runtime.free_memory: runtime.memory_promises
+runtime.generation_config: runtime.config_numbers runtime.scheduling runtime.tensor_files runtime.tokenizer
 runtime.grammar: runtime.scheduling runtime.tokenizer
 runtime.graphs:
 runtime.head_counts: kernels.replaced_file runtime.file_lock runtime.head_versions
@@ -127,9 +128,9 @@ runtime.media: runtime.device_clock runtime.hugging_face runtime.protocol runtim
 runtime.memory_promises: runtime.file_lock
 runtime.metrics:
 runtime.own_template:
-runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.grammar runtime.heads
-    runtime.hugging_face runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer runtime.verifier
-    runtime.verifier.layers runtime.verifier.loading
+runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.generation_config runtime.grammar
+    runtime.heads runtime.hugging_face runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer
+    runtime.verifier runtime.verifier.layers runtime.verifier.loading
 runtime.prefixes: kernels.disk_cache kernels.replaced_file runtime.drafters runtime.engine runtime.kv runtime.lora
     runtime.scheduling runtime.state runtime.verifier.layers
 runtime.protocol: runtime.config

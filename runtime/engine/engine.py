@@ -12,6 +12,7 @@ from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora_requests, stages_of, tree_config
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
+from wingbeat.runtime.generation_config import TextRules
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -63,6 +64,7 @@ class Engine:
         self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
         self.drafting = parts.drafting
         self.detach_drafter = self.drafting.detach
+        self.rules = TextRules()
         self.counter = RoundCounter(self.drafting, self.clock, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
@@ -99,6 +101,7 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
+        request = self.rules.applied(request)
         self.loaded.check(request, self.config.max_num_batched_tokens)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)

@@ -17,12 +17,13 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 _ALL_ALLOWED = -1
+_BIAS_ROWS = 3
 
 
 class ProcessorTables:
     """One row per slot, and one of slots that pad a batch.
 
-    The tables take (11 x vocab_size + num_nodes x vocab_size / 8) bytes per slot; they are made for the first request
+    The tables take (15 x vocab_size + num_nodes x vocab_size / 8) bytes per slot; they are made for the first request
     that needs them, or at once for rounds that are captured.
 
     Args:
@@ -58,9 +59,11 @@ class ProcessorTables:
         self._prompt_mask = column(False, torch.bool, self.vocab_size)
         self._output_counts = column(0, torch.int32, self.vocab_size)
         self._bias_rows = column(-1, torch.int64)
-        # Two rows of bias per slot: from `_stops_from` on, and before it, where the tokens that stop are forbidden.
-        self._bias = column(0, torch.float32, 2, self.vocab_size)
+        # Rows of bias per slot: from `_stops_from` on, before it, where the tokens that stop are forbidden, and before
+        # `_begun_from`, where those that begin no answer are.
+        self._bias = column(0, torch.float32, _BIAS_ROWS, self.vocab_size)
         self._stops_from = column(0, torch.int64)
+        self._begun_from = column(0, torch.int64)
         self.masks = column(_ALL_ALLOWED, torch.int32, num_nodes, -(-self.vocab_size // 32))
         """int32 [num_slots + 1, num_nodes, ceil(vocab_size / 32)]: tokens allowed behind each node of a slot's tree."""
 
@@ -108,7 +111,8 @@ class ProcessorTables:
             )
         if params is None or any(param.has_bias for param in params):
             rows = self._bias_rows[slots]
-            rows = torch.where(rows >= 0, rows + (positions < self._stops_from[slots]), rows)
+            early = torch.where(positions < self._begun_from[slots], 2, (positions < self._stops_from[slots]).long())
+            rows = torch.where(rows >= 0, rows + early, rows)
             bias = LogitBias(self._bias.view(-1, self.vocab_size), rows)
         if params is None or any(param.has_masks for param in params):
             masks = self.masks[slots, nodes]
@@ -117,7 +121,7 @@ class ProcessorTables:
     def _write(self, seq: Sequence) -> None:
         params, slot = seq.request.params, seq.slot
         self._penalty_rows[slot].fill_(slot if params.has_penalties else -1)
-        self._bias_rows[slot].fill_(2 * slot if params.has_bias else -1)
+        self._bias_rows[slot].fill_(_BIAS_ROWS * slot if params.has_bias else -1)
         self.masks[slot].fill_(_ALL_ALLOWED)
         if params.has_penalties:
             self._repetition[slot].fill_(params.repetition_penalty)
@@ -131,6 +135,7 @@ class ProcessorTables:
         if params.has_bias:
             self._write_bias(params, slot)
             self._stops_from[slot].fill_(seq.num_prompt_tokens + params.min_tokens)
+            self._begun_from[slot].fill_(seq.num_prompt_tokens + bool(params.banned_first))
 
     def _write_bias(self, params: SamplingParams, slot: int) -> None:
         minus_inf, rows = float("-inf"), self._bias[slot]
@@ -139,12 +144,16 @@ class ProcessorTables:
             rows.index_fill_(1, self._ids(params.allowed_token_ids), 0.0)
         if params.logit_bias:
             token_ids, values = zip(*params.logit_bias, strict=True)
-            added = upload(values, self.device, torch.float32).expand(2, -1)
+            added = upload(values, self.device, torch.float32).expand(_BIAS_ROWS, -1)
             rows.index_add_(1, self._ids(token_ids), added)
         if single := [word[0] for word in params.bad_words if len(word) == 1]:
             rows.index_fill_(1, self._ids(single), minus_inf)
         if stops := [*self._stop_token_ids, *params.stop_token_ids]:
             rows[1].index_fill_(0, self._ids(stops), minus_inf)
+            if params.min_tokens:
+                rows[2].index_fill_(0, self._ids(stops), minus_inf)
+        if params.banned_first:
+            rows[2].index_fill_(0, self._ids(params.banned_first), minus_inf)
 
     def _ids(self, token_ids: Iterable[int]) -> Tensor:
         return upload(list(token_ids), self.device)

@@ -101,6 +101,8 @@ class SamplingParams:
     """Nothing else is generated; none allows all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that are not generated; each one's last token is forbidden behind the others."""
+    banned_first: tuple[int, ...] = ()
+    """Tokens that are not the first to be generated."""
     min_tokens: int = 0
     """Tokens before which neither an end-of-sequence token nor one of `stop_token_ids` is generated."""
     stop_token_ids: tuple[int, ...] = ()
@@ -141,7 +143,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and 0 <= value <= MAX_LOGPROBS):
                 raise ValueError(f"{name} is {value}: must be between 0 and {MAX_LOGPROBS}")
-        for name in ("allowed_token_ids", "stop_token_ids"):
+        for name in ("allowed_token_ids", "stop_token_ids", "banned_first"):
             _check_ids(name, getattr(self, name))
         for word in _listed("bad_words", self.bad_words):
             if not word:
@@ -166,7 +168,7 @@ class SamplingParams:
     def has_bias(self) -> bool:
         """Whether something is added to logits, minus infinity for what is forbidden included."""
         single = any(len(word) == 1 for word in self.bad_words)
-        return bool(self.logit_bias or self.allowed_token_ids or self.min_tokens or single)
+        return bool(self.logit_bias or self.allowed_token_ids or self.min_tokens or self.banned_first or single)
 
     @cached_property
     def has_masks(self) -> bool:
@@ -176,7 +178,9 @@ class SamplingParams:
     @property
     def may_leave_nothing(self) -> bool:
         """Whether there are texts after which the fields forbid every token; the answer ends there."""
-        return self.grammar is not None and bool(self.allowed_token_ids or self.bad_words or self.min_tokens)
+        return self.grammar is not None and bool(
+            self.allowed_token_ids or self.bad_words or self.min_tokens or self.banned_first
+        )
 
     @cached_property
     def alters_logits(self) -> bool:
