@@ -181,12 +181,17 @@ def _declared(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+class _Torch:
+    """Stands for torch in annotations: a router reads configs without it."""
+
+    def __getattr__(self, name: str) -> type:
+        return object
+
+
 def _hints(kind: type) -> dict[str, frozenset[Any]]:
     """By field of a config's class, the types that it declares."""
-    import torch
-
     try:
-        hints = typing.get_type_hints(kind, localns={"torch": torch})
+        hints = typing.get_type_hints(kind, localns={"torch": _Torch()})
     except (NameError, TypeError):  # an annotation that only a type checker reads
         return {}
     return {name: frozenset(typing.get_args(hint) or (hint,)) for name, hint in hints.items()}

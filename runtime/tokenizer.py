@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from wingbeat.runtime.folder_kinds import VOCABULARIES
-from wingbeat.runtime.hugging_face import load_files
+from wingbeat.runtime.hugging_face import load_files, read_config
 from wingbeat.runtime.own_template import render_apart
+from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.token_length import longest_token
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Tokenizer:
         from transformers import AutoTokenizer  # takes seconds, for which no command's help should wait
 
         try:
-            read = load_files(AutoTokenizer, str(directory))
+            read = load_files(AutoTokenizer, str(directory), **_config_of(Path(directory)))
             read.chat_template = chat_template or read.chat_template or _processors_template(Path(directory))
             return cls(read)
         except Exception as error:
@@ -217,6 +218,14 @@ class Tokenizer:
             },
             "chat_template": tokenizer.chat_template,
         }
+
+
+def _config_of(directory: Path) -> dict[str, Any]:
+    """The folder's config as it was meant, which transformers would read as it is written; empty where it has none."""
+    try:
+        return {"config": read_config(directory)}
+    except ModelCheckpointError:
+        return {}
 
 
 def _processors_template(directory: Path) -> str | None:

@@ -157,7 +157,8 @@ runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtim
     runtime.verifier runtime.verifier.layers runtime.verifier.loading runtime.verifier_errors
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
-runtime.tokenizer: runtime.folder_kinds runtime.hugging_face runtime.own_template runtime.token_length
+runtime.tokenizer: runtime.folder_kinds runtime.hugging_face runtime.own_template runtime.tensor_files
+    runtime.token_length
 runtime.tokenizer_file: runtime.folder_kinds runtime.tensor_files
 runtime.torchless:
 runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads

@@ -140,7 +140,7 @@ LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no port": ("serve {model} --port 99999", ("--port", "65535")),
     "a host that is none": ("serve {model} none --host no.such.host.invalid", ("no.such.host.invalid",)),
     "an address that is none": ("serve {model} none --address http://here:1", ("--address", "HOST:PORT")),
-    "half of JSON": ("serve {model} --lora-modules {{", ("--lora-modules", "JSON")),
+    "half of JSON": ("serve {model} --lora-modules {{", ("--lora-modules", "property name")),
     "an adapter that is none": ('serve {model} --lora-modules {{"a":"{model}"}}', ("lora_modules", "adapter")),
     "trusting code": ("serve {model} --trust-remote-code", ("never run",)),
     "a file of prompts that is not there": ("bench --model {model} --prompts /no/such", ("--prompts", "/no/such")),
