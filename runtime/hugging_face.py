@@ -70,6 +70,15 @@ def make_config(fields: Mapping[str, Any], folder: Path, name: str | None = None
     return config
 
 
+def generation_of(folder: str | Path) -> dict[str, Any]:
+    """The option of a model's `from_pretrained` that gives it the folder's generation config, with the values that were
+    meant; empty where the folder has none."""
+    from transformers import GenerationConfig
+
+    file = Path(folder) / "generation_config.json"
+    return {"generation_config": GenerationConfig.from_dict(read_fields(file))} if file.is_file() else {}
+
+
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
     """What a class of transformers, or an Auto class, makes of a folder's files.
 

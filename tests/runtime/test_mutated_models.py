@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Pretra
 
 from tests.runtime.models import CHAIN, engine_config, generate
 from tests.runtime.mutations import Mutation, mutations, some
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -73,7 +74,9 @@ def write(folder: Path) -> list[list[int]] | None:
 
 def expected(folder: Path) -> list[list[int]]:
     """The same by transformers, which has the ends of texts from its generation config alone."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=read_config(folder), dtype=torch.float32, attn_implementation="eager"
+    )
     eos = model.generation_config.eos_token_id
     texts = []
     for least in (0, LEAST):
@@ -126,7 +129,7 @@ def test_every_wrong_field_is_refused_or_changes_no_text(
         ("yarn", {"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06"),
         ("yarn", {"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN"),
         ("yarn", {"rope_parameters": YARN | {"factor": -2}}, "rope_parameters.factor is -2"),
-        ("yarn", {"rope_scaling": YARN | {"factor": "2"}}, 'rope_scaling.factor is "2"'),
+        ("yarn", {"rope_scaling": YARN | {"factor": "two"}}, 'rope_scaling.factor is "two"'),
         ("yarn", {"rope_parameters": YARN | {"rope_theta": -1}}, "rope_parameters.rope_theta is -1"),
         ("yarn", {"rope_parameters": YARN | {"beta_slow": 0}}, "rope_parameters.beta_slow is 0"),
         ("llama3", {"rope_parameters": LLAMA3 | {"low_freq_factor": 0.0}}, "low_freq_factor is 0.0"),
@@ -153,7 +156,7 @@ def test_a_number_that_cannot_be_right_is_refused_by_its_name(
     assert len(str(refused.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["not JSON", "[]", '{"eos_token_id": "3"}'])
+@pytest.mark.parametrize("text", ["not JSON", "[]", '{"eos_token_id": "three"}'])
 def test_a_generation_config_that_transformers_would_pass_over_is_refused(
     checkpoints: dict[str, Path], tmp_path: Path, text: str
 ) -> None:

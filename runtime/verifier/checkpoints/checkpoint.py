@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.folder_kinds import head_problem
-from wingbeat.runtime.hugging_face import load_files, make_config, one_line, quiet
+from wingbeat.runtime.hugging_face import generation_of, load_files, make_config, one_line, quiet
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
 from wingbeat.runtime.verifier.checkpoints.quantised import check_quantiser, load_dequantised
@@ -127,7 +127,8 @@ def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":
         # Mis-shaped tensors are reported with the rest instead of raised without their names.
-        more = {"config": read, "output_loading_info": True, "ignore_mismatched_sizes": True} | more
+        generation = {} if folder is None else generation_of(folder)
+        more = generation | {"config": read, "output_loading_info": True, "ignore_mismatched_sizes": True} | more
         return load_files(model_class, folder, **options, **more)
 
     read = make_config(config.fields, config.folder, config.name)

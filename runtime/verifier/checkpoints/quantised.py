@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wingbeat.runtime.hugging_face import make_config
+from wingbeat.runtime.hugging_face import generation_of, make_config
 from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
 
@@ -105,7 +105,6 @@ def _bitsandbytes(config: ConfigFile, load: "Load") -> "Loaded":
 def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
     from safetensors.torch import load_file
-    from transformers import GenerationConfig
 
     from wingbeat.runtime.verifier.checkpoints.packed_integers import unpack_linears
 
@@ -122,7 +121,7 @@ def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
         state_dict=unpack_linears(tensors, config.quantization),
     )
     if (config.folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(config.folder, local_files_only=True)
+        model.generation_config = generation_of(config.folder)["generation_config"]
     return model, info
 
 

@@ -166,7 +166,7 @@ def test_a_config_that_does_not_fit_is_refused_by_field(folder, fields, message)
             "fc.weight reads 48 values: 4 taps of a target with hidden_size=16 are 64",
         ),
         (("wingbeat_convention", "eagle_config", "target_hidden_size"), {"target_is": 24}, "no eagle_aux_hidden_state"),
-        ((), {"hidden_size": "16"}, 'hidden_size is "16", it must be a positive whole number'),
+        ((), {"hidden_size": "wide"}, 'hidden_size is "wide", it must be a positive whole number'),
         ((), {"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
     ],
 )
