@@ -169,3 +169,17 @@ def test_a_swap_of_heads_is_measured_three_ways_with_equal_texts(tmp_path):
     rows = quick_run("head_swap.py", tmp_path / "swap.json", str(tmp_path / "other"))["rows"]
     assert [row[0] for row in rows] == ["swap", "computed again", "from the beginning"]
     assert int(rows[1][2]) > 0 == int(rows[0][2])
+
+
+@pytest.mark.ray
+def test_the_demo_holds_little_before_its_first_request(tmp_path):
+    output = tmp_path / "memory.json"
+    command = [sys.executable, BENCHMARKS / "memory.py", "--quick", "--output", output]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    demo = json.loads(output.read_text(encoding="utf-8"))["figures"]["demo"]
+    assert {"engine", "drafter: its process", "router", "the command"} <= demo.keys()
+    assert not [name for name in demo if "dashboard" in name or name == "other"]
+    mib = {name: part["pss_bytes"] / 2**20 for name, part in demo.items()}
+    assert mib["engine"] <= 512
+    assert mib["the command"] <= 200, "the command keeps torch"
