@@ -178,7 +178,7 @@ class Tokenizer:
         text = self.token_text(token_id)
         if REPLACEMENT in text:
             (piece,) = self.pieces((token_id,))
-            found, letters = _BYTE_PIECE.fullmatch(piece), _byte_of_letter()
+            found, letters = _BYTE_PIECE.fullmatch(piece), byte_of_letter()
             if found:
                 return bytes.fromhex(found[1])
             if all(letter in letters for letter in piece):
@@ -235,7 +235,7 @@ def _processors_template(directory: Path) -> str | None:
 
 
 @lru_cache(1)
-def _byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[str, int]:
     """How byte-level vocabularies spell bytes: printable ones of Latin-1 by themselves, others by later letters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [value for value in range(256) if value not in printable]

@@ -59,7 +59,7 @@ deployments.options: deployments.host_names deployments.limits deployments.log r
     runtime.demo runtime.drafters runtime.folder_kinds runtime.hub runtime.lora runtime.refusals runtime.scheduling
     runtime.settings runtime.static_tree runtime.tensor_files runtime.tensor_parallel
 deployments.page: deployments.fleet
-deployments.parsing: deployments.options runtime.grammar
+deployments.parsing: deployments.options
 deployments.placement_watch:
 deployments.ray_cluster: cluster.process_tree deployments.replica
 deployments.ray_llm: deployments.app deployments.app_config deployments.options

@@ -58,7 +58,6 @@ ALLOWED = {
     ("deployments/watchdog.py", "self._process.wait"): "it has been killed",
     ("runtime/engine/engine.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/engine/round_counts.py", "*.wait"): OF_THE_DEVICE,
-    ("runtime/grammar/bounded_calls.py", "self.tasks.get"): "a thread of this process that idles between calls",
     ("runtime/grammar/trial.py", "process.wait"): "it has been killed",
     ("runtime/grammar/worker.py", "socket.recv_fds"): "ends with the other end of the socket",
     ("runtime/prefixes/prefix_keeper.py", "done.result"): OWN_FINISHED,

@@ -6,7 +6,7 @@ import platform
 
 from wingbeat.deployments.doctor.examination import Part, Verdict
 
-PACKAGES = ("wingbeat", "torch", "triton", "transformers", "ray", "xgrammar", "tensorrt")
+PACKAGES = ("wingbeat", "torch", "triton", "transformers", "ray", "llguidance", "tensorrt")
 MIN_SHM_BYTES = 1 << 30
 _GIB = 1 << 30
 

@@ -147,7 +147,7 @@ _ONE_NODE = left_out("a verifier's ranks are processes of one node, which Ray pl
 _ONLY_TENSORS = refused("use {tensor_parallel_size}", 1)
 _HTTPS = refused("serve behind a proxy that speaks HTTPS")
 _DRAFTED = refused("write speculative_config, or {drafter} and {draft_steps}")
-_XGRAMMAR = left_out("grammars are xgrammar's")
+_LLGUIDANCE = left_out("grammars are llguidance's")
 _FILES = refused("a model is the files in its folder", "auto")
 _OFFLOADED = refused("weights and KV stay on one device; {tensor_parallel_size} takes several", 0, 0.0)
 _KERNELS = left_out("each device has its kernels; {kernels} torch takes torch's")
@@ -287,8 +287,8 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "reasoning_parser_plugin": refused("{reasoning_parser} takes module:Class"),
     "tool_server": refused("clients run their tools"),
     "exclude_tools_when_tool_choice_none": left_out("the template gets the tools that a request has", flag=True),
-    "guided_decoding_backend": _XGRAMMAR,
-    "structured_outputs_config": _XGRAMMAR,
+    "guided_decoding_backend": _LLGUIDANCE,
+    "structured_outputs_config": _LLGUIDANCE,
     "chat_template": same(says="the same: a file"),
     "trust_request_chat_template": becomes("{chat_template} request", _of_requests, flag=True),
     "chat_template_content_format": left_out("templates of models that take images get parts, others texts"),

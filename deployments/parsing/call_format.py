@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.grammar.compiler import MOST_WHITESPACE
-
 Format = dict[str, Any]
 
 
@@ -43,7 +41,7 @@ def json_of(schema: dict[str, Any], style: str = "json") -> Format:
     Args:
         style: xgrammar's word for how it is written; all but json have an argument's text between marks.
     """
-    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": MOST_WHITESPACE}
+    return {"type": "json_schema", "json_schema": schema, "style": style}
 
 
 def between(begin: str, content: Format, end: str) -> Format:

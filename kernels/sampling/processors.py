@@ -64,7 +64,7 @@ class LogitProcessors(NamedTuple):
     penalties: Penalties | None = None
     logit_bias: LogitBias | None = None
     grammar_mask: Tensor | None = None
-    """int32 [num_rows, ceil(vocab_size / 32)]: bit b of word w allows token 32 * w + b (xgrammar's token bitmask)."""
+    """int32 [num_rows, ceil(vocab_size / 32)]: bit b of word w allows token 32 * w + b (llguidance's token mask)."""
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:

@@ -2,13 +2,14 @@
 
 import codecs
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wingbeat.runtime.grammar.vocabulary import Vocabulary
+
 if TYPE_CHECKING:
-    from xgrammar import GrammarMatcher
+    from llguidance import LLMatcher
 
 MOST_STEPS = 128
 """Tokens that are looked ahead at a time."""
@@ -16,15 +17,6 @@ MOST_WALK_S = 0.002
 """CPU time of it."""
 _MOST_SPELLINGS = 64
 """Of one certain text, by the tokens that it may begin with."""
-
-
-class TokenTable(NamedTuple):
-    """A tokenizer's tokens."""
-
-    texts: Sequence[bytes]
-    """By token id: a token may be a part of a character."""
-    stop_token_ids: frozenset[int]
-    encode: Callable[[str], list[int]]
 
 
 class CertainWalk(NamedTuple):
@@ -35,7 +27,7 @@ class CertainWalk(NamedTuple):
     """Whether more is certain than was looked at."""
 
 
-def only_text(mask: np.ndarray, table: TokenTable) -> int | None:
+def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
     """The shortest allowed token, where all others begin by its text; None where there is a choice.
 
     Args:
@@ -56,21 +48,22 @@ def only_text(mask: np.ndarray, table: TokenTable) -> int | None:
     return shortest if is_only else None
 
 
-def walk(matcher: "GrammarMatcher", first: int, num_words: int, table: TokenTable) -> CertainWalk:
+def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
     """The shortest tokens from `first` on while there is no choice; the matcher stays where it is."""
-    mask, token_ids, until = np.zeros((1, num_words), np.int32), [], time.thread_time() + MOST_WALK_S
+    mask, token_ids, until = np.zeros(table.num_words, np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
-        if not matcher.accept_token(following):
+        if matcher.try_consume_tokens([following]) != 1:
             break
         token_ids.append(following)
-        following = only_text(mask[0], table) if matcher.fill_next_token_bitmask(mask, 0) else None
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        following = None if matcher.is_error() else only_text(mask, table)
     if token_ids:
         matcher.rollback(len(token_ids))
     return CertainWalk(token_ids, following is not None)
 
 
-def spelled(found: CertainWalk, table: TokenTable) -> list[int]:
+def spelled(found: CertainWalk, table: Vocabulary) -> list[int]:
     """The same text as the tokenizer would write it: a text that begins inside a character as found, up to its end."""
     texts, start = [table.texts[token_id] for token_id in found.token_ids], 0
     while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
@@ -83,15 +76,3 @@ def spelled(found: CertainWalk, table: TokenTable) -> list[int]:
     token_ids = [*found.token_ids[:start], *table.encode(text)]
     # What the last token would be is not known where the text is cut.
     return token_ids[:-1] if found.goes_on else token_ids
-
-
-def allowed_part(matcher: "GrammarMatcher", token_ids: list[int]) -> list[int]:
-    """The first of the tokens, as far as a grammar allows them; the matcher stays where it is."""
-    num_taken = 0
-    for token_id in token_ids:
-        if not matcher.accept_token(token_id):
-            break
-        num_taken += 1
-    if num_taken:
-        matcher.rollback(num_taken)
-    return token_ids[:num_taken]

@@ -3,6 +3,7 @@
 import json
 from itertools import combinations
 from typing import Any
+from urllib.parse import unquote
 
 Schema = dict[str, Any]
 _MOST_CHOICES = 64
@@ -15,10 +16,14 @@ def resolve(reference: Any, root: Any) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     part = root
-    for name in filter(None, reference[1:].split("/")):
-        if not isinstance(part, dict) or name not in part:
+    for escaped in filter(None, unquote(reference[1:]).split("/")):
+        name = escaped.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        elif isinstance(part, dict) and name in part:
+            part = part[name]
+        else:
             return None
-        part = part[name]
     return part
 
 

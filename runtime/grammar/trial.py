@@ -1,7 +1,9 @@
 """Grammars of callers are tried out in a process of their own: a compile can be endless, and cannot be cancelled."""
 
 import json
+import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -11,14 +13,18 @@ from collections import OrderedDict
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
-MOST_CPU_S = 10
-"""CPU time of a compile, over all of its threads."""
+logger = logging.getLogger(__name__)
+
+MOST_CPU_S = 3
+"""CPU time of a compile."""
 MOST_BYTES = 2**29
 """Memory of a compile."""
 CHEAP_KINDS = ("json_object", "choice")
 """They take milliseconds at any length that a request may have."""
 _NUM_KNOWN = 1024
 _PATIENCE_S = 120.0
+_MOST_TRIES = 5
+"""Processes that may end under one grammar by no fault of the grammar's."""
 
 
 class GrammarTrial:
@@ -42,6 +48,7 @@ class GrammarTrial:
 
         Raises:
             ValueError: it does not compile, or takes more time or memory than it may; begins with the field's name.
+            RuntimeError: the process ends again and again.
         """
         if spec.kind in CHEAP_KINDS:
             return
@@ -61,7 +68,6 @@ class GrammarTrial:
         try:
             with self._lock:
                 self._ensure_started()
-            self._grammars.warm()
         except (ValueError, OSError):
             if not self._closed:
                 raise
@@ -76,28 +82,33 @@ class GrammarTrial:
             self._control.close()
 
     def _try(self, spec: GrammarSpec) -> str:
-        mine, its = socket.socketpair()
-        with mine:
-            mine.settimeout(_PATIENCE_S)
-            with its:
-                self._hand_over(its)
-            mine.sendall(json.dumps(spec).encode())
-            mine.shutdown(socket.SHUT_WR)
-            with mine.makefile("rb") as reader:
-                told = reader.read()
-        if told:
-            return json.loads(told)
-        cpu_s, memory_bytes = self._limits
-        return f"{spec.field} takes more than {cpu_s} s or {memory_bytes // 2**20} MiB to compile"
+        """What is wrong with a grammar, "" where nothing is."""
+        for _ in range(_MOST_TRIES):
+            process = None
+            try:
+                mine, its = socket.socketpair()
+                with mine:
+                    mine.settimeout(_PATIENCE_S)
+                    with its, self._lock:
+                        process = self._ensure_started()
+                        socket.send_fds(self._control, [b"g"], [its.fileno()])
+                    mine.sendall(json.dumps(spec).encode())
+                    mine.shutdown(socket.SHUT_WR)
+                    with mine.makefile("rb") as reader:
+                        told = reader.read()
+            except OSError as error:
+                logger.warning("The process that tries grammars out has ended: %s", error)
+                if process is not None:
+                    process.kill()
+                    process.wait()
+                continue
+            # Without a word it was ended by others.
+            if told:
+                return json.loads(told)
+        raise RuntimeError("grammars cannot be tried out: the process for it ends again and again")
 
-    def _hand_over(self, its: socket.socket) -> None:
-        """Send the process its end of a socket."""
-        with self._lock:
-            self._ensure_started()
-            socket.send_fds(self._control, [b"g"], [its.fileno()])
-
-    def _ensure_started(self) -> None:
-        """Start the process, or another where it has died; the lock is held."""
+    def _ensure_started(self) -> subprocess.Popen:
+        """The process; another where it has died. The lock is held."""
         if self._closed:
             raise ValueError("structured_outputs cannot be tried out: the engine ends")
         if self._process is not None and self._process.poll() is not None:
@@ -105,9 +116,10 @@ class GrammarTrial:
             self._process = None
         if self._process is None:
             self._start()
+        return self._process
 
     def _start(self) -> None:
-        tokens = self._grammars.tokenizer_info.serialize_json().encode()
+        tokens = self._grammars.vocabulary()
         self._control, its = socket.socketpair()
         command = [sys.executable, "-m", "wingbeat.runtime.grammar.worker", str(its.fileno()), *map(str, self._limits)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -118,4 +130,4 @@ class GrammarTrial:
         if self._closed:
             self._process.kill()
         with self._process.stdin as stdin:
-            stdin.write(tokens)
+            pickle.dump((list(tokens.texts), tokens.special, tokens.stop_token_ids), stdin)

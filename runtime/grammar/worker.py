@@ -4,78 +4,119 @@ Started by `GrammarTrial` with the number of its control socket, the seconds and
 tokens come on the standard input, and each grammar over a socket that comes over the control socket.
 """
 
+import contextlib
 import json
 import os
+import pickle
 import resource
 import signal
 import socket
 import sys
+from random import Random
 
-from xgrammar import GrammarCompiler, TokenizerInfo
+import numpy as np
 
-from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
-from wingbeat.runtime.grammar.budget import DearGrammars, ParsingOfAll
-from wingbeat.runtime.grammar.certain_text import TokenTable
-from wingbeat.runtime.grammar.compiler import MOST_THREADS, RequestGrammar, compile_spec
-from wingbeat.runtime.grammar.trial_walks import problem_of
-from wingbeat.runtime.scheduling.request import GrammarSpec
+from wingbeat.runtime.grammar.compiler import RequestGrammar, compile_spec
+from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
+from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary
+from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
-MOST_WALL_S = 60.0
-MOST_COMPILED_BYTES = 2**27
-"""Of a grammar once it is compiled: it stays in the engine's memory."""
+MOST_WALL_S = 60
+NUM_STEPS = 64
+"""Tokens of a walk: what grows with the text is found before a request has it."""
 _NICENESS = 5
 """Rounds go before trials."""
+_BY_ITSELF = (signal.SIGXCPU, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+"""What a grammar that is beyond its limits ends by; any other signal comes from elsewhere."""
+_ROOT = np.zeros(1, np.int64), np.full(1, -1, np.int64)
 
 
 def main() -> None:
     """Fork for each socket that arrives, until the other end is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     cpu_s, memory_bytes = int(sys.argv[2]), int(sys.argv[3])
-    info = TokenizerInfo.deserialize_json(sys.stdin.buffer.read().decode())
-    table = TokenTable(info.decoded_vocab, frozenset(info.stop_token_ids), lambda text: [])
+    tokens = vocabulary(*pickle.load(sys.stdin.buffer), lambda text: [])
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The kernel then reaps the forks.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         _, (*fds,), _, _ = socket.recv_fds(control, 1, 1)
         if not fds:
             return
         if os.fork() == 0:
             try:
-                answer(socket.socket(fileno=fds[0]), info, table, cpu_s, memory_bytes)
+                answer(socket.socket(fileno=fds[0]), tokens, cpu_s, memory_bytes)
             finally:
                 os._exit(0)
         os.close(fds[0])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
 
 
-def answer(peer: socket.socket, info: TokenizerInfo, table: TokenTable, cpu_s: int, memory_bytes: int) -> None:
-    """Read a grammar and write what is wrong with it; ended before that by its limits."""
+def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
+    """Read a grammar and write what is wrong with it; nothing where something else ended what finds that out."""
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
+    finder = os.fork()
+    if finder == 0:
+        try:
+            limit(cpu_s, memory_bytes)
+            peer.sendall(json.dumps(problem_of(spec, tokens)).encode())
+        except MemoryError:
+            os.abort()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(finder, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _BY_ITSELF:
+        told = f"{spec.field} takes more than {cpu_s} s or {memory_bytes // 2**20} MiB to compile"
+        peer.sendall(json.dumps(told).encode())
+
+
+def limit(cpu_s: int, memory_bytes: int) -> None:
+    """End this process where it takes more than this from here on."""
     signal.setitimer(signal.ITIMER_REAL, MOST_WALL_S)
     with open("/proc/self/statm") as sizes:
         own_bytes = int(sizes.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own_bytes + memory_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def problem_of(spec: GrammarSpec, tokens: Vocabulary) -> str:
+    """What is wrong with a grammar, beginning with its field; empty where nothing is found."""
     try:
-        compiled = compile_spec(GrammarCompiler(info, max_threads=MOST_THREADS, cache_enabled=False), spec)
-        if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
-            raise ValueError(f"{spec.field} takes more than {MOST_COMPILED_BYTES // 2**20} MiB once it is compiled")
-        grammar = RequestGrammar(
-            compiled=compiled,
-            table=table,
-            vocab_size=info.vocab_size,
-            spec=spec,
-            calls=BoundedCalls(),
-            parsing_of_all=ParsingOfAll(),
-            dear=DearGrammars(),
-        )
-        problem = problem_of(grammar)
-    except ValueError as error:
-        problem = str(error)
-    peer.sendall(json.dumps(problem).encode())
+        grammar = compile_spec(tokens, spec)
+        for seed in range(3):
+            _walk(grammar, Random(seed), again=seed == 0)
+    except (ValueError, TooDear) as error:
+        return str(error)
+    return ""
+
+
+def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:
+    """Follow random tokens.
+
+    Args:
+        again: take the same token as long as it may be: repetition is what ambiguous grammars grow by.
+
+    Raises:
+        ValueError: the grammar matches no text.
+        TooDear: it takes too long.
+    """
+    masker, tokens = GrammarMasker(grammar), grammar.vocabulary
+    masks, last = np.zeros((1, tokens.num_words), np.int32), -1
+    for step in range(NUM_STEPS):
+        masker.fill(*_ROOT, masks)
+        if masker.problem is not None:
+            raise masker.problem
+        allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
+        if step == 0 and not len(allowed):
+            raise ValueError(f"{grammar.spec.field} matches no text that the model's tokens can write")
+        allowed = allowed[~np.isin(allowed, tokens.never)]
+        if not len(allowed):
+            return
+        last = last if again and last in allowed else int(rng.choice(allowed))
+        masker.accept(last)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tests.runtime.grammar.walks import allowed_tokens
 from wingbeat.deployments.fleet.interface import RequestRefused
-from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.scheduling.request import FinishReason, Request, TokenLogprob
 from wingbeat.runtime.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 EOS = 0
 
@@ -36,7 +31,7 @@ class Script:
                 grammar = self._grammars.compile(params.grammar)
             except ValueError as error:
                 raise RequestRefused(str(error)) from error
-            return self._in_grammar(request, grammar.compiled, wanted)
+            return self._in_grammar(request, grammar, wanted)
         ends = {EOS, *params.stop_token_ids} if not params.ignore_eos else set(params.stop_token_ids)
         text = [*wanted, EOS] if not params.ignore_eos else list(wanted)
         while len(text) < params.min_tokens:
@@ -49,25 +44,20 @@ class Script:
         return text[: params.max_tokens], FinishReason.LENGTH
 
     def _in_grammar(
-        self, request: Request, grammar: "CompiledGrammar", wanted: Sequence[int]
+        self, request: Request, grammar: RequestGrammar, wanted: Sequence[int]
     ) -> tuple[list[int], FinishReason]:
         """The wanted tokens where the grammar allows them, else drawn ones, whose end comes as soon as it may."""
-        from xgrammar import GrammarMatcher
-
         params = request.params
-        whole, judge = [*wanted, EOS], GrammarMatcher(grammar)
-        if len(whole) <= request.params.max_tokens and all(map(judge.accept_token, whole)):
-            return whole, FinishReason.STOP
-        rng, matcher, tokens = Random(params.seed if params.temperature else 0), GrammarMatcher(grammar), []
-        mask = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
+        judge = grammar.matcher()
+        fits = judge.try_consume_tokens(list(wanted)) == len(wanted) and judge.is_accepting()
+        if len(wanted) < request.params.max_tokens and fits:
+            return [*wanted, EOS], FinishReason.STOP
+        rng, matcher, tokens = Random(params.seed if params.temperature else 0), grammar.matcher(), []
         while len(tokens) < params.max_tokens:
-            if not matcher.fill_next_token_bitmask(mask, 0):
-                mask[:] = -1
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-            allowed = np.flatnonzero(bits).tolist()
+            allowed = allowed_tokens(matcher, grammar.vocabulary)
             tokens.append(EOS if EOS in allowed else rng.choice(allowed))
-            matcher.accept_token(tokens[-1])
-            if matcher.is_terminated() or tokens[-1] in params.stop_token_ids:
+            matcher.consume_token(tokens[-1])
+            if tokens[-1] == EOS or tokens[-1] in params.stop_token_ids:
                 return tokens, FinishReason.STOP
         return tokens, FinishReason.LENGTH
 

@@ -19,7 +19,7 @@ from tests.runtime.gpu_world import verifier
 from tests.runtime.host_counts import KINDS, steady_engine
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
-ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "xgrammar", "rich")
+ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "llguidance", "rich")
 """What a GPU image with torch, triton, transformers and pytest has not."""
 DRY_RUN = f"""
 import ast, contextlib, io, runpy, sys

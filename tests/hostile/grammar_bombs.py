@@ -20,7 +20,48 @@ DOUBLING = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in ra
 REPEATS = 'root ::= [b-z]{3} q{0,3000}\nq ::= r{0,3000}\nr ::= "a"?'
 AMBIGUOUS = 'root ::= "b" s\ns ::= "a" | s s | s s s'
 
+
+def nested(count, inner, wrap):
+    """A schema in so many others."""
+    for _ in range(count):
+        inner = wrap(inner)
+    return inner
+
+
+def json_spec(schema):
+    return spec_of("json", json.dumps(schema))
+
+
+WIDE = "start: s\ns: (" + " | ".join(f"r{i}" for i in range(1500)) + ")*\n"
+WIDE += "\n".join(f'r{i}: "a" | "a" r{i}' for i in range(1500))
+SETS = "start: T\nT: " + " & ".join(f"/(?s:.*)[a-z]{{{i}}}x(?s:.*)/" for i in range(5, 60))
+PATTERNS = {"allOf": [{"type": "string", "pattern": f"[ab]*a[ab]{{{10 + count}}}"} for count in range(20)]}
+LISTS = {f"a{i}": {"type": "array", "items": {"const": i}, "maxItems": 10_000} for i in range(800)}
+CHOICES = [{"anyOf": [{"required": [f"k{i}_{j}"]} for j in range(10)]} for i in range(20)]
+
 BOMBS = {
+    "wide, in Lark": spec_of("grammar", WIDE),
+    "many sets": spec_of("grammar", SETS),
+    "many patterns of a string": json_spec(PATTERNS),
+    "many patterns of names": json_spec({"patternProperties": {f"^a{i}[a-z]{{0,50}}$": {} for i in range(900)}}),
+    "many long lists": json_spec({"type": "object", "properties": LISTS}),
+    "endless list": json_spec({"type": "array", "maxItems": 10**12}),
+    "long texts": json_spec({"type": "string", "minLength": 10**8, "maxLength": 10**9}),
+    "large multiple": json_spec({"type": "integer", "multipleOf": 2147483629}),
+    "many choices": json_spec({"allOf": CHOICES}),
+    "deep schema": json_spec(nested(400, {}, lambda inner: {"type": "array", "items": inner})),
+    "deep parentheses": spec_of("grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "deep expression": spec_of("regex", "(" * 20_000 + "a" + ")" * 20_000),
+    "long enumeration": json_spec({"enum": [str(i * 7919) for i in range(7000)]}),
+    "optional letters": spec_of("regex", "[a-z]?" * 3000),
+    "far back": spec_of("regex", r"(.|\n)*a(.|\n){500}c"),
+    "doubling references": json_spec(
+        {
+            "$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+            | {"d40": {"const": 1}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
     "certain for ever": spec_of("grammar", 'root ::= "a" root'),
     "certain for long": spec_of("grammar", 'root ::= "a"{1000000}'),
     "doubling": spec_of("grammar", DOUBLING),

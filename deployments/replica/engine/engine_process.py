@@ -93,8 +93,6 @@ def serve(link: Link) -> bool:
     interval_s = config.stream_interval_ms / 1000
     own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
     loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
-    if setup.engine.grammars is not None:
-        setup.engine.grammars.calls.on_runaway = loop.fail
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)

@@ -4,9 +4,7 @@ import json
 from random import Random
 
 import jsonschema
-import numpy as np
 import pytest
-import torch
 
 from tests.deployments.http_world import VOCAB_SIZE, byte_tokenizer
 from tests.deployments.parsing.test_model_formats import (
@@ -18,6 +16,7 @@ from tests.deployments.parsing.test_model_formats import (
     v3_call,
     v31_call,
 )
+from tests.runtime.grammar import walks
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from wingbeat.deployments.parsing.harmony import HarmonyParser
@@ -28,7 +27,7 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser
 from wingbeat.deployments.parsing.mistral import MistralParser
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.parsing.tagged_text import Glm45Parser, Qwen3CoderParser
-from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 TOKENIZER = byte_tokenizer()
@@ -47,28 +46,22 @@ BY_NAME = ["hermes", "llama3_json", "mistral", "harmony", "deepseek_v3", "deepse
 BY_NAME += ["glm45", "pythonic"]
 
 
-def matcher(form: dict):
-    from xgrammar import GrammarMatcher
-
-    spec = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
-    return GrammarMatcher(GRAMMARS.compile(spec).compiled)
+def grammar(form: dict) -> RequestGrammar:
+    return GRAMMARS.compile(GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form})))
 
 
 def accepts(form: dict, text: str) -> bool:
-    found = matcher(form)
-    return found.accept_string(text) and found.is_completed()
+    return walks.accepts(grammar(form), text)
 
 
 def walk(form: dict, rng: Random, length: int = 400) -> str | None:
     """Text that the form allows, each token drawn from those allowed next; None where it does not end."""
-    found, text = matcher(form), []
-    mask = torch.empty((1, (VOCAB_SIZE + 31) // 32), dtype=torch.int32)
+    made, text = grammar(form), []
+    found = made.matcher()
     while len(text) < length:
-        found.fill_next_token_bitmask(mask, 0)
-        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
-        allowed = bits[:VOCAB_SIZE].nonzero()[0].tolist()
+        allowed = walks.allowed_tokens(found, made.vocabulary)
         token_id = 0 if 0 in allowed else rng.choice(allowed)
-        found.accept_token(token_id)
+        found.consume_token(token_id)
         if token_id == 0:
             return TOKENIZER.decode(text)
         text.append(token_id)

@@ -26,7 +26,12 @@ def specs_of(texts):
     one, other = texts
     name = json.dumps(one, ensure_ascii=False)
     tag = {"type": "structural_tag", "format": {"type": "const_string", "value": one + other}}
-    a_property = {"type": "object", "properties": {one: {"const": other}}, "required": [one]}
+    a_property = {
+        "type": "object",
+        "properties": {one: {"const": other}},
+        "required": [one],
+        "additionalProperties": False,
+    }
     return {
         "choice": (GrammarSpec("choice", json.dumps(texts)), texts),
         "enum": (
@@ -92,14 +97,14 @@ def test_what_is_certain_inside_a_character_is_allowed(make, alphabet):
     grammars = Grammars(tokenizer, len(of_model) + 64, frozenset([of_model.eos_token_id]))
     text = ALPHABETS[alphabet][0] * 3
     grammar = grammars.compile(GrammarSpec("choice", json.dumps([text])))
-    texts = grammars.tokenizer_info.decoded_vocab
+    texts = list(grammar.vocabulary.texts)
     single = [texts.index(bytes([byte])) for byte in text.encode()]
     for start in range(len(single)):
         masker = GrammarMasker(grammar, single[:start])
         written = b"".join(texts[token_id] for token_id in single[:start])
         while forced := masker.forced(5):
             for token_id in forced:
-                masks = np.zeros((1, -(-grammar.vocab_size // 32)), np.int32)
+                masks = np.zeros((1, grammar.vocabulary.num_words), np.int32)
                 masker.fill(np.zeros(1, np.int64), np.full(1, -1, np.int64), masks)
                 assert not masker.accept(token_id)
                 written += texts[token_id]

@@ -120,9 +120,9 @@ def test_a_long_constant_is_read_once_and_drafted_to_its_end(grammars, answers_a
     tokens = TOKENIZER.encode(constant, add_special_tokens=False)
     seen = []
     grammar = grammars.compile(GrammarSpec("json", json.dumps({"const": constant})))
-    encode = grammar.table.encode
-    table = grammar.table._replace(encode=lambda text: seen.append(len(text)) or encode(text))
-    masker = GrammarMasker(grammar._replace(table=table))
+    encode = grammar.vocabulary.encode
+    vocabulary = grammar.vocabulary._replace(encode=lambda text: seen.append(len(text)) or encode(text))
+    masker = GrammarMasker(grammar._replace(vocabulary=vocabulary))
     if not answers_as_told:
         for character in '"word0':
             masker.accept(*TOKENIZER.encode(character, add_special_tokens=False))

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from xgrammar import GrammarMatcher
 
 from tests.runtime.grammar_world import (
     SPECS,
@@ -20,7 +19,7 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
-from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker
+from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker, fill_row
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -90,12 +89,12 @@ def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch)
     assert len(drafter.heard) > 10
     for history, told in drafter.heard:
         index = next(i for i, prompt in enumerate(prompts) if history[: len(prompt)] == prompt)
-        matcher = GrammarMatcher(grammars.compile(params[index].grammar).compiled)
+        matcher = grammars.compile(params[index].grammar).matcher()
         expected = np.full((1, -(-loaded.vocab_size // 32)), -1, np.int32)
         answer = history[len(prompts[index]) :]
         if 0 not in answer:  # behind the end nothing is told
-            assert all(map(matcher.accept_token, answer))
-            matcher.fill_next_token_bitmask(expected, 0)
+            assert all(map(matcher.consume_token, answer))
+            fill_row(matcher, expected, 0)
         assert told is None or np.array_equal(told, expected[0])
     assert sum(told is not None for _, told in drafter.heard) > 10
 

@@ -1,5 +1,8 @@
 """Grammars are tried out elsewhere: an endless one is refused within its limits, and stops nothing."""
 
+import json
+import os
+import signal
 import threading
 import time
 
@@ -10,7 +13,12 @@ from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
-BOMB = GrammarSpec("regex", "[a-z]?" * 3000, "structured_outputs.regex")
+BOMB = GrammarSpec(
+    "json",
+    json.dumps({"allOf": [{"type": "string", "pattern": f"[ab]*a[ab]{{{10 + count}}}"} for count in range(20)]}),
+    "structured_outputs.json",
+)
+"""What is asked for at once has more than a million ways to be begun."""
 
 
 def spec_of(kind, text):
@@ -57,15 +65,67 @@ def test_an_endless_compile_is_refused_while_others_pass(trial):
     trial.check(spec_of("regex", "[x-z]{2}"))
     assert not problems
     thread.join()
-    assert problems == ["structured_outputs.regex takes more than 1 s or 256 MiB to compile"]
+    assert problems == ["structured_outputs.json takes more than 1 s or 256 MiB to compile"]
 
 
-@pytest.mark.slow
-def test_a_process_that_died_is_replaced(trial):
-    trial.check(spec_of("regex", "first"))
-    trial._process.kill()
-    trial._process.wait()
-    trial.check(spec_of("regex", "second"))
+def children_of(process_id):
+    try:
+        with open(f"/proc/{process_id}/task/{process_id}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again(trial):
+    failed, processes = [], set()
+
+    def check(number):
+        try:
+            trial.check(spec_of("regex", f"[a-z]{{{number}}}"))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=check, args=(number,)) for number in range(1, 17)]
+    trial.warm()
+    for thread in threads:
+        thread.start()
+    while len(processes) < 3 and any(thread.is_alive() for thread in threads):
+        process = trial._process
+        # The next one is ended once it has work, too.
+        if process.poll() is None and children_of(process.pid):
+            processes.add(process)
+            process.kill()
+    for thread in threads:
+        thread.join()
+    assert processes
+    assert not failed
+
+
+def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_its_grammar(trial):
+    """Both processes of a trial: the one that computes, and the one that waits for it."""
+    slow = spec_of("json", json.dumps({"allOf": [{"pattern": f"[ab]*a[ab]{{{n + 5}}}"} for n in range(11)]}))
+    for depth in (1, 2):
+        trial.check(spec_of("regex", f"[a-z]{{{depth}}}x"))
+        trial._known.clear()
+        verdicts = []
+
+        def check(verdicts=verdicts):
+            try:
+                trial.check(slow)
+            except ValueError as error:
+                verdicts.append(str(error))
+
+        thread = threading.Thread(target=check)
+        thread.start()
+        found = []
+        while not found and thread.is_alive():
+            found = children_of(trial._process.pid)
+            if depth == 2 and found:
+                found = children_of(found[0])
+        for process_id in found:
+            os.kill(process_id, signal.SIGKILL)
+        thread.join()
+        assert not verdicts or "takes more than" not in verdicts[0]
 
 
 def test_a_process_that_was_started_ahead_answers_at_once():
@@ -84,7 +144,7 @@ def test_a_process_that_was_started_ahead_answers_at_once():
 
 def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
     made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])))
-    made._grammars.tokenizer_info  # noqa: B018 - imported, so that the process itself is what starts
+    made._grammars.vocabulary()  # imported, so that the process itself is what starts
     starting = threading.Thread(target=made.warm)
     starting.start()
     while made._process is None:

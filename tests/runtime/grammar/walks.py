@@ -1,26 +1,38 @@
-"""Random texts of a grammar."""
+"""Texts of a grammar: given ones, and random ones."""
 
 import numpy as np
-from xgrammar import GrammarMatcher
+
+from wingbeat.runtime.grammar.grammar_masker import fill_row
 
 CLOSING = b'"}]'
 
 
-def walk_text(compiled, texts, rng, most=120):
-    """A text that a grammar allows, by random tokens; None where it does not end in time.
+def taken(grammar, text):
+    """How many of a text's tokens a grammar takes, how many there are, and whether the grammar is complete then."""
+    matcher, token_ids = grammar.matcher(), grammar.vocabulary.encode(text)
+    return matcher.try_consume_tokens(token_ids), len(token_ids), matcher.is_accepting()
 
-    Args:
-        texts: of the tokens, by id.
-    """
-    matcher, mask = GrammarMatcher(compiled), np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), np.int32)
-    stops, written = set(compiled.tokenizer_info.stop_token_ids), []
+
+def accepts(grammar, text):
+    """Whether a text is whole in a grammar."""
+    num_taken, num_tokens, is_whole = taken(grammar, text)
+    return num_taken == num_tokens and is_whole
+
+
+def allowed_tokens(matcher, vocabulary):
+    """The ids that a matcher allows next, sorted."""
+    mask = np.zeros((1, vocabulary.num_words), np.int32)
+    fill_row(matcher, mask, 0)
+    assert not matcher.is_error(), matcher.get_error()
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def walk_text(grammar, rng, most=120):
+    """A text that a grammar allows, by random tokens; None where it does not end in time."""
+    matcher, vocabulary, written = grammar.matcher(), grammar.vocabulary, []
+    texts, stops = vocabulary.texts, vocabulary.stop_token_ids
     for step in range(most):
-        restricts = matcher.fill_next_token_bitmask(mask, 0)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits) if restricts else np.arange(len(texts))
-        allowed = [token_id for token_id in allowed.tolist() if token_id < len(texts)]
-        if not allowed:
-            return None
+        allowed = allowed_tokens(matcher, vocabulary)
         may_end = bool(stops.intersection(allowed))
         if may_end and (rng.random() < 0.3 or step > most // 4):
             return b"".join(written).decode(errors="replace")
@@ -31,7 +43,6 @@ def walk_text(compiled, texts, rng, most=120):
         if not some:
             return b"".join(written).decode(errors="replace")
         token_id = rng.choice(some)
-        if not matcher.accept_token(token_id):
-            return None
+        assert matcher.consume_token(token_id), matcher.get_error()
         written.append(texts[token_id])
     return None

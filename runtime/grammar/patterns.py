@@ -1,0 +1,85 @@
+"""Regular expressions as JSON schemas write them, in the words of llguidance's own.
+
+Rust's classes nest, subtract and intersect, and its `\\d`, `\\w` and `\\s` are Unicode's. ECMAScript's and Python's
+classes do none of that, and the two do not agree on Unicode: a class here holds the characters that both have.
+"""
+
+import re
+
+_PIECE = re.compile(r"\\(.)|(\[\^?\]?)|.", re.DOTALL)
+_IN_CLASS = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pP]\{[^}]*\}|[pP][A-Z]|.)|(.)", re.DOTALL)
+_WORDS = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}_"
+_BLANKS = r"\s\x{1C}-\x{1F}\x{85}\x{FEFF}"
+_NARROW = {
+    "d": "0-9",
+    "w": "0-9A-Za-z_",
+    "s": r"\t\n\x{0B}\x{0C}\r\x20",
+    "D": r"\P{Nd}",
+    "W": f"[^{_WORDS}]",
+    "S": f"[^{_BLANKS}]",
+}
+"""Characters that every reading of a class has."""
+_WIDE = {
+    "d": r"\p{Nd}",
+    "w": _WORDS,
+    "s": _BLANKS,
+    "D": "[^0-9]",
+    "W": "[^0-9A-Za-z_]",
+    "S": r"[^\t\n\x{0B}\x{0C}\r\x20]",
+}
+"""Characters that some reading of a class has: what a negated class leaves out."""
+
+
+def rust_pattern(pattern: str) -> str:
+    """The expression in Rust's syntax, which is checked where it is compiled."""
+    written, place = [], 0
+    while place < len(pattern):
+        found = _PIECE.match(pattern, place)
+        place = found.end()
+        escaped, opens = found.groups()
+        if opens:
+            inner, place = _class(pattern, place, "^" in opens)
+            written.append(opens.rstrip("]") + (r"\]" if opens.endswith("]") else "") + inner)
+        elif escaped is None:
+            written.append(found[0])
+        elif escaped in _NARROW:
+            written.append(f"[{_NARROW[escaped]}]")
+        else:
+            written.append(_escape(escaped))
+    return "".join(written)
+
+
+def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
+    """What stands in a class from `place` on, with its end, and the place behind it."""
+    sets, written = _WIDE if is_negated else _NARROW, []
+    while place < len(pattern):
+        if pattern[place] == "]":
+            return "".join(written) + "]", place + 1
+        low, is_set, place = _atom(pattern, place, sets)
+        written.append(low)
+        if is_set or pattern[place : place + 1] != "-" or pattern[place + 1 : place + 2] in ("", "]"):
+            continue
+        high, is_set, behind = _atom(pattern, place + 1, sets)
+        if not is_set:
+            written.append(f"-{high}")
+            place = behind
+    return "".join(written), place
+
+
+def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, int]:
+    """A character or set of a class, whether a set, and the place behind it."""
+    found = _IN_CLASS.match(pattern, place)
+    escaped, plain = found.groups()
+    if plain is not None:
+        # These mean something else in a class of Rust's, alone or doubled.
+        return f"\\{plain}" if plain in "[&~^-" else plain, False, found.end()
+    if escaped in sets:
+        return sets[escaped], True, found.end()
+    is_set = escaped[0] in "pP" and len(escaped) > 1
+    return r"\x{08}" if escaped == "b" else _escape(escaped), is_set, found.end()
+
+
+def _escape(escaped: str) -> str:
+    r"""What `\` and a character, or a longer escape, stand for."""
+    # Rust has no escapes of letters beyond ASCII, and reads these two as the ends of words.
+    return escaped if not escaped[0].isascii() or escaped in "<>" else f"\\{escaped}"

@@ -1,0 +1,95 @@
+"""A tokenizer's tokens as llguidance reads them: bytes, special tokens, and the tokens that end a text."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from wingbeat.runtime.tokenizer import byte_of_letter
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""How sentencepiece spells a space."""
+
+
+class Vocabulary(NamedTuple):
+    """The tokens of a model."""
+
+    tokens: "LLTokenizer"
+    texts: Sequence[bytes]
+    """By token id, one for each of the model's logits: a token may be a part of a character, and may have no text."""
+    special: dict[str, int]
+    """Special tokens by their spelling. A grammar's text never writes one; a structural tag names them."""
+    stop_token_ids: frozenset[int]
+    encode: Callable[[str], list[int]]
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask."""
+        return -(-len(self.texts) // 32)
+
+    @property
+    def never(self) -> list[int]:
+        """Tokens that no text holds."""
+        return sorted({*self.special.values(), *self.stop_token_ids})
+
+
+class _Tokens:
+    """llguidance's view of a tokenizer. Tokens are never made from text there, so that every spelling is allowed."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, texts: Sequence[bytes], special: Sequence[int], eos_token_id: int) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = texts, special, eos_token_id
+
+    def __call__(self, text: str) -> list[int]:
+        return []
+
+
+def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[int]) -> Vocabulary:
+    """The vocabulary of a tokenizer, padded to `size` ids, with the tokens that end a text."""
+    model = tokenizer.hugging_face
+    pieces = model.convert_ids_to_tokens(list(range(min(len(model), size))))
+    added = {token_id: token for token_id, token in model.added_tokens_decoder.items() if token_id < size}
+    decoder = model.backend_tokenizer.to_str() if model.is_fast else ""
+    of_letters = byte_of_letter() if '"ByteLevel"' in json.dumps(json.loads(decoder)["decoder"]) else None
+    texts = [b"" if piece is None else _bytes(piece, of_letters) for piece in pieces]
+    for token_id, token in added.items():
+        texts[token_id] = token.content.encode()
+    texts += [b""] * (size - len(texts))
+    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    special |= {
+        token: token_id for token, token_id in zip(model.all_special_tokens, model.all_special_ids, strict=True)
+    }
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return vocabulary(texts, {text: id_ for text, id_ in special.items() if id_ < size}, stop_token_ids, encode)
+
+
+def vocabulary(
+    texts: Sequence[bytes], special: dict[str, int], stop_token_ids: frozenset[int], encode: Callable[[str], list[int]]
+) -> Vocabulary:
+    """A vocabulary of its tables."""
+    # The import takes a while, and most servers never need it.
+    from llguidance import LLTokenizer
+
+    made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
+    wrapped = _Tokens(texts, made.never, stops[0])
+    return made._replace(tokens=LLTokenizer(wrapped, eos_token=stops, slices=LLTokenizer.json_slices()))
+
+
+def _bytes(piece: str, of_letters: dict[str, int] | None) -> bytes:
+    """The bytes that a piece stands for, in a vocabulary of byte-level letters or of text."""
+    if of_letters is not None:
+        known = all(letter in of_letters for letter in piece)
+        return bytes(of_letters[letter] for letter in piece) if known else piece.encode()
+    found = _BYTE_PIECE.fullmatch(piece)
+    return bytes.fromhex(found[1]) if found else piece.replace(_SPACE, " ").encode()
