@@ -21,6 +21,8 @@ _OUT_OF_MEMORY = re.compile(
 """What of a raylet's lines concerns an operator: it has killed processes itself. Of each that somebody else has ended,
 as this application does on purpose, it says that memory may have been the cause."""
 
+_PHASE = re.compile(r"\w+ing\b")
+"""How a line begins that says what goes on from now on; other lines say what has happened."""
 QUIET_S = 15.0
 
 
@@ -36,15 +38,23 @@ class StartUp:
         self._console = Console(highlight=False, soft_wrap=True) if console is None else console
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
         self._status: Status | None = None
-        self._started = self._latest_at = time.monotonic()
-        self._latest, self._ended = "", threading.Event()
+        self._started, self._ended = time.monotonic(), threading.Event()
+        self._phases: dict[str, tuple[str, float]] = {}
+        """By process, the phase that runs in it and when the phase began."""
         self._quiet_s = quiet_s
         self._pulse: threading.Thread | None = None
 
-    def event(self, text: str) -> None:
-        """Something has begun or ended; on a terminal the latest one stays below the others until the next."""
+    def event(self, text: str, process: str = "") -> None:
+        """Something has begun or ended; on a terminal the latest one stays below the others until the next.
+
+        Args:
+            text: a phase begins with its verb's -ing form, and lasts until the next event of the same process.
+            process: where it happens; empty is this process.
+        """
         text = text[:1].upper() + text[1:]
-        self._latest, self._latest_at = text, time.monotonic()
+        self._phases.pop(process, None)
+        if _PHASE.match(text):
+            self._phases[process] = text, time.monotonic()
         if self._pulse is None:
             self._pulse = threading.Thread(target=self._say_what_goes_on, name="start-up", daemon=True)
             self._pulse.start()
@@ -60,15 +70,25 @@ class StartUp:
     def _say_what_goes_on(self) -> None:
         """No start is silent for longer than `quiet_s`, whatever takes its time in whichever process."""
         while not self._ended.wait(self._quiet_s):
-            seconds = time.monotonic() - self._latest_at
-            if seconds < self._quiet_s:
-                continue
-            status, text = self._status, f"{self._latest}: {seconds:.0f} s so far"
-            if status is not None:
-                status.update(_escaped(text))
-            elif not self._console.is_terminal:
-                self._console.print(text, markup=False)
-                self._console.file.flush()
+            for text, began_at in self._running_phases():
+                seconds = time.monotonic() - began_at
+                if seconds < self._quiet_s:
+                    continue
+                self._say_still(f"{text}: {seconds:.0f} s so far")
+
+    def _running_phases(self) -> list[tuple[str, float]]:
+        """Those of the application's processes; this process's own, which waits for them, where they have none."""
+        phases = dict(self._phases)
+        own = phases.pop("", None)
+        return list(phases.values()) or ([] if own is None else [own])
+
+    def _say_still(self, text: str) -> None:
+        status = self._status
+        if status is not None:
+            status.update(_escaped(text))
+        elif not self._console.is_terminal:
+            self._console.print(text, markup=False)
+            self._console.file.flush()
 
     def problem(self, text: str) -> None:
         """A warning or an error, on the standard error."""
@@ -76,11 +96,13 @@ class StartUp:
 
     def worker_lines(self, data: Mapping[str, Any]) -> None:
         """Lines that a process of the application has written, as Ray hands them over."""
+        process = f"{data.get('ip', '')} {data.get('pid', '')}"
         for line in data["lines"]:
             ours = _OURS.match(line)
             if ours is not None and ours["level"] in ("INFO", "DEBUG"):
-                self.event(ours["text"])
+                self.event(ours["text"], process)
             elif ours is not None:
+                self._phases.pop(process, None)
                 self.problem(f"{ours['level'].capitalize()}: {ours['text']}")
             elif data.get("pid") == "raylet" and (killed := _OUT_OF_MEMORY.search(line)) is not None:
                 self.problem(

@@ -40,11 +40,13 @@ def recall(path: Path, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
         return None
 
 
-def keep(path: Path, fields: dict[str, Any]) -> None:
-    """Write JSON for `recall`, whole or not at all; a disk that refuses is warned of."""
+def keep(path: Path, fields: dict[str, Any]) -> bool:
+    """Write JSON for `recall`, whole or not at all; False, with a warning, where the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(fields))
     except OSError as error:
         logger.warning("cannot keep measurements in %s: %s", path, error)
+        return False
+    return True

@@ -96,7 +96,8 @@ class FleetFigures:
         except Exception as error:
             # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
             if self._latest is None or engine_id not in self._latest.silent:
-                logger.info("Engine %s gives no figures: %s", engine_id, type(error).__name__)
+                why = f"no answer within {self._patience_s:g} s" if isinstance(error, TimeoutError) else None
+                logger.info("Engine %s gives no figures: %s", engine_id, why or type(error).__name__)
             return None
 
     def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

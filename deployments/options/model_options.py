@@ -126,6 +126,10 @@ class LoadOptions(ModelFolder):
         """Whether the weights of linear layers are rounded to eight bits, beside `resolved_dtype`."""
         return self.dtype == INT8
 
+    def shown_dtype(self, resolved: str) -> str:
+        """A dtype for people: `resolved`, and how the weights are held where that differs."""
+        return f"{INT8} weights, {resolved} otherwise" if self.rounds_weights() else resolved
+
     def tries_bfloat16(self) -> bool:
         """Whether a CPU's own figures decide between float32 and bfloat16."""
         if self.dtype != "auto" or self.resolved_device() != "cpu":

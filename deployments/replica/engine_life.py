@@ -110,7 +110,8 @@ class EngineLife:
 
     async def _load(self) -> None:
         config = self._start.config
-        dtype, device = config.resolved_dtype(), config.resolved_device()
+        dtype, device = config.shown_dtype(config.resolved_dtype()), config.resolved_device()
+        dtype += " or bfloat16, whichever is faster" if config.tries_bfloat16() else ""
         logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
         try:
             started = await self.client.start(self._start)
@@ -240,5 +241,6 @@ class EngineLife:
         self._supervising = asyncio.get_running_loop().create_task(self.supervisor.run())
 
     async def _try_drafter(self) -> None:
-        logger.info("trying the drafter on short texts")
+        config = self._start.config
+        logger.info("trying the drafter %s of %s on short texts", config.choice().label, config.model_name())
         self.self_test = await self.client.call("check_drafter")

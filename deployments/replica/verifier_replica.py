@@ -224,7 +224,7 @@ class Verifier(LiveReplica):
         return {
             "model": info.model_name,
             "drafter": info.drafter,
-            "dtype": info.dtype,
+            "dtype": config.shown_dtype(info.dtype),
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,

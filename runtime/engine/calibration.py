@@ -94,15 +94,17 @@ def verifier_times(
     kept = recall(path, _from_dict)
     if kept is not None:
         return kept
-    logger.info("measuring the verifier's forward passes")
+    logger.info("measuring the forward passes of %s", loaded.name)
     started = time.perf_counter()
     measured = _measure_verifier(loaded, model, cache, config, graphs)
     times = measured._replace(verify_s=levelled(measured.verify_s))
-    kept = _undisturbed(measured)
-    if kept:
-        keep(path, times._asdict())
-    where = f"kept in {path}" if kept else "not kept: other work on this machine disturbed them"
-    logger.info("measured the verifier's forward passes in %.1f s (%s)", time.perf_counter() - started, where)
+    line, seconds = "measured the forward passes of %s in %.1f s", time.perf_counter() - started
+    if not _undisturbed(measured):
+        logger.warning(f"{line}; not kept, because other work on this machine disturbed it", loaded.name, seconds)
+    elif keep(path, times._asdict()):
+        logger.info(f"{line}, kept in %s", loaded.name, seconds, path)
+    else:
+        logger.info(line, loaded.name, seconds)
     return times
 
 

@@ -65,3 +65,8 @@ def test_a_dtype_that_nothing_runs_in_is_refused_by_its_name(name):
         resolve_dtype(name, "cpu", None)
     with pytest.raises(ValueError, match="dtype"):
         AppConfig(dtype=name)
+
+
+def test_weights_of_eight_bits_are_named_beside_the_dtype_of_the_rest():
+    assert AppConfig(dtype="int8").shown_dtype("float32") == "int8 weights, float32 otherwise"
+    assert AppConfig(dtype="float32").shown_dtype("float32") == "float32"

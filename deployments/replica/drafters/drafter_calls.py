@@ -31,7 +31,7 @@ class DrafterCalls:
     """
 
     def __init__(self, config: AppConfig, core: int | None, terms: bytes | None) -> None:
-        logger.info("loading the drafter %s", config.choice().label)
+        logger.info("loading the drafter %s of %s", config.choice().label, config.model_name())
         self._thread = DrafterThread(config, core)
         if terms is not None:
             self.needs(terms)
@@ -78,7 +78,7 @@ class DrafterCalls:
     def release_newest(self) -> None:
         """Let go of the verifier that came last: it looks for another place."""
         for name in self._thread.channels()[-1:]:
-            logger.info("letting go of %s, another drafter has fewer verifiers", name)
+            logger.info("let go of %s, another drafter has fewer verifiers", name)
             self._thread.detach(name)
 
     def status(self) -> tuple[tuple[ChannelName, ...], float]:

@@ -184,6 +184,7 @@ class DrafterThread:
         drafter of unknown state could go on proposing nonsense."""
         if not self._load():
             return
+        logger.info("the drafter %s of %s is loaded", self._config.choice().label, self._config.model_name())
         try:
             if self._core is not None:
                 pin_thread(self._core)

@@ -313,12 +313,17 @@ def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(("verify_s", "kept"), [((1.0, 1.2, 1.1), True), ((1.0, 3.0, 1.5), False)])
-def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, kept):
+def test_a_disturbed_measurement_is_not_kept_and_one_line_says_which(monkeypatch, tmp_path, caplog, verify_s, kept):
     ref = reference("llama")
     times = calibration.VerifierTimes((1,), (0, 1, 4), (verify_s,), (0.0,))
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(calibration, "_measure_verifier", lambda *arguments: times)
-    used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
+    with caplog.at_level(logging.INFO):
+        used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
+    begun, ended = (line.getMessage() for line in caplog.records)
+    assert begun == f"measuring the forward passes of {ref.loaded.name}"
+    assert ("kept in" in ended, "not kept" in ended) == (kept, not kept)
+    assert ref.loaded.name in ended
     assert used == ((verify_s[0], verify_s[2], verify_s[2]),), "more nodes cannot take less: the middle was disturbed"
     assert any(tmp_path.iterdir()) == kept
 
