@@ -27,9 +27,14 @@ def test_writers_at_the_same_time_have_files_of_their_own_and_the_last_one_stays
 def test_a_writer_that_raises_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     path = tmp_path / "figures.json"
     path.write_text("old")
-    with pytest.raises(OSError, match="disk full"), replacing(path) as temporary:
-        temporary.write_text("new")
-        raise OSError("disk full")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("new")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,4 +1,4 @@
-"""A round that raises leaves nothing behind: the next sequence in its slot, and the next round, are as in a new engine."""
+"""A round that raises leaves nothing behind: the next sequence of its slot, and the next round, meet a new engine."""
 
 import threading
 

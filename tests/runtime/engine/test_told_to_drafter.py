@@ -120,7 +120,7 @@ def test_where_few_tokens_are_allowed_no_other_is_drafted(draft_by):
     allowed = tuple(range(100, 140))
     passes = draft_by(lambda: Pair(TREE).run([greedy_params(COUNT, allowed_token_ids=allowed)] * 2))
     assert {one.header.sampling_rules for one in passes} == {RuleKinds.NUMBERS | RuleKinds.LISTED}
-    assert 0 < len(drafted_tokens(passes))
+    assert drafted_tokens(passes)
     assert drafted_tokens(passes).keys() <= set(allowed)
 
 
@@ -137,7 +137,7 @@ def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, d
     def other(outcome):
         getattr(outcome, field).fill_(12_345 if field == "seeds" else 0.0)
 
-    assert draft_by(accepted) > 1.1 * draft_by(lambda: accepted(other))
+    assert draft_by(accepted) > 2 * draft_by(lambda: accepted(other))
 
 
 class FewLevels(SpeculationPolicy):
