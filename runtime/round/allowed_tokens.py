@@ -30,7 +30,7 @@ class TokenMasks:
 
     @contextmanager
     def started(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Iterator[Future[list[int]]]":
-        """Masks of a plan that `is_masked`, computed while the block runs.
+        """Masks of a round whose plan `is_masked`, computed while the block runs.
 
         The thread is done when the block ends, also by an exception: a slot's next sequence must not meet a late write.
 
