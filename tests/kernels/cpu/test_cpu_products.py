@@ -1,11 +1,12 @@
 """Products of the CPU's kernels, and how their library is made."""
 
 import os
+import platform
 
 import pytest
 import torch
 
-from wingbeat.kernels.cpu import ops
+from wingbeat.kernels.cpu import library, ops
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.structs import matrix_of
@@ -98,6 +99,40 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     assert made.suffix == ".so"
     monkeypatch.setenv("CXX", "no-such-compiler")
     open_library(tmp_path)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="an architecture of x86-64")
+def test_kernels_are_held_to_an_older_processor_by_name(tmp_path, monkeypatch):
+    """A compiler that notes its arguments stands for a real one: another architecture is another library."""
+    noted = tmp_path / "arguments"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    names = set()
+    for architecture in ("native", "x86-64-v3", "x86-64"):
+        monkeypatch.setenv(library.ARCHITECTURE, architecture)
+        names.add(library.fingerprint())
+        with pytest.raises(NoLibraryError, match="exit 1"):
+            open_library(tmp_path)
+    flags = [word for word in noted.read_text().split() if word.startswith("-march=")]
+    assert flags == ["-march=native", "-march=x86-64-v3", "-march=x86-64"]
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "largest"),
+    [
+        ("", "flags : avx2 avx512f", float("inf")),
+        ("x86-64-v4", "flags : avx2 avx512f", float("inf")),
+        ("x86-64-v3", "flags : avx2 avx512f", library.LARGEST_MATRIX),
+        ("", "flags : avx2", library.LARGEST_MATRIX),
+    ],
+)
+def test_matrices_are_torchs_from_a_size_on_where_registers_are_narrow(architecture, flags, largest, monkeypatch):
+    monkeypatch.setenv(library.ARCHITECTURE, architecture)
+    monkeypatch.setattr(library, "_processor", lambda: flags)
+    assert library.largest_matrix.__wrapped__() == largest
 
 
 @pytest.mark.parametrize(("command", "said"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "exit 1")])
