@@ -33,7 +33,7 @@ from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind, Em
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
-from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
@@ -113,7 +113,8 @@ class CompletionService:
 
         Raises:
             EngineOverloaded: there is no room for all of them, and none was started.
-            EngineUnavailable, RequestFailed, RequestRefused: one choice could not be generated; the others are aborted.
+            ApiError: an engine refused a choice; the others are aborted, as with the next two.
+            EngineUnavailable, RequestFailed: one choice could not be generated.
         """
         admission = self.pool.admit(len(generation.choices))
         try:
@@ -129,6 +130,10 @@ class CompletionService:
                 async with aclosing(deltas):
                     async for delta in deltas:
                         yield delta
+        except RequestRefused as error:
+            field, _, problem = str(error).partition(" ")
+            # An engine has no other word for what it is given.
+            raise invalid(generation.prompt_field if field == "prompt" else field, problem.removesuffix(".")) from error
         finally:
             admission.release()
 
@@ -173,7 +178,7 @@ class CompletionService:
                 request = Request(
                     f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
                 )
-                choices.append(_choice(len(choices), request, body, prompt.echo, is_echo_alone=max_tokens == 0))
+                choices.append(_choice(len(choices), request, body, prompt, is_echo_alone=max_tokens == 0))
         return Generation(
             response_id=unique_id if body.request_id is None else f"{prefix}-{body.request_id}",
             created=int(time.time()),
@@ -197,6 +202,7 @@ class CompletionService:
                 names_by_id=bool(body.return_tokens_as_token_ids),
             ),
             text_identity=self.pool.info.text_identity,
+            prompt_field=body.prompt_field,
             num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
@@ -288,13 +294,14 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
     return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
-def _choice(index: int, request: Request, body: GenerationBody, echo: str | None, *, is_echo_alone: bool) -> Choice:
+def _choice(index: int, request: Request, body: GenerationBody, prompt: Prompt, *, is_echo_alone: bool) -> Choice:
     return Choice(
         index,
         request,
         body.stops,
-        echo,
+        prompt.echo,
         skip_special_tokens=body.skip_special_tokens is not False,
+        echo_skips_special=prompt.echo_skips_special,
         include_stop=bool(body.include_stop_str_in_output),
         is_echo_alone=is_echo_alone,
     )

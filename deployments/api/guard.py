@@ -174,6 +174,11 @@ class HttpGuard:
         if kind.partition(";")[0].strip().lower() != "application/json":
             message = f"The Content-Type is {shown(kind)!r}; it must be 'application/json'."
             raise ApiError(message, status=415, code="unsupported_media_type")
+        encoding = headers.get("content-encoding", "")
+        if encoding.strip().lower() not in ("", "identity"):
+            message = f"The Content-Encoding is {shown(encoding)!r}; a body is sent as it is, without compression."
+            identity = {"Accept-Encoding": "identity"}
+            raise ApiError(message, status=415, code="unsupported_media_type", headers=identity)
         announced, limit = headers.get("content-length", ""), self._limits.max_body_bytes
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
             raise _too_large(limit)

@@ -269,7 +269,11 @@ class Prompts:
             token_ids, echo = (*prefix.token_ids, *token_ids), None
         if not body.echo:
             return Prompt(token_ids)
-        return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
+        if echo is not None and not is_cut:
+            # A text holds none of the special tokens that the tokenizer has put around it.
+            return Prompt(token_ids, echo)
+        skips = body.skip_special_tokens is not False
+        return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
 
     def _embedding_prompts(self, body: EmbeddingsBody) -> list[Prompt]:
         adds, prompts = body.add_special_tokens is not False, []

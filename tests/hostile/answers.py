@@ -8,7 +8,7 @@ from .client import Answer
 from .contract import CHAT, MODEL
 from .findings import LIMITS
 from .oracle import DEFAULT_MAX_TOKENS, Verdict
-from .token_answers import Details, collect, problem_of, stops_of
+from .token_answers import Details, add_prompts, collect, problem_of, stops_of
 
 GREEDY_BELOW = 1e-5
 
@@ -156,6 +156,7 @@ def _whole(answer: Answer, is_chat: bool) -> Told:
         texts = [choice["message"]["content"] if is_chat else choice["text"] for choice in choices]
         reasons = [choice["finish_reason"] for choice in choices]
         metrics, details = body["metrics"]["speculative_decoding"], list(collect(choices).values())
+        add_prompts(details, [body], is_chat)
         told = Told(texts, reasons, body["seed"], body["usage"], metrics, details)
         demand([choice["index"] for choice in choices] == list(range(len(choices))), "choices out of order")
         demand(body["object"] == ("chat.completion" if is_chat else "text_completion"), f"object {body['object']}")
@@ -168,7 +169,7 @@ def _whole(answer: Answer, is_chat: bool) -> Told:
 def _usages(chunks: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
     """The usages that a stream's chunks carry, as far as they were asked for."""
     usages = [chunk["usage"] for chunk in chunks if chunk.get("usage") is not None]
-    if options.get("continuous_usage_stats"):
+    if options.get("include_usage") and options.get("continuous_usage_stats"):
         demand(len(usages) == len(chunks), f"{len(usages)} usages in {len(chunks)} chunks")
         written = [usage["completion_tokens"] for usage in usages]
         demand(written == sorted(written), f"tokens so far: {written}")
@@ -201,6 +202,7 @@ def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
                     reasons[index] = choice["finish_reason"]
         metrics = chunks[-1]["metrics"]["speculative_decoding"]
         details = collect(choice for chunk in chunks for choice in chunk["choices"])
+        add_prompts(details.values(), chunks, is_chat)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Wrong(f"no stream of chunks: {error!r}: {answer.body[:500]!r}") from error
     demand(

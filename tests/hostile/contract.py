@@ -62,7 +62,11 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
     **dict.fromkeys(("logits_processors", "kv_transfer_params", "vllm_xargs"), (None,)),
 }
-COMPLETION_NO_OPS: dict[str, tuple[Any, ...]] = {"suffix": (None, ""), "prompt_embeds": (None,)}
+COMPLETION_NO_OPS: dict[str, tuple[Any, ...]] = {
+    "suffix": (None, ""),
+    "continue_final_message": (None, False),
+    **dict.fromkeys(("prompt_embeds", "mm_processor_kwargs", "max_completion_tokens"), (None,)),
+}
 CHAT_NO_OPS: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     **dict.fromkeys(("chat_template", "mm_processor_kwargs", "audio", "moderation"), (None,)),

@@ -9,6 +9,9 @@ from typing import Any
 
 from .contract import GOOD_GRAMMARS, SCHEMA, VOCAB_SIZE
 
+OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""In a choice of completions, beside the choices of a chat."""
+
 
 @dataclass
 class Details:
@@ -31,12 +34,20 @@ def collect(choices: Iterable[dict[str, Any]]) -> dict[int, Details]:
             mine.logprobs.append(choice["logprobs"])
         if choice.get("token_ids") is not None:
             mine.token_ids = (mine.token_ids or []) + choice["token_ids"]
-        for name in ("prompt_token_ids", "prompt_logprobs"):
+        for name in OF_PROMPT:
             if choice.get(name) is not None:
                 getattr(mine, name).append(choice[name])
         if choice["finish_reason"] is not None:
             mine.stop_reason = choice["stop_reason"]
     return found
+
+
+def add_prompts(details: Iterable[Details], parts: Iterable[dict[str, Any]], is_chat: bool) -> None:
+    """What a chat's answer or its chunks say of the prompt, which is each choice's."""
+    found = [(name, part[name]) for part in parts for name in OF_PROMPT if part.get(name) is not None]
+    for mine in details if is_chat else ():
+        for name, value in found:
+            getattr(mine, name).append(value)
 
 
 def problem_of(body: dict[str, Any], is_chat: bool, found: Details, text: str, finish_reason: str) -> str | None:

@@ -123,6 +123,8 @@ class Prompt(NamedTuple):
     token_ids: tuple[int, ...]
     echo: str = ""
     """Text the answer begins with."""
+    echo_skips_special: bool = True
+    """Whether that text leaves out special tokens of the prompt."""
     end: str = ""
     """Of a conversation, the end of its text."""
     media: tuple[MediaInput, ...] = ()
@@ -137,6 +139,8 @@ class Choice:
     stops: tuple[str, ...]
     echo: str
     skip_special_tokens: bool = True
+    echo_skips_special: bool = True
+    """See `Prompt`."""
     include_stop: bool = False
     is_echo_alone: bool = False
     """Whether the answer is the prompt, and the token that an engine writes is dropped."""
@@ -169,6 +173,8 @@ class Generation:
     """Of the settings; `AppConfig.text_identity`."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
+    prompt_field: str = "prompt"
+    """Where the request has its prompt, for errors about it."""
     new_parser: Callable[[], Parser] = PlainText
     """Makes what reads a choice's text; `/v1/completions` has no use for it."""
 

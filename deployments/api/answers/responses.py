@@ -15,6 +15,11 @@ from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
+THOUGHTS = ("reasoning", "reasoning_content")
+"""Names of a message's thoughts."""
+OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
+"""Fields that vLLM's clients read of an answer; null where they were not asked for, as the next."""
+OF_CHOICE = ("token_ids",)
 
 
 class ResponseShape(Protocol):
@@ -23,6 +28,8 @@ class ResponseShape(Protocol):
     object_name: str
     chunk_object_name: str
     logprobs_body: LogprobsBody
+    prompt_at_top: bool
+    """Whether what is said of a prompt stands beside the choices, which have one prompt then, and not in them."""
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A whole choice, by its last delta and all of its text."""
@@ -38,6 +45,7 @@ class CompletionShape:
 
     object_name = chunk_object_name = "text_completion"
     logprobs_body = staticmethod(completion_logprobs)
+    prompt_at_top = False
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its text."""
@@ -56,10 +64,11 @@ class ChatShape:
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
     logprobs_body = staticmethod(chat_logprobs)
+    prompt_at_top = True
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = {"role": "assistant", "content": text, "refusal": None, **dict.fromkeys(THOUGHTS)}
         return {"index": last.index, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -145,9 +154,13 @@ async def whole_response(
             last[delta.index] = delta
             weights = delta.weights
     choices = [shape.choice(last[index], "".join(text)) for index, text in enumerate(texts)]
+    top: dict[str, Any] = {}
     for choice in choices:
+        choice.update(dict.fromkeys(OF_CHOICE))
         rounds.hand_over(choice)
-        details.hand_over(choice)
+        of_prompt = {**dict.fromkeys(OF_PROMPT), **details.hand_over(choice)}
+        top = top or of_prompt
+        choice.update({} if shape.prompt_at_top else of_prompt)
         choice["stop_reason"] = last[choice["index"]].stop_reason
     return {
         **_header(generation, shape.object_name),
@@ -155,6 +168,7 @@ async def whole_response(
         "choices": choices,
         "usage": totals.usage(),
         "metrics": totals.metrics(),
+        **(top if shape.prompt_at_top else {}),
     }
 
 
@@ -186,12 +200,17 @@ async def event_stream(
                 choices = shape.chunk_choices(delta, is_first=delta.index not in started)
                 rounds.hold(delta.index, delta.rounds)
                 details.hold(delta)
+                chunks = [{**header, "choices": [choice]} for choice in choices]
                 if choices:
                     rounds.hand_over(choices[-1])
-                    details.hand_over(_carrier(choices))
+                    carrier = _carrier(choices)
+                    of_prompt = details.hand_over(choices[carrier])
                     if delta.finish_reason is not None:
                         choices[-1]["stop_reason"] = delta.stop_reason
-                chunks = [{**header, "choices": [choice]} for choice in choices]
+                    if not shape.prompt_at_top:
+                        choices[carrier].update(of_prompt)
+                    elif delta.index == 0:
+                        chunks[carrier].update(of_prompt)
                 started.add(delta.index)
                 if generation.continuous_usage:
                     chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
@@ -226,13 +245,13 @@ def _events(bodies: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
-    prompts = [choice.request.prompt_token_ids for choice in generation.choices]
-    return HeldDetails(generation.details, prompts, shape.logprobs_body, generation.choices_per_prompt)
+    return HeldDetails(generation.details, generation.choices, shape.logprobs_body, generation.choices_per_prompt)
 
 
-def _carrier(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of a choice's chunks the one with its text, else the last one."""
-    return next((choice for choice in choices if choice.get("delta", {}).get("content")), choices[-1])
+def _carrier(choices: list[dict[str, Any]]) -> int:
+    """Index among a choice's chunks of the chunk with its text, else of the last."""
+    with_text = (index for index, choice in enumerate(choices) if choice.get("delta", {}).get("content"))
+    return next(with_text, len(choices) - 1)
 
 
 def _header(generation: Generation, object_name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from wingbeat.deployments.api.answers.generation import ChoiceDelta, Details
+from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart, SharedPart
 from wingbeat.runtime.scheduling.request import TokenLogprob
 from wingbeat.runtime.text_stream import IncrementalDetokenizer
@@ -15,14 +15,20 @@ LEAST_LOGPROB = -9999.0
 
 
 class TextPlaces:
-    """Where tokens begin in the text that they are spelled in, one after the other."""
+    """Where tokens begin in the text of a choice, one after the other."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), *, counts: bool = False) -> None:
-        """`counts`: the text of the tokens `before` counts too."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer, before, skip_special_tokens=False)
-        self._num_chars = 0
-        if counts:
-            self._num_chars = len(tokenizer.decode(before, False)) - len(self._detokenizer.take_foreign())
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int] = (), *, skips_special: bool, echo: str = ""
+    ) -> None:
+        """Tokens that the text leaves out have no width.
+
+        Args:
+            before: tokens before the first one.
+            skips_special: whether the text leaves out special tokens.
+            echo: text that stands before that of the tokens.
+        """
+        self._detokenizer = IncrementalDetokenizer(tokenizer, before, skip_special_tokens=skips_special)
+        self._num_chars = len(echo.removesuffix(self._detokenizer.take_foreign())) if echo else 0
 
     def of(self, token_id: int) -> int:
         """Characters that are complete before the next token."""
@@ -94,13 +100,15 @@ class LogprobsBody(Protocol):
 
 
 def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
-    """OpenAI's four lists of `/v1/completions`; the chosen token is among the top ones, as in vLLM."""
+    """OpenAI's four lists of `/v1/completions`; as in vLLM the chosen token is the first of the top ones."""
 
     def top(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, float] | None:
-        return logprob and {
-            **{details.name(other): finite(value) for other, value in reversed(logprob.top)},
-            details.name(token_id): finite(logprob.logprob),
-        }
+        if logprob is None:
+            return None
+        found = {details.name(token_id): finite(logprob.logprob)}
+        for other, value in logprob.top:
+            found.setdefault(details.name(other), finite(value))
+        return found
 
     columns: dict[str, AsValue] = {
         "tokens": lambda _, token_id, logprob: details.name(token_id),
@@ -144,10 +152,10 @@ class HeldDetails:
     """Details of a request's choices until a body is written that they can go into."""
 
     def __init__(
-        self, details: Details, prompts: Sequence[Sequence[int]], as_body: LogprobsBody, choices_per_prompt: int
+        self, details: Details, choices: Sequence[Choice], as_body: LogprobsBody, choices_per_prompt: int
     ) -> None:
-        """`prompts` holds each choice's."""
-        self._details, self._prompts, self._as_body = details, prompts, as_body
+        self._details, self._choices, self._as_body = details, choices, as_body
+        self._prompts = [choice.request.prompt_token_ids for choice in choices]
         self._per_prompt = choices_per_prompt
         self._token_ids: dict[int, list[int]] = defaultdict(list)
         self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
@@ -167,8 +175,8 @@ class HeldDetails:
         if details.logprobs:
             self._logprobs[index] += delta.logprobs
 
-    def hand_over(self, choice: dict[str, Any]) -> None:
-        """Write what is held for a choice into its body."""
+    def hand_over(self, choice: dict[str, Any]) -> dict[str, LongList]:
+        """Write what is held for a choice into its body; returns what there is of its prompt, the first time."""
         index, details = choice["index"], self._details
         token_ids = self._token_ids.pop(index, [])
         is_first = index not in self._told
@@ -180,15 +188,22 @@ class HeldDetails:
             choice["logprobs"] = self._as_body(details, [*prompt, own])
         if details.token_ids:
             choice["token_ids"] = LongList(LongPart(token_ids))
-            if is_first:
-                choice["prompt_token_ids"] = LongList(LongPart(self._prompts[index]))
+        of_prompt: dict[str, LongList] = {}
+        if details.token_ids and is_first:
+            of_prompt["prompt_token_ids"] = LongList(LongPart(self._prompts[index]))
         if details.prompt_logprobs and is_first:
-            choice["prompt_logprobs"] = prompt_logprobs(details, self._prompt(index, details.num_prompt_top))
+            of_prompt["prompt_logprobs"] = prompt_logprobs(details, self._prompt(index, details.num_prompt_top))
+        return of_prompt
 
     def _places_of(self, index: int) -> TextPlaces:
         if index not in self._places:
-            details = self._details
-            self._places[index] = TextPlaces(details.tokenizer, self._prompts[index], counts=details.echo)
+            choice = self._choices[index]
+            self._places[index] = TextPlaces(
+                self._details.tokenizer,
+                self._prompts[index],
+                skips_special=choice.skip_special_tokens,
+                echo=choice.echo,
+            )
         return self._places[index]
 
     def _prompt(self, index: int, num_top: int) -> Reported:
@@ -196,4 +211,5 @@ class HeldDetails:
         # A prompt of one token has nothing before it.
         logprobs = self._of_prompt.get(number, OneLater(()))
         parts = self._parts[number] if self._per_prompt > 1 else None
-        return Reported(token_ids, logprobs, num_top, TextPlaces(self._details.tokenizer), parts)
+        places = TextPlaces(self._details.tokenizer, skips_special=self._choices[index].echo_skips_special)
+        return Reported(token_ids, logprobs, num_top, places, parts)

@@ -135,6 +135,6 @@ FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     **FOREIGN,
     "max_completion_tokens": refused(_OTHER_NAME.format("max_tokens")),
     "continue_final_message": refused("a prompt is not a conversation", False),
-    "mm_processor_kwargs": refused(_MEDIA, {}),
+    "mm_processor_kwargs": refused(_MEDIA),
 }
 """The same of `/v1/completions`."""

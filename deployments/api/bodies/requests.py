@@ -116,8 +116,8 @@ class GenerationBody(SamplingFields, RequestBody):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk of a stream carries the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        """Whether every chunk of a stream carries the usage so far; nothing does where no usage is asked for."""
+        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -31,6 +31,7 @@ def _card(service: CompletionService, name: str) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "wingbeat",
+        "root": info.model_name,
         "parent": None if name in service.prompts.names else info.model_name,
         "max_model_len": info.max_model_len,
         "drafter": info.drafter,

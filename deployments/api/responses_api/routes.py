@@ -1,5 +1,6 @@
 """`POST /v1/responses`."""
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -23,7 +24,7 @@ def add_responses_route(app: FastAPI, models: ServedModels) -> None:
         body = await read_body(ResponsesBody, request)
         with field_names(NAMES):
             service = models.choose(body.model)
-            generation = await service.plan_chat(body.as_chat())
+            generation = replace(await service.plan_chat(body.as_chat()), prompt_field=NAMES["messages"])
         answer = parsed(generation, service.run(generation))
         if not body.stream:
             return await whole_answer(request, _whole(generation, answer, body))

@@ -15,7 +15,16 @@ class TestCompletions:
         body = complete(FakePool("bonjour é")).json()
         assert body["object"] == "text_completion"
         assert body["choices"] == [
-            {"index": 0, "text": "bonjour é", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+            {
+                "index": 0,
+                "text": "bonjour é",
+                "logprobs": None,
+                "token_ids": None,
+                "prompt_token_ids": None,
+                "prompt_logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
         ]
         assert body["usage"] == {
             "prompt_tokens": 2,
@@ -50,7 +59,7 @@ class TestCompletions:
         assert "prompt_tokens_details" not in others[0]["usage"]
         assert (last["choices"], last["usage"]) == ([], before["usage"])
         alone = chunks(complete(FakePool(), stream=True, stream_options={"continuous_usage_stats": True}))
-        assert all(chunk["usage"] and chunk["choices"] for chunk in alone)
+        assert all("usage" not in chunk and chunk["choices"] for chunk in alone)
 
     def test_the_model_may_be_left_out(self):
         for body in ({"prompt": "hi"}, {"prompt": "hi", "model": None}):
@@ -161,7 +170,17 @@ class TestChat:
         pool = FakePool()
         body = chat(pool).json()
         assert body["object"] == "chat.completion"
-        assert body["choices"][0]["message"] == {"role": "assistant", "content": "hello world", "refusal": None}
+        assert body["choices"][0]["message"] == {
+            "role": "assistant",
+            "content": "hello world",
+            "refusal": None,
+            "reasoning": None,
+            "reasoning_content": None,
+        }
+        assert {name: body[name] for name in ("prompt_logprobs", "prompt_token_ids")} == {
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+        }
         assert TOKENIZER.decode(pool.requests[0].prompt_token_ids) == "hi>"
 
     def test_without_a_limit_the_rest_of_the_context_is_used(self):

@@ -137,7 +137,8 @@ class TestAnswers:
     def test_an_answer_without_a_call_is_text(self):
         answer = chat(ToolPool("It rains."), tools=[WEATHER]).json()["choices"][0]
         assert (answer["message"]["content"], answer["finish_reason"]) == ("It rains.", "stop")
-        assert not {"tool_calls", "reasoning"} & answer["message"].keys()
+        assert "tool_calls" not in answer["message"]
+        assert answer["message"]["reasoning"] is None
 
     def test_a_call_that_is_cut_off_says_so(self):
         answer = chat(ToolPool(), tools=[WEATHER], max_tokens=50).json()["choices"][0]

@@ -114,12 +114,57 @@ def test_a_chat_stream_has_every_entry_once():
 
 @pytest.mark.parametrize("call", [complete, chat], ids=["completions", "chat"])
 def test_tokens_come_with_those_of_the_prompt(call):
-    choice = whole(call, return_token_ids=True)
+    answer = call(FakePool("hello"), return_token_ids=True, prompt_logprobs=0).json()
+    (choice,) = answer["choices"]
     assert choice["token_ids"] == [*HELLO, 0]
-    assert choice["prompt_token_ids"][:2] == HI
     parts = streamed(call, return_token_ids=True)
     assert [token_id for part in parts for token_id in part.get("token_ids", [])] == [*HELLO, 0]
-    assert [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part] == [choice["prompt_token_ids"]]
+    # A chat has one prompt, whatever its choices are.
+    top, other = (answer, choice) if call is chat else (choice, answer)
+    assert top["prompt_token_ids"][:2] == HI
+    assert len(top["prompt_logprobs"]) == len(top["prompt_token_ids"])
+    assert not {"prompt_token_ids", "prompt_logprobs"} & other.keys()
+
+
+def test_a_stream_of_a_chat_has_what_is_said_of_the_prompt_beside_the_choices_once():
+    fields = {"return_token_ids": True, "prompt_logprobs": 1, "n": 2}
+    body = chat(FakePool("hello"), **fields).json()
+    sent = chunks(chat(FakePool("hello"), stream=True, **fields))
+    for name in ("prompt_token_ids", "prompt_logprobs"):
+        assert [chunk[name] for chunk in sent if name in chunk] == [body[name]]
+        assert not any(name in choice for chunk in sent for choice in chunk["choices"])
+
+
+def bounded(text: str) -> list[int]:
+    return [0, *TOKENIZER.encode(text), 0]
+
+
+@pytest.mark.parametrize("skips", [True, False, None])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("prompt", ["hi", bounded("hi"), [0], [0, 0, *HI]], ids=["text", "both ends", "alone", "twice"])
+def test_offsets_index_the_text_where_special_tokens_are_left_out_of_it_and_where_not(prompt, stream, skips):
+    fields = {"prompt": prompt, "echo": True, "logprobs": 1, "skip_special_tokens": skips, "max_tokens": 7}
+    parts = streamed(complete, **fields) if stream else [whole(complete, **fields)]
+    text, logprobs = "".join(part["text"] for part in parts), joined(parts)
+    hidden = {"<eos>"} if skips is not False else set()
+    offsets = [*logprobs["text_offset"], len(text)]
+    assert len(offsets) == len(logprobs["tokens"]) + 1
+    # The token that ended the answer is no part of its text either way.
+    assert logprobs["tokens"].pop() == "<eos>"
+    for place, token in enumerate(logprobs["tokens"]):
+        spelled = "" if token in hidden else token
+        assert text[offsets[place] : offsets[place + 1]] == spelled, (place, token)
+
+
+def test_the_chosen_token_is_the_first_of_the_top_ones_and_the_others_fall():
+    for top in whole(complete, logprobs=5)["logprobs"]["top_logprobs"]:
+        _, *others = top.values()
+        assert others == sorted(others, reverse=True)
+    tokens = whole(complete, logprobs=5)["logprobs"]
+    assert [next(iter(top)) for top in tokens["top_logprobs"]] == tokens["tokens"]
+    for entry in whole(chat, logprobs=True, top_logprobs=5)["logprobs"]["content"]:
+        values = [other["logprob"] for other in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
 
 
 def test_prompt_logprobs_are_keyed_by_token():
