@@ -61,6 +61,7 @@ def test_every_chunk_of_a_stream_names_the_adapter(pool):
 def test_models_are_the_base_model_and_the_adapters_with_their_parent(pool):
     cards = call(pool, "/v1/models", method="GET").json()["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [("demo", None), ("sql", "demo")]
+    assert [card["root"] for card in cards] == ["demo", "demo"]
     assert call(pool, "/v1/models/sql", method="GET").json() == cards[1]
     assert call(pool, "/v1/models/python", method="GET").status_code == 404
 
