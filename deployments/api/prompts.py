@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wingbeat.deployments.api import media_prompts
@@ -25,7 +26,7 @@ from wingbeat.deployments.api.errors import (
     unknown_prefix,
     unsupported,
 )
-from wingbeat.deployments.api.template_forms import forms
+from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
@@ -294,14 +295,17 @@ class Prompts:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         if body.chat_template is not None and not self._takes_templates:
             raise unsupported("chat_template", TEMPLATES_REFUSED)
-        refusal: ValueError | None = None
-        for messages in forms(body, self.in_parts):
-            try:
-                return self._tokenizer.render_chat(messages, body.template_variables(), body.chat_template)
-            except ValueError as error:
-                refusal = refusal or error
-        param = "messages" if body.chat_template is None else "chat_template"
-        raise invalid(param, f"cannot be turned into a prompt: {refusal}") from refusal
+        try:
+            return self._rendered(body, body.template_messages(self.in_parts))
+        except ValueError as error:
+            for messages in other_forms(body, self.in_parts):
+                with suppress(ValueError):
+                    return self._rendered(body, messages)
+            param = "messages" if body.chat_template is None else "chat_template"
+            raise invalid(param, f"cannot be turned into a prompt: {error}") from error
+
+    def _rendered(self, body: ChatBody, messages: list[dict[str, Any]]) -> str:
+        return self._tokenizer.render_chat(messages, body.template_variables(), body.chat_template)
 
     def _chat_prompt(self, body: ChatBody, media: "Sequence[ReadMedia]" = ()) -> Prompt:
         text = self.chat_text(body)

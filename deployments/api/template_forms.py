@@ -1,4 +1,4 @@
-"""Forms of a conversation for a chat template: as the client sent it first, then what a stricter template may take."""
+"""Other forms of a conversation, for a chat template that refuses the messages as the client sent them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,8 @@ SYSTEM = ("system", "developer")
 Message = dict[str, Any]
 
 
-def forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
-    """Messages as a template reads them, the first form that it takes being the one to use.
+def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
+    """Messages as a stricter template may read them, the first form that it takes being the one to use.
 
     Templates that write calls argument by argument refuse arguments that are no object, and some templates refuse a
     system message behind other messages.
@@ -18,10 +18,8 @@ def forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
     Args:
         in_parts: as for `ChatMessage.as_template_input`.
     """
-    messages = body.template_messages(in_parts)
-    yield messages
     as_objects = body.template_messages(in_parts, objects_alone=True)
-    if as_objects != messages:
+    if as_objects != body.template_messages(in_parts):
         yield as_objects
     system_first = with_system_first(as_objects)
     if system_first != as_objects:

@@ -5,7 +5,6 @@ name. What says nothing by itself, or where and how fast a request runs, is acce
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from wingbeat.deployments.api.bodies.unserved_fields import Unserved, hint, passed_over, refused
 
@@ -18,10 +17,6 @@ _MEDIA = "images and audio would be others"
 _ADDED = "the answer has no such field"
 _OF_A_SAMPLER = "it says nothing without its sampler, which is refused"
 _PLACE = "it says where or how a request runs, not what it writes"
-
-
-def _negative(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value < 0
 
 
 FOREIGN: Mapping[str, Unserved] = {
@@ -58,7 +53,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "repeat_last_n": refused("penalties look at all tokens", -1),
     "samplers": refused("the order of samplers is fixed", [], ""),
     "min_keep": refused(_SAMPLER, 0),
-    "top_n_sigma": Unserved(_SAMPLER, lambda value: value is None or value == 0 or _negative(value), is_refused=True),
+    "top_n_sigma": refused(_SAMPLER, -1, 0),
     "typical_p": refused(_SAMPLER, 1),
     "xtc_probability": refused(_SAMPLER, 0),
     "xtc_threshold": hint(_OF_A_SAMPLER),
@@ -72,7 +67,7 @@ FOREIGN: Mapping[str, Unserved] = {
     "mirostat": refused(_SAMPLER, 0),
     "mirostat_tau": hint(_OF_A_SAMPLER),
     "mirostat_eta": hint(_OF_A_SAMPLER),
-    "adaptive_target": Unserved(_SAMPLER, lambda value: value is None or _negative(value), is_refused=True),
+    "adaptive_target": refused(_SAMPLER, -1),
     "adaptive_decay": hint(_OF_A_SAMPLER),
     "backend_sampling": hint(_PLACE),
     # Prompts and models.
