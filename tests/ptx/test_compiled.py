@@ -61,7 +61,17 @@ def run(capability: int, *options: str, report: Path) -> set[str]:
     return set(json.loads(report.read_text()))
 
 
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_a_few_kernels_are_their_references_as_compiled(tmp_path):
+    """Attention and a walk: compiling the others takes a minute and a half."""
+    executed = run(
+        90, "-k", "splits_without_keys or (walks_are and 9-4)", "-m", "not slow",
+        report=tmp_path / "ran",
+    )  # fmt: skip
+    assert executed >= {"tree_attention_kernel", "_walk_kernel"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
     executed = run(
         capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran"
