@@ -79,6 +79,13 @@ def test_a_text_is_saved_as_a_system_message_or_as_a_prompt(server, prefix, tmp_
     assert server.asked[-1][3] == {"name": "p", "prompt": "Be brief."}
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_of_this_machine_is_reached_whatever_proxy_the_environment_names(server, prefix, monkeypatch, host):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    code, _, _ = prefix("delete", "p", "--url", server.url.replace("127.0.0.1", host))
+    assert (code, len(server.asked)) == (0, 1)
+
+
 @pytest.mark.parametrize("written", [MESSAGES, {"messages": MESSAGES, "tools": []}])
 def test_messages_come_from_a_file(server, prefix, tmp_path, written):
     (tmp_path / "messages.json").write_text(json.dumps(written))
