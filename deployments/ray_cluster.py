@@ -80,8 +80,10 @@ def _without_spare_processes() -> Iterator[None]:
     Even without its pages Ray's dashboard takes seconds, 75 MB and a port, to count usage; the autoscaler's monitor,
     50 MB, looks for machines to start. Whoever wants them starts a cluster by `ray start`, and serves there.
     """
-    nothing = {name: _nothing for name in ("start_api_server", "start_monitor") if hasattr(Node, name)}
-    with mock.patch.multiple(Node, **nothing) if nothing else contextlib.nullcontext():
+    spare = [name for name in ("start_api_server", "start_monitor") if hasattr(Node, name)]
+    with contextlib.ExitStack() as stack:
+        for name in spare:
+            stack.enter_context(mock.patch.object(Node, name, _nothing))
         yield
 
 
