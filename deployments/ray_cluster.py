@@ -22,6 +22,8 @@ LOCAL = "local"
 PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
 """Serve calls replicas by gRPC at their nodes' addresses, which no proxy of the environment (http_proxy) can reach;
 downloads from the hub keep the proxy."""
+NODE_S = 180
+"""For the processes of a Ray started here to register."""
 PROCESS_GRACE_S = 5.0
 """For the processes of a Ray that has not come up to end by themselves."""
 ADVICE = (
@@ -52,7 +54,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
         return
     if found != LOCAL:
         raise ClusterError(f"the Ray cluster at {found} cannot be joined: {why}")
-    # Ray gives each of its processes a minute, which is short where others have the processors.
+    # Other limits of Ray's are a minute, which is short where others have the processors.
     say(f"starting Ray once more: {why}")
     end(descendants(os.getpid()), PROCESS_GRACE_S)
     why = _why_down(LOCAL)
@@ -63,7 +65,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 def _why_down(address: str | None) -> str | None:
     """Why Ray does not come up, in one line; None where it does."""
     try:
-        with _without_spare_processes():
+        with _as_for_serving():
             ray.init(address=address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
     except SystemExit:  # by the handler that it installs for as long as it runs
         raise KeyboardInterrupt from None
@@ -74,8 +76,8 @@ def _why_down(address: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _without_spare_processes() -> Iterator[None]:
-    """Start a head without the processes that serving does not need, which `ray.init` has no arguments for.
+def _as_for_serving() -> Iterator[None]:
+    """Start a head without the processes that serving does not need, and patiently; `ray.init` has no such arguments.
 
     Even without its pages Ray's dashboard takes seconds, 75 MB and a port, to count usage; the autoscaler's monitor,
     50 MB, looks for machines to start. Whoever wants them starts a cluster by `ray start`, and serves there.
@@ -84,6 +86,8 @@ def _without_spare_processes() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in spare:
             stack.enter_context(mock.patch.object(Node, name, _nothing))
+        # Ray has no setting for this limit of its own; a raylet on a busy machine takes more than its 60 s.
+        stack.enter_context(mock.patch.object(services.wait_for_node, "__defaults__", (NODE_S,)))
         yield
 
 

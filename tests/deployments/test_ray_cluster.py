@@ -84,6 +84,23 @@ def test_what_a_killed_cluster_left_behind_is_passed_over(monkeypatch: pytest.Mo
     assert address_to_join(None) == LOCAL
 
 
+def test_a_ray_of_its_own_starts_without_dashboard_and_monitor_and_has_time(fake_ray, monkeypatch):
+    fake, seen = fake_ray(), []
+    come_up = fake.init
+
+    def init(**options: object) -> None:
+        own = ray_cluster.services.wait_for_node.__defaults__
+        seen.append((ray_cluster.Node.start_api_server(), ray_cluster.Node.start_monitor(), own))
+        come_up(**options)
+
+    before = ray_cluster.Node.start_monitor, ray_cluster.services.wait_for_node.__defaults__
+    monkeypatch.setattr(fake, "init", init)
+    ServedApplication(AppConfig()).start()
+    assert seen == [(None, None, (ray_cluster.NODE_S,))]
+    assert (ray_cluster.Node.start_monitor, ray_cluster.services.wait_for_node.__defaults__) == before
+    assert before[1][0] < ray_cluster.NODE_S
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_ray_that_does_not_come_up_is_started_twice_at_most(fake_ray, monkeypatch, failures: int):
     fake, tries = fake_ray(), []
