@@ -6,13 +6,14 @@ from functools import partial
 from typing import NamedTuple
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.tool_requests import NamedTool, shows_no_tools
+from wingbeat.deployments.api.bodies.tool_requests import NamedTool, Tool, shows_no_tools
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.parsing.call_format import Format, Function, json_of, list_of_calls, one_of, text
 from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
 from wingbeat.deployments.parsing.message import Filtered, Parser
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.grammar.schema_check import PLACE
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 ANY_OBJECT = {"type": "object"}
@@ -45,7 +46,8 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
     if grammar is not None and parsers.thoughts_format(prompt) is not None:
         form = parsers.behind_thoughts(prompt, _form_of_grammar(grammar))
     if form is not None:
-        grammar = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+        field = "tools" if grammar is None else grammar.field
+        grammar = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}), field)
 
     def new() -> Parser:
         parser = parsers.new(prompt, calls=calls != "none", answer=answer, functions=functions)
@@ -97,7 +99,14 @@ def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Forma
 
 
 def _functions(body: ChatBody) -> list[Function]:
-    return [Function(tool.function.name, tool.function.schema_of_arguments()) for tool in body.tools or ()]
+    return [_function(index, tool) for index, tool in enumerate(body.tools or ())]
+
+
+def _function(index: int, tool: Tool) -> Function:
+    """A tool, in whose schema stands where the request has the schema."""
+    name = tool.function.name
+    place = f"tools[{index}].function.parameters of {name!r}"
+    return Function(name, {**tool.function.schema_of_arguments(), PLACE: place})
 
 
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
@@ -115,8 +124,8 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
 def _strict_functions(body: ChatBody) -> list[Function]:
     """The functions, of which those that are not strict take any object."""
     return [
-        Function(tool.function.name, tool.function.schema_of_arguments() if tool.function.strict else ANY_OBJECT)
-        for tool in body.tools or ()
+        _function(index, tool) if tool.function.strict else Function(tool.function.name, ANY_OBJECT)
+        for index, tool in enumerate(body.tools or ())
     ]
 
 

@@ -17,6 +17,10 @@ from tests.deployments.parsing.test_model_formats import (
     v31_call,
 )
 from tests.runtime.grammar import walks
+from wingbeat.deployments.api.bodies.chat_parsing import reading_of
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import as_api_error
+from wingbeat.deployments.fleet.interface import RequestRefused
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from wingbeat.deployments.parsing.harmony import HarmonyParser
@@ -167,3 +171,28 @@ def test_every_form_of_a_server_compiles(name):
     for required in (False, True):
         form = Parsers(name, "deepseek_r1").calls_format(FUNCTIONS, True, required=required, prompt="")
         assert form is None or not accepts(form, '{"name": "other"')
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "has the keyword 'not' at #/properties/a, which"),
+        ({"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["a"]},
+         "cannot be compiled: "),
+    ],
+    ids=["keyword", "empty"],
+)  # fmt: skip
+def test_one_bad_schema_among_many_tools_is_named_with_its_tool(parser, schema, reason):
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": CITY}} for n in range(117)]
+    tools[71]["function"]["parameters"] = schema
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "required"}
+    asked = reading_of(Parsers(parser), ChatBody.parse(json.dumps(body).encode()), "", None).grammar
+    with pytest.raises(ValueError, match="71") as caught:
+        GRAMMARS.compile(asked)
+    error = as_api_error(RequestRefused(str(caught.value)))
+    assert (error.status, error.param) == (400, "tools[71].function.parameters")
+    assert f"of 'f71' {reason}" in str(error)
+    tools[71]["function"]["parameters"] = CITY
+    asked = reading_of(Parsers(parser), ChatBody.parse(json.dumps(body).encode()), "", None).grammar
+    assert GRAMMARS.compile(asked)
