@@ -78,6 +78,8 @@ BOMBS = {
     "long choice": spec_of("choice", json.dumps(["a" * count for count in range(1, 360)])),
     "other alphabet": spec_of("grammar", 'root ::= ("漢" | "漢漢" | "😀")* "é"'),
 }
+ENDLESS = {"many patterns of a string", "many patterns of names", "many long lists"}
+"""Nothing ends their compilation but the end of its process."""
 EMPTY = {
     "itself": spec_of("grammar", "root ::= root"),
     "a reference to itself": spec_of("json", '{"$ref": "#"}'),

@@ -13,14 +13,12 @@ from wingbeat.runtime.grammar.grammar_masker import MASK_S, MOST_AT_ONCE_S, Gram
 from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 
-from .grammar_bombs import BOMBS, EMPTY, EMPTY_LATER, spec_of
+from .grammar_bombs import BOMBS, EMPTY, EMPTY_LATER, ENDLESS, spec_of
 
 PROMPTS = [TOKENIZER.encode(text) for text in ("import os\n", "class Stack:\n")]
 LENGTH = 40
 MOST_CALL_S = 0.5
 """CPU time of one call into llguidance, by its own bounds: a Lark grammar of 1,500 rules at one place."""
-ENDLESS = {"many sets", "many patterns of a string", "many patterns of names", "many long lists"}
-"""Nothing ends their compilation but the end of its process."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +102,7 @@ def test_what_bystanders_wait_is_measured_beside_every_bomb(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "times.json").read_text())
     tried = {f"{name}, tried out first" for name in BOMBS}
-    assert {row["beside"] for row in report["rows"]} == {"none", "json", "regex", *BOMBS, *tried}
+    assert {row["beside"] for row in report["rows"]} == {"none", "json", "regex", *BOMBS, *tried} - ENDLESS
     assert report["compared"] > report["differing"] == 0
 
 
