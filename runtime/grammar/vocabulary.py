@@ -9,6 +9,7 @@ from wingbeat.runtime.tokenizer import byte_of_letter
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+    from tokenizers import Tokenizer as BackendTokenizer
 
     from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -57,8 +58,7 @@ def vocabulary_of(tokenizer: "Tokenizer", size: int, stop_token_ids: frozenset[i
     model = tokenizer.hugging_face
     pieces = model.convert_ids_to_tokens(list(range(min(len(model), size))))
     added = {token_id: token for token_id, token in model.added_tokens_decoder.items() if token_id < size}
-    decoder = model.backend_tokenizer.to_str() if model.is_fast else ""
-    of_letters = byte_of_letter() if '"ByteLevel"' in json.dumps(json.loads(decoder)["decoder"]) else None
+    of_letters = byte_of_letter() if model.is_fast and _has_byte_letters(model.backend_tokenizer) else None
     texts = [b"" if piece is None else _bytes(piece, of_letters) for piece in pieces]
     for token_id, token in added.items():
         texts[token_id] = token.content.encode()
@@ -84,6 +84,11 @@ def vocabulary(
     made, stops = Vocabulary(None, texts, special, stop_token_ids, encode), sorted(stop_token_ids)
     wrapped = _Tokens(texts, made.never, stops[0])
     return made._replace(tokens=LLTokenizer(wrapped, eos_token=stops, slices=LLTokenizer.json_slices()))
+
+
+def _has_byte_letters(backend: "BackendTokenizer") -> bool:
+    """Whether a vocabulary spells bytes by letters, as GPT-2's does."""
+    return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 
 def _bytes(piece: str, of_letters: dict[str, int] | None) -> bytes:

@@ -4,8 +4,9 @@
 
 Requests without a grammar follow each other in an engine of this process. Beside them come, in turn, requests with
 ordinary grammars and with each of the bombs of tests/hostile, which here are not tried out first, but for those that
-compile without an end; then the bombs as a server takes them, tried out in a process of their own. A request more costs a round time whatever its grammar is:
-ratios are to rounds beside requests with an ordinary grammar. The others' tokens must be those that they get alone.
+compile without an end; then the bombs as a server takes them, tried out in a process of their own. A request more costs
+a round time whatever its grammar is: ratios are to rounds beside requests with an ordinary grammar. The others' tokens
+must be those that they get alone.
 """
 
 import argparse
