@@ -7,6 +7,14 @@ from typing import Any, NamedTuple
 Format = dict[str, Any]
 
 
+class PlacedSchema(dict[str, Any]):
+    """A JSON schema, and where the request has the schema, for errors."""
+
+    def __init__(self, schema: dict[str, Any], place: str) -> None:
+        super().__init__(schema)
+        self.place = place
+
+
 class Function(NamedTuple):
     """What can be called."""
 
@@ -41,7 +49,8 @@ def json_of(schema: dict[str, Any], style: str = "json") -> Format:
     Args:
         style: xgrammar's word for how it is written; all but json have an argument's text between marks.
     """
-    return {"type": "json_schema", "json_schema": schema, "style": style}
+    form = {"type": "json_schema", "json_schema": schema, "style": style}
+    return form | {"place": schema.place} if isinstance(schema, PlacedSchema) else form
 
 
 def between(begin: str, content: Format, end: str) -> Format:

@@ -19,10 +19,16 @@ _NEVER = {
 }
 """Keywords that llguidance does not have, by the type that they are about."""
 _WITHOUT_EFFECT = {"uniqueItems": False, "propertyNames": True, "unevaluatedItems": True, "unevaluatedProperties": True}
-PLACE = "x-wingbeat-place"
-"""Keyword of a whole schema: where the request has the schema, for errors."""
-_HELPERS = {"then", "else", "minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor", "x-guidance", PLACE}
-"""Keywords that say nothing without those that are refused, llguidance's own, and ours."""
+_HELPERS = {
+    "then",
+    "else",
+    "minContains",
+    "maxContains",
+    "$dynamicAnchor",
+    "$recursiveAnchor",
+    "x-guidance",
+}
+"""Keywords that say nothing without those that are refused, and llguidance's own."""
 _IN_PLACE = {"$ref", "allOf", "anyOf", "oneOf"}
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")

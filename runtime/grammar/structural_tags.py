@@ -22,7 +22,7 @@ from wingbeat.runtime.grammar.forms import (
     until,
     without,
 )
-from wingbeat.runtime.grammar.schema_check import PLACE, enforced
+from wingbeat.runtime.grammar.schema_check import enforced
 from wingbeat.runtime.grammar.schema_choices import resolve
 
 Format = Mapping[str, Any]
@@ -133,9 +133,8 @@ class StructuralTag:
         return form if part.get("at_least_one") else optional(form)
 
     def _schema(self, part: Format) -> Form:
-        schema, style = part["json_schema"], part.get("style", "json")
-        place = str(schema.get(PLACE, self._field)) if isinstance(schema, dict) else self._field
-        schema = enforced(schema, place)
+        place, style = str(part.get("place", self._field)), part.get("style", "json")
+        schema = enforced(part["json_schema"], place)
         self.schemas.append((place, schema))
         if style == "json":
             return json_of(schema)

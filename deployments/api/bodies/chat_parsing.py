@@ -9,11 +9,18 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.tool_requests import NamedTool, Tool, shows_no_tools
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import invalid, shown
-from wingbeat.deployments.parsing.call_format import Format, Function, json_of, list_of_calls, one_of, text
+from wingbeat.deployments.parsing.call_format import (
+    Format,
+    Function,
+    PlacedSchema,
+    json_of,
+    list_of_calls,
+    one_of,
+    text,
+)
 from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
 from wingbeat.deployments.parsing.message import Filtered, Parser
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.grammar.schema_check import PLACE
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 ANY_OBJECT = {"type": "object"}
@@ -103,10 +110,10 @@ def _functions(body: ChatBody) -> list[Function]:
 
 
 def _function(index: int, tool: Tool) -> Function:
-    """A tool, in whose schema stands where the request has the schema."""
+    """A tool, whose schema is named in errors by its place in the request."""
     name = tool.function.name
     place = f"tools[{index}].function.parameters of {name!r}"
-    return Function(name, {**tool.function.schema_of_arguments(), PLACE: place})
+    return Function(name, PlacedSchema(tool.function.schema_of_arguments(), place))
 
 
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
