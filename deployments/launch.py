@@ -32,6 +32,7 @@ from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
 from wingbeat.deployments.watchdog import Watchdog
+from wingbeat.runtime.tokenizer_file import has_chat_template
 
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
@@ -231,7 +232,9 @@ class ServedApplication:
         handles = [serve.get_deployment_handle(name, APP_NAME) for name in verifier_names(config)]
         reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
-        command = curl_command(self.url(), config.served()[0].model_name(), bool(config.api_key))
+        first = config.served()[0]
+        chats = first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False))
+        command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:

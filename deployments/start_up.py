@@ -156,8 +156,12 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def curl_command(url: str, model: str, needs_key: bool) -> str:
-    """A request to the server, for a shell."""
+def curl_command(url: str, model: str, needs_key: bool, chats: bool = False) -> str:
+    """A request to the server, for a shell: a chat where the model `chats`, else a completion."""
     key = '-H "Authorization: Bearer $WINGBEAT_API_KEY" ' if needs_key else ""
-    body = f'{{"model": "{model}", "prompt": "def main():", "max_tokens": 32}}'
-    return f"curl -s {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{body}'"
+    if chats:
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "How do birds stay in the air?"}]'
+    else:
+        path, asked = "completions", '"prompt": "def main():"'
+    body = f'{{"model": "{model}", {asked}, "max_tokens": {128 if chats else 32}}}'
+    return f"curl -s {url}/v1/{path} {key}-H 'Content-Type: application/json' -d '{body}'"

@@ -1,5 +1,6 @@
 """The tokenizer.json of a checkpoint, checked without transformers."""
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -8,6 +9,15 @@ from wingbeat.runtime.folder_kinds import pointer_problem
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 FILE = "tokenizer.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a checkpoint has a chat template, as a file of its own or in tokenizer_config.json."""
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
 
 
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:

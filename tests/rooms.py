@@ -47,6 +47,7 @@ deployments.http_server:
 deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
     deployments.gpu_shares deployments.head_watch deployments.host_names deployments.placement_watch
     deployments.ray_cluster deployments.replica deployments.start_up deployments.stop_signals deployments.watchdog
+    runtime.tokenizer_file
 deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
 deployments.log: deployments.request_context

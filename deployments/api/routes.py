@@ -94,7 +94,8 @@ def create_app(
         generation = await (service := models.choose(body.model)).plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
-    add_page(app, models.pools, None if heads is None else DRAFTER_PATH)
+    chats = models.first.tokenizer.chat_template is not None
+    add_page(app, models.pools, None if heads is None else DRAFTER_PATH, chats)
     add_load(app, models.pools)
     add_description(app, version_of_package())
     return app

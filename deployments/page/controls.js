@@ -1,4 +1,7 @@
 // What the form asks for, what of it stays for the next visit, and which models there are.
+const CHATS = "chat" in document.body.dataset; // the model has a chat template
+const QUESTIONS = ["Explain in three sentences how birds stay in the air.", "Write a Python function that reverses a list, and explain it.", "List five ideas for a rainy day."];
+const COMPLETION_TOKENS = 256; // of a completion, which may have no end of its own; a chat's answer has
 const SAMPLES = ["def read_lines(path):\n    ", "class Stack:\n    def __init__(self):\n        ", "Once upon a time"];
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const TEXTS = ["prompt", "system", ...NUMBERS], SWITCHES = ["compare", "force"];
@@ -15,6 +18,7 @@ function requestOf(prompt, before) {
   } else {
     body.prompt = prompt;
   }
+  if (!isChat()) body.max_tokens = COMPLETION_TOKENS;
   for (const id of NUMBERS) if ($(id).value !== "") body[id] = Number($(id).value);
   return { path: isChat() ? "/v1/chat/completions" : "/v1/completions", body };
 }
@@ -46,10 +50,14 @@ function restoreForm() {
   try { fields = JSON.parse(stored("localStorage", KEPT)); } catch { /* somebody else's text under this name */ }
   for (const id of TEXTS) if (typeof fields?.[id] === "string") $(id).value = fields[id];
   for (const id of SWITCHES) $(id).checked = fields?.[id] === true;
-  if (fields?.isChat) document.querySelector("[name=mode][value=chat]").checked = true;
-  if (!$("prompt").value) $("prompt").value = SAMPLES[0];
+  const chats = typeof fields?.isChat === "boolean" ? fields.isChat : CHATS;
+  document.querySelector(`[name=mode][value=${chats ? "chat" : "completion"}]`).checked = true;
+  if (!$("prompt").value && !chats) $("prompt").value = SAMPLES[0];
   $("key").value = stored("sessionStorage", KEY) ?? "";
 }
+
+let drafters = new Map(); // names by model
+const drafterOf = (model) => drafters.get(model) ?? drafters.values().next().value ?? "";
 
 async function drawModel() {
   const { body: about } = await ask("/");
@@ -57,6 +65,7 @@ async function drawModel() {
   if (about.drafter) followHeads(about.drafter);
   const cards = (await ask("/v1/models")).body?.data ?? [];
   const several = cards.filter(({ parent }) => !parent).length > 1;
+  drafters = new Map(cards.map(({ id, parent, drafter }) => [id, drafter ?? cards.find((card) => card.id === parent)?.drafter]));
   const drafter = several ? null : cards[0]?.drafter;
   $("model").replaceChildren(node("b", { textContent: about.model }));
   if (drafter) $("model").append(drafter === "none" ? " without a drafter" : ` with the drafter ${drafter}`);

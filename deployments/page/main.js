@@ -14,6 +14,15 @@ function arrange() {
 
 function drawMode() {
   $("system-field").hidden = !isChat();
+  $("form").dataset.chat = isChat();
+  $("prompt").placeholder = isChat() ? "Write a message" : "Write a prompt";
+  $("max_tokens").placeholder = isChat() ? "the model's length" : COMPLETION_TOKENS;
+  $("samples").replaceChildren(...(isChat() ? QUESTIONS : SAMPLES).map((sample) => {
+    const button = node("button", { type: "button", textContent: sample.trim().split("\n")[0] });
+    button.addEventListener("click", () => { $("prompt").value = sample; keepForm(); $("prompt").focus(); });
+    return button;
+  }));
+  $("samples").dataset.chat = isChat();
 }
 
 function choose(event) {
@@ -23,7 +32,7 @@ function choose(event) {
 }
 
 $("form").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
-$("form").addEventListener("input", () => { drawMode(); keepForm(); });
+$("form").addEventListener("input", (event) => { if (event.target.name === "mode") drawMode(); keepForm(); });
 // Adapters come and go while a page is open.
 $("settings").addEventListener("toggle", () => { if ($("settings").open) drawModel(); });
 $("stop").addEventListener("click", () => running?.abort());
@@ -44,11 +53,6 @@ document.addEventListener("keydown", (event) => {
   if (always || plain) { event.preventDefault(); generate(); }
 });
 $("key").addEventListener("change", () => { store("sessionStorage", KEY, $("key").value); drawModel(); });
-for (const sample of SAMPLES) {
-  const button = node("button", { type: "button", textContent: sample.trim().split("\n")[0] });
-  button.addEventListener("click", () => { $("prompt").value = sample; keepForm(); $("prompt").focus(); });
-  $("samples").append(button);
-}
 narrow.addEventListener("change", arrange);
 restoreForm();
 $("settings").open = matchMedia("(min-width: 1021px)").matches;

@@ -28,6 +28,7 @@ function drawFigures() {
     document.querySelector(`.speeds .${id} rect`).setAttribute("width", `${share}%`);
   });
   const why = fast?.why ?? "", notes = why ? [why] : [];
+  if (!why && drafts.length && fast.drafter) notes.push(`${fast.drafter} drafted ${drafts.length} of ${fast.rounds.length} rounds.`);
   if (speeds) notes.push("One run of each: other work on the machine shows in their speeds.");
   if (why && slow?.speed) notes.push("Both sides decoded plainly, or nearly so: their speeds are not compared.");
   if (why && fast.plain.some((round) => round.plain_reason === "plain")) notes.push("“Always draft” drafts all the same.");
@@ -62,7 +63,7 @@ function drawRound() {
 
 function plainText(round) {
   if (round.plain_reason === "prompt") return "This token comes with the prompt; drafts begin after it.";
-  return `No draft in this round: ${reasonOf(round)}. The model wrote one token by itself.`;
+  return `No draft in this round: ${reasonOf(round, shown.drafter)}. The model wrote one token by itself.`;
 }
 
 function drawDepths() {

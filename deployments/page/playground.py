@@ -12,18 +12,19 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("elements.js", "stream.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js", "turns.js")
-SCRIPTS += ("main.js",)
+SCRIPTS = ("elements.js", "stream.js", "markdown.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js")
+SCRIPTS += ("turns.js", "main.js")
 """Parts of the page's one script, in their order."""
 
 
-def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = None) -> None:
+def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = None, chats: bool = False) -> None:
     """Serve `/`; the files are read once, here.
 
     Args:
         drafter: where the versions of the draft head are; None where there are none.
+        chats: whether the model has a chat template; then the page opens on a chat.
     """
-    html = page()
+    html = page(chats)
     headers = page_headers(html)
 
     @app.get("/")
@@ -36,11 +37,12 @@ def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = No
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 
-def page() -> str:
-    """The page as it is sent: its style and script lie in it, so that it is one resource."""
+def page(chats: bool = False) -> str:
+    """The page as it is sent: its style and script lie in it, so that it is one resource; `chats` as for `add_page`."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
+    html = html.replace("<body>", "<body data-chat>") if chats else html
     html = html.replace("<style></style>", f"<style>\n{style}</style>")
     return html.replace('<script type="module"></script>', f'<script type="module">\n{script}</script>')
 

@@ -3,7 +3,7 @@ const DEEPEST = 6; // shades that depths have
 
 // By a round's `plain_reason`: why it had no draft.
 const REASONS = {
-  plain: "drafting does not pay at this load",
+  plain: "drafts would take more time than they save, by what they brought lately and by how much runs at once",
   probe_plain: "the server measured what plain decoding takes",
   idle: "there was nothing to draft from yet, or no room for more",
   no_drafter: "the server has no drafter now",
@@ -12,12 +12,20 @@ const REASONS = {
   no_room: "the KV cache had no room for a draft tree",
   not_usable: "no draft came that was worth verifying",
 };
-const reasonOf = ({ plain_reason: reason }) => REASONS[reason] ?? `the server says ${reason}`;
+// Drafters that continue what stands in the text already draft nothing for a text that is new.
+const OF_TEXT = ["ngram", "suffix"];
+const NOTHING = "the text so far has nothing that it could continue";
+const reasonOf = ({ plain_reason: reason }, drafter) => {
+  if (OF_TEXT.includes(drafter) && ["not_usable", "idle"].includes(reason)) return NOTHING;
+  return REASONS[reason] ?? `the server says ${reason}`;
+};
 
 class Run {
-  constructor(speculative, pane) {
-    Object.assign(this, { speculative, pane, rounds: [], spans: [], text: "", content: "", times: [], seed: null });
+  constructor(speculative, pane, drafter) {
+    Object.assign(this, { speculative, pane, drafter, rounds: [], spans: [], text: "", content: "", times: [], seed: null });
     this.output = pane.querySelector(".text");
+    this.prose = pane.querySelector(".prose"); // of a chat
+    this.thoughts = "";
   }
   take(chunk) {
     this.seed = chunk.seed ?? this.seed;
@@ -25,6 +33,7 @@ class Run {
       const delta = choice.delta ?? {};
       const content = choice.text ?? delta.content ?? "";
       this.content += content;
+      this.thoughts += delta.reasoning_content ?? "";
       this.text += (delta.reasoning_content ?? "") + content;
       for (const round of choice.rounds ?? []) this.show(round);
     }
@@ -43,6 +52,13 @@ class Run {
     this.output.append(...spans);
     this.times.push([performance.now(), round.texts.length]);
   }
+  // The answer of a chat as its writer meant it to look.
+  drawProse() {
+    if (!this.prose || this.drawn === this.text) return;
+    this.drawn = this.text;
+    const thoughts = this.thoughts ? [node("p", { className: "thoughts", dir: "auto", textContent: this.thoughts.trim() })] : [];
+    this.prose.replaceChildren(...thoughts, ...markdown(this.content));
+  }
   get numTokens() { return this.times.reduce((sum, [, count]) => sum + count, 0); }
   // From the first moment at which tokens came, whose own tokens do not count: what came before is not decoding.
   get speed() {
@@ -59,9 +75,13 @@ class Run {
   get why() {
     if (this.isDrafted || !this.plain.length) return "";
     const counts = new Map();
-    for (const round of this.plain) counts.set(reasonOf(round), (counts.get(reasonOf(round)) ?? 0) + 1);
+    for (const round of this.plain) {
+      const reason = reasonOf(round, this.drafter);
+      counts.set(reason, (counts.get(reason) ?? 0) + 1);
+    }
     const [[reason]] = [...counts].sort(([, one], [, other]) => other - one);
-    const drafted = this.drafts.length ? `Only ${this.drafts.length} of ${this.rounds.length} rounds had a draft` : "No round had a draft";
+    const whose = this.drafter && this.drafter !== "none" ? ` of ${this.drafter}` : "";
+    const drafted = this.drafts.length ? `Only ${this.drafts.length} of ${this.rounds.length} rounds had a draft${whose}` : `No round had a draft${whose}`;
     return `${drafted}: ${reason}.`;
   }
 }

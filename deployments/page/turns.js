@@ -2,6 +2,7 @@
 let running = null; // AbortController of the request on its way
 let messages = []; // the conversation so far
 let drawing = false;
+let showsTokens = false; // below the answers of a chat
 const runOf = new WeakMap(); // by element of its text
 
 async function generate() {
@@ -43,7 +44,7 @@ function beginTurn(prompt, chat, compare) {
   const element = node("article", { className: "turn" });
   if (chat) element.append(node("p", { className: "asked said", dir: "auto", textContent: prompt }));
   const runs = (compare ? [true, false] : [true]).map((speculative) =>
-    new Run(speculative, paneOf(speculative ? "Speculative" : "Plain", chat ? "" : prompt)));
+    new Run(speculative, paneOf(speculative ? "Speculative" : "Plain", chat ? null : prompt), drafterOf($("adapter").value)));
   for (const run of runs) { run.pair = runs; runOf.set(run.output, run); }
   element.append(node("div", { className: compare ? "panes two" : "panes" }, ...runs.map((run) => run.pane)));
   if (narrow.matches) $("transcript").prepend(element);
@@ -54,8 +55,16 @@ function beginTurn(prompt, chat, compare) {
 
 function paneOf(title, given) {
   const pane = node("section", { className: "pane" });
-  pane.append(node("h2", {}, node("span", { textContent: title }), node("output")), node("div", { className: "text", dir: "auto" }));
-  if (given) pane.lastChild.append(node("span", { className: "given", textContent: given }));
+  const tokens = node("div", { className: "text", dir: "auto" });
+  pane.append(node("h2", {}, node("span", { textContent: title }), node("output")));
+  if (given === null) {
+    const below = node("details", { className: "tokens", open: showsTokens }, node("summary", { textContent: "Tokens, and which were drafted" }), tokens);
+    below.addEventListener("toggle", () => { showsTokens = below.open; });
+    pane.append(node("div", { className: "prose" }), below);
+    return pane;
+  }
+  if (given) tokens.append(node("span", { className: "given", textContent: given }));
+  pane.append(tokens);
   return pane;
 }
 
@@ -130,6 +139,7 @@ function draw(runs) {
     const box = $("transcript"), below = box.scrollHeight - box.clientHeight - box.scrollTop;
     for (const run of runs) {
       const speed = run.speed, parts = [`${run.numTokens} tokens`, ...(speed ? [`${number(speed, 0)}/s`] : [])];
+      run.drawProse();
       run.pane.querySelector("output").textContent = run.numTokens ? parts.join(" · ") : "";
     }
     if (below < 160) box.scrollTop = box.scrollHeight; // unless somebody reads further up

@@ -12,13 +12,19 @@ MARKS = (
 PROMPT = "def read_lines(path):\n    "
 
 
-def open_page(page, url, model="wingbeat-demo", **screen):
-    """As at the first visit; what the console was told by another page is forgotten."""
+def open_page(page, url, model="wingbeat-demo", mode="completion", **screen):
+    """As at the first visit; what the console was told by another page is forgotten.
+
+    Args:
+        mode: to be chosen, "completion" or "chat"; None leaves the page's own.
+    """
     page.send("Page.navigate", url="about:blank")
     page.errors.clear()
     page.send("Storage.clearDataForOrigin", origin=url, storageTypes="local_storage")
     page.open(url, **screen)
     page.until("document.querySelector('#model').textContent.includes('" + model + "')")
+    if mode is not None:
+        page.click(f".modes label:has([value={mode}])")
 
 
 def fill(page, prompt=PROMPT, **knobs):
