@@ -16,7 +16,7 @@ function drawMode() {
   $("system-field").hidden = !isChat();
   $("form").dataset.chat = isChat();
   $("prompt").placeholder = isChat() ? "Write a message" : "Write a prompt";
-  $("max_tokens").placeholder = isChat() ? "the model's length" : COMPLETION_TOKENS;
+  $("max_tokens").placeholder = isChat() ? "no limit" : COMPLETION_TOKENS;
   $("samples").replaceChildren(...(isChat() ? QUESTIONS : SAMPLES).map((sample) => {
     const button = node("button", { type: "button", textContent: sample.trim().split("\n")[0] });
     button.addEventListener("click", () => { $("prompt").value = sample; keepForm(); $("prompt").focus(); });

@@ -12,7 +12,8 @@ from wingbeat.runtime.engine.round_counts import NoTree
 from wingbeat.runtime.speculation.policy import Reason
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-HTML = page()
+HTML = page(chats=True)
+"""The tests' model has a chat template."""
 
 
 def root(accept=None):
@@ -43,6 +44,11 @@ def test_who_asks_for_json_gets_name_and_model(accept):
     answer = root(accept)
     assert answer.json() == {"name": "wingbeat", "model": "demo", "api": "/v1"}
     assert "Accept" in answer.headers["Vary"]
+
+
+def test_it_opens_on_a_chat_where_the_model_has_a_template_and_else_on_a_completion():
+    assert "<body data-chat>" in root(BROWSER).text
+    assert "<body>" in page(chats=False)
 
 
 def test_the_page_is_whole():
