@@ -3,7 +3,7 @@ const DEEPEST = 6; // shades that depths have
 
 // By a round's `plain_reason`: why it had no draft.
 const REASONS = {
-  plain: "drafts would take more time than they save, by what they brought lately and by how much runs at once",
+  plain: "drafting does not pay at this load",
   probe_plain: "the server measured what plain decoding takes",
   idle: "there was nothing to draft from yet, or no room for more",
   no_drafter: "the server has no drafter now",
@@ -15,8 +15,10 @@ const REASONS = {
 // Drafters that continue what stands in the text already draft nothing for a text that is new.
 const OF_TEXT = ["ngram", "suffix"];
 const NOTHING = "the text so far has nothing that it could continue";
+const RARELY = "it was not asked, since it lately found too little to continue for what a look and a check take";
 const reasonOf = ({ plain_reason: reason }, drafter) => {
   if (OF_TEXT.includes(drafter) && ["not_usable", "idle"].includes(reason)) return NOTHING;
+  if (OF_TEXT.includes(drafter) && reason === "plain") return RARELY;
   return REASONS[reason] ?? `the server says ${reason}`;
 };
 

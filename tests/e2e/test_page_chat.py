@@ -114,7 +114,7 @@ def test_the_drafter_is_named_where_it_drafted(page):
     ("reason", "words"),
     [
         ("not_usable", "No round had a draft of suffix: the text so far has nothing that it could continue."),
-        ("plain", "No round had a draft of suffix: drafts would take more time than they save, by what they brought"),
+        ("plain", "No round had a draft of suffix: it was not asked, since it lately found too little to"),
         ("no_room", "No round had a draft of suffix: the KV cache had no room for a draft tree."),
     ],
 )
