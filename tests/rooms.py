@@ -20,9 +20,8 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.grammar runtime.head_versions
-    runtime.lora runtime.media runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream
-    runtime.tokenizer
+    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
+    runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
     deployments.gpu_shares deployments.log deployments.options deployments.ray_cluster deployments.replica
     deployments.router deployments.surface
