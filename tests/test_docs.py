@@ -29,7 +29,7 @@ def text_of(document: str) -> str:
         (
             "models.md",
             f"relative to the spread of the row's logits, is {trial.FULL_PRECISION_TOLERANCE:.1%} in the median and "
-            f"for any row, or for a row {trial.OUTLIER_FACTOR} x the text's median, at most "
+            f"for any row, or for one row {trial.OUTLIER_FACTOR} x the text's median, at most "
             f"{trial.LARGEST_TOLERANCE:.0%};",
         ),
         ("models.md", f"where the copy takes at most {exact.WHOLE_COPY_BYTES >> 30} GiB"),
