@@ -34,7 +34,7 @@ class StructuredOutputs(Part):
     choice: list[str] | None = None
     """Texts of which the answer is one."""
     grammar: str | None = None
-    """EBNF as xgrammar reads it."""
+    """EBNF of xgrammar or llama.cpp, or Lark of llguidance."""
     json_object: bool | None = None
     """Any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
