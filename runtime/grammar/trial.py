@@ -23,7 +23,7 @@ CHEAP_KINDS = ("json_object", "choice")
 """They take milliseconds at any length that a request may have."""
 _NUM_KNOWN = 1024
 _PATIENCE_S = 120.0
-_MOST_TRIES = 5
+_MOST_TRIES = 12
 """Processes that may end under one grammar by no fault of the grammar's."""
 
 
