@@ -10,8 +10,8 @@ from typing import Any
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
-_HEAD_LAYERS = ("midlayer.", "layers.0.", "model.midlayer.")
-_HEAD_PARTS = ("d2t", "t2d", "fc.weight", "mask_embedding", "candidate_selector.", "markov_head.", "encoder.fc.")
+_HEAD_PARTS = ("midlayer.", "d2t", "t2d", "fc.weight", "candidate_selector.", "markov_head.", "encoder.fc.")
+"""Beginnings of names that no language model has: names of layers alone may be those of a model without its prefix."""
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Files of which a tokenizer needs one."""
 _LFS = b"version https://git-lfs"
@@ -30,8 +30,7 @@ def folder_problem(folder: str | Path) -> str | None:
 def head_problem(folder: Path, names: Collection[str]) -> str | None:
     """What is wrong with a verifier's folder whose tensors have those names: it is a draft head; else None."""
     plain = [name.removeprefix("model.") for name in names]
-    layered = any(name.startswith(_HEAD_LAYERS) for name in names)
-    if not (layered or any(name.startswith(_HEAD_PARTS) for name in plain)):
+    if not any(name.startswith(_HEAD_PARTS) for name in plain):
         return None
     return f"{folder} is a draft head and no model: give it as the drafter, and its verifier as the model"
 
