@@ -26,15 +26,15 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def level_at_start() -> str:
+def level_at_start() -> LogLevel:
     """The level in the environment; info where the environment has none."""
     level = os.environ.get(LEVEL_VARIABLE, "")
-    return level if level in {*LogLevel} else LogLevel.INFO.value
+    return LogLevel(level) if level in {*LogLevel} else LogLevel.INFO
 
 
 def level_environment() -> dict[str, str]:
     """The environment that gives other processes the level of this process's environment."""
-    return {LEVEL_VARIABLE: level_at_start()} if LEVEL_VARIABLE in os.environ else {}
+    return {LEVEL_VARIABLE: level_at_start().value} if LEVEL_VARIABLE in os.environ else {}
 
 
 class RequestIdFilter(logging.Filter):

@@ -1,10 +1,10 @@
 """What an operator can change while replicas run: the `user_config` of the deployments `Router` and `Verifier`."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from wingbeat.deployments.log import level_at_start
+from wingbeat.deployments.log import LogLevel, level_at_start
 from wingbeat.deployments.options.problems import first_problem
 from wingbeat.runtime.lora.names import name_problem
 
@@ -18,7 +18,7 @@ class LiveLogOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default_factory=level_at_start)
+    log_level: LogLevel = Field(default_factory=level_at_start)
     """Of Wingbeat's own lines in the replica's processes; in routers those of the access log too."""
 
     @classmethod
