@@ -92,7 +92,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
     while len(processes) < 3 and any(thread.is_alive() for thread in threads):
         process = trial._process
         # The next one is ended once it has work, too.
-        if process.poll() is None and children_of(process.pid):
+        if process is not None and process.poll() is None and children_of(process.pid):
             processes.add(process)
             process.kill()
     for thread in threads:
