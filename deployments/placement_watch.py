@@ -8,6 +8,8 @@ from typing import Any
 PLACEMENT_S = 600.0
 """For Ray to place every replica: a cluster that grows by itself may have to start a machine first."""
 POLL_S = 1.0
+END_S = 5.0
+"""For a look that is under way."""
 _UNPLACED = "to be scheduled"
 """What Serve says of a deployment whose replicas have no place yet, from 30 s on."""
 
@@ -45,7 +47,7 @@ class PlacementWatch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(END_S)
 
     def look(self) -> None:
         """Say what waits for a place since the last look; give up where a wait has lasted too long."""
