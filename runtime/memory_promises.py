@@ -89,7 +89,7 @@ class MemoryPromises:
             if self._file is None:
                 path = self._folder / f"{PREFIX}{self._pid}.{secrets.token_hex(4)}"
                 self._file = path.open("w")
-                fcntl.flock(self._file, fcntl.LOCK_EX)
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps(
                 {"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*self._mapped.items()]}
             )
