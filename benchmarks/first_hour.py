@@ -1,4 +1,4 @@
-"""What a new user waits for: `make serve` on a fresh clone, later starts, and the memory of the demo.
+"""Times of a new user's first hour: `make serve` on a fresh clone, later starts, and the memory of the demo.
 
     .venv/bin/python benchmarks/first_hour.py [--python python3.11] [--starts 3]
 
@@ -24,7 +24,7 @@ ENGINE_MIB = 512
 
 
 class Took(NamedTuple):
-    """One step."""
+    """Time of a step."""
 
     seconds: float
     cpu_s: float
@@ -47,7 +47,7 @@ def _cpu_s() -> float:
 
 
 def install(clone: Path, python: str | None, env: dict[str, str]) -> Took:
-    """What `make serve` does before it serves."""
+    """Runs the installation that `make serve` begins with."""
     watch = Watch()
     given = [] if python is None else [f"PYTHON={python}"]
     subprocess.run(["make", "--silent", ".venv/serving", *given], cwd=clone, env=env, check=True)

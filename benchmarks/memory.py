@@ -48,7 +48,7 @@ PARTS = (
 
 
 class Holding(NamedTuple):
-    """What processes of one part hold."""
+    """Memory that the processes of one part hold."""
 
     num: int
     pss_bytes: int
@@ -92,7 +92,7 @@ def served(checkout: Path, options: list[str], env: Mapping[str, str] | None = N
 
 
 def measured(checkout: Path, options: list[str]) -> dict[str, Holding]:
-    """Of a server that has started and has had no request."""
+    """Memory by part of a server that has started and has had no request."""
     with served(checkout, options) as (pid, _):
         time.sleep(SETTLE_S)
         return holdings(pid)

@@ -95,7 +95,7 @@ class Prometheus:
         return target["lastError"]
 
     def empty(self, queries: list[str]) -> list[str]:
-        """Those of the queries that have no series at all."""
+        """Queries that have no series at all."""
         return [expression for expression in queries if not self.query(expression)]
 
     def _wait(self) -> None:

@@ -27,7 +27,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 
 class Instance(NamedTuple):
-    """What became of one instance."""
+    """Verdict on one instance."""
 
     is_valid: bool
     is_taken: bool

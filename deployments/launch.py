@@ -324,7 +324,7 @@ def _speak_for_ray(start_up: StartUp) -> None:
 
 
 def _deployments() -> Mapping[str, Any]:
-    """Those of the application by name, as Serve sees them."""
+    """Deployments of the application by name, as Serve sees them."""
     application = serve.status().applications.get(APP_NAME)
     return {} if application is None else application.deployments
 

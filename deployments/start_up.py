@@ -77,7 +77,7 @@ class StartUp:
                 self._say_still(f"{text}: {seconds:.0f} s so far")
 
     def _running_phases(self) -> list[tuple[str, float]]:
-        """Those of the application's processes; this process's own, which waits for them, where they have none."""
+        """Phases that the application's processes run; where there is none, this process's own, which waits for them."""
         phases = dict(self._phases)
         own = phases.pop("", None)
         return list(phases.values()) or ([] if own is None else [own])

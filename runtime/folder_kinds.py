@@ -18,7 +18,7 @@ _LFS = b"version https://git-lfs"
 
 
 def folder_problem(folder: str | Path) -> str | None:
-    """What is wrong with a checkpoint's folder, told at a glance; None for one that has a config.json."""
+    """Problem of a checkpoint's folder, by its files' names; None for a folder that has a config.json."""
     folder = Path(folder)
     if not folder.exists():
         return f"there is no folder {folder}"
@@ -28,7 +28,7 @@ def folder_problem(folder: str | Path) -> str | None:
 
 
 def head_problem(folder: Path, names: Collection[str]) -> str | None:
-    """What is wrong with a verifier's folder whose tensors have those names: it is a draft head; else None."""
+    """Problem of a verifier's folder whose tensors have the names of a draft head; else None."""
     plain = [name.removeprefix("model.") for name in names]
     if not any(name.startswith(_HEAD_PARTS) for name in plain):
         return None
@@ -36,7 +36,7 @@ def head_problem(folder: Path, names: Collection[str]) -> str | None:
 
 
 def pointer_problem(file: Path) -> str | None:
-    """What is wrong with a file that git-lfs left in the place of the real one; None for others."""
+    """Problem of a file that git-lfs left in the place of the real file; None for other files."""
     try:
         with file.open("rb") as opened:
             if not opened.read(len(_LFS)).startswith(_LFS):

@@ -65,7 +65,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class TextRules:
-    """What a model's own files hold every request to."""
+    """Rules that a model's own files give every request."""
 
     eos_token_ids: frozenset[int] = frozenset()
     banned: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ class TextRules:
 
 
 def read_rules(folder: Path, vocab_size: int, tokenizer: "Tokenizer | None" = None) -> TextRules:
-    """What the files of a checkpoint's folder hold every request to.
+    """Rules for every request from the files of a checkpoint's folder.
 
     Args:
         vocab_size: of the model; tokens beyond are never generated.

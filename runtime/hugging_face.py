@@ -80,7 +80,7 @@ def generation_of(folder: str | Path) -> dict[str, Any]:
 
 
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
-    """What a class of transformers, or an Auto class, makes of a folder's files.
+    """Object that a class of transformers, or an Auto class, makes of a folder's files.
 
     Args:
         folder: None where `options` hold the weights.
@@ -131,7 +131,7 @@ def one_line(name: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, on one line and not endlessly."""
+    """Message of an exception, on one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
 

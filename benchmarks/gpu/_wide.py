@@ -26,7 +26,7 @@ Weights = Mapping[str, Tensor]
 
 
 class Sizes(NamedTuple):
-    """Of a layer."""
+    """Sizes of a layer."""
 
     hidden: int
     heads: int
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, config: LlamaConfig | EagleHeadConfig) -> "Sizes":
-        """Those of a verifier's or a head's configuration."""
+        """Sizes from a verifier's or a head's configuration."""
         return cls(config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim)
 
 

@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of one layer's attention."""
+    """Sizes of one layer's attention."""
 
     heads: int
     kv_heads: int

@@ -109,7 +109,7 @@ def demo_rounds(bench: Bench, cases: Cases, batch: int) -> list[Figure]:
 
 
 def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list[Figure]:
-    """Of a prompt in an idle engine, from its arrival to its first token."""
+    """Profiles a prompt in an idle engine, from its arrival to its first token."""
     engine = new_engine(bench, loaded, "decode_only" if bench.device.type == "cuda" else None)
 
     def step() -> None:
@@ -122,7 +122,7 @@ def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list
 
 
 def adapted(bench: Bench, loaded: LoadedModel, cases: Cases, steps: Steps) -> list[Figure]:
-    """Of a verification whose rows all have one adapter; the model keeps its adapters."""
+    """Profiles a verification whose rows all have one adapter; the model keeps its adapters."""
     adapters = ModelAdapters(loaded.model, loaded.decoder_layers, MAX_LORAS, LORA_RANK, loaded.mixers)
     for path, shape in adapters.linears.items():
         a, b = torch.randn(LORA_RANK, shape.inputs) * 0.01, torch.randn(shape.outputs, LORA_RANK) * 0.01

@@ -48,7 +48,7 @@ _TOY = {
 
 
 class Cost(NamedTuple):
-    """Of one step."""
+    """Cost of one step."""
 
     ms: float
     launches: float

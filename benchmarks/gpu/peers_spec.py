@@ -53,7 +53,7 @@ class Writers:
         self.bench, self.pair, self.num_tokens = bench, pair, num_tokens
 
     def by_generate(self, prompts: Texts, **options: int) -> Texts:
-        """One prompt after another."""
+        """Runs generate() for each prompt in turn."""
         model, texts = self.pair.loaded.model, []
         limits = {"max_new_tokens": self.num_tokens, "min_new_tokens": self.num_tokens}
         for prompt in prompts:

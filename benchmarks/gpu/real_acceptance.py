@@ -140,7 +140,7 @@ class Rounds:
         """By batch size."""
 
     def measure(self, name: str, batch: int) -> tuple[list[Figure], dict[str, Any]]:
-        """One engine's rounds, and plain ones where none were measured of that batch: figures, and more of them."""
+        """Measures an engine's rounds, and plain rounds where none were measured for that batch."""
         bench, shape, label = self.bench, SHAPES[name], f"batch {batch}, {name}"
         case = Case(name, batch, shape, None)
         why_not = too_large(bench, self.pair.loaded, case)

@@ -85,7 +85,7 @@ class BuildEngineConfig(ModelFolder):
         )
 
     def plan(self) -> "BuildPlan":
-        """What is to be built.
+        """Plan of the build.
 
         Raises:
             ValueError: the drafter is no folder of a head.

@@ -37,7 +37,7 @@ class RequestGrammar(NamedTuple):
     spec: GrammarSpec
 
     def matcher(self) -> "LLMatcher":
-        """What follows one text."""
+        """A matcher of its own for one text."""
         return self.compiled.deep_copy()
 
 

@@ -36,7 +36,7 @@ class Other(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One of a grammar's rules, by name."""
+    """Rule of a grammar, by name."""
 
     name: str
 
@@ -48,7 +48,7 @@ class In(NamedTuple):
 
 
 class Either(NamedTuple):
-    """One of several forms."""
+    """Choice between several forms."""
 
     forms: Sequence["Form"]
 

@@ -214,7 +214,7 @@ class GrammarMasker:
         return found
 
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
-        """What `work` finds by the matcher; None where the matcher met a bound, which is no matter of the text's."""
+        """Result of `work` by the matcher; None where the matcher met a bound, which the text has no part in."""
         if self._matcher.is_error():
             return None
         found = work(self._matcher, *args)

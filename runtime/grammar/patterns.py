@@ -50,7 +50,7 @@ def rust_pattern(pattern: str) -> str:
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:
-    """What stands in a class from `place` on, with its end, and the place behind it."""
+    """Text of a class from `place` to its end, and the place behind the class."""
     sets, written = _WIDE if is_negated else _NARROW, []
     while place < len(pattern):
         if pattern[place] == "]":
@@ -80,6 +80,6 @@ def _atom(pattern: str, place: int, sets: dict[str, str]) -> tuple[str, bool, in
 
 
 def _escape(escaped: str) -> str:
-    r"""What `\` and a character, or a longer escape, stand for."""
+    r"""Meaning of `\` and a character, or of a longer escape."""
     # Rust has no escapes of letters beyond ASCII, and reads these two as the ends of words.
     return escaped if not escaped[0].isascii() or escaped in "<>" else f"\\{escaped}"

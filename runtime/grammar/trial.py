@@ -82,7 +82,7 @@ class GrammarTrial:
             self._control.close()
 
     def _try(self, spec: GrammarSpec) -> str:
-        """What is wrong with a grammar, "" where nothing is."""
+        """Problem of a grammar; "" where nothing is wrong."""
         for _ in range(_MOST_TRIES):
             process = None
             try:

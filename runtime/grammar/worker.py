@@ -83,7 +83,7 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
 
 
 def problem_of(spec: GrammarSpec, tokens: Vocabulary) -> str:
-    """What is wrong with a grammar, beginning with its field; empty where nothing is found."""
+    """Problem of a grammar, beginning with its field; empty where nothing is found."""
     try:
         grammar = compile_spec(tokens, spec)
         for seed in range(3):

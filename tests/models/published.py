@@ -35,7 +35,7 @@ _SMOLLM2_TOKENS = {
 
 @dataclass(frozen=True)
 class Published:
-    """One model: the packages that hold parts of its GGUF file, in order."""
+    """A model: the packages that hold parts of its GGUF file, in order."""
 
     name: str
     packages: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a folder is, told by names alone: heads are told from models, whoever wrote them."""
+"""Kinds of folders by names alone: heads are told from models, whoever wrote them."""
 
 from pathlib import Path
 

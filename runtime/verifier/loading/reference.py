@@ -1,4 +1,4 @@
-"""What transformers computes for the texts of a trial, by eager attention and before anything of a model is switched.
+"""Logits of transformers for the texts of a trial, by eager attention and before anything of a model is switched.
 
 In float32 the reference is transformers' own cached decoding. In half precision the reference is the model's answer in
 float32, and beside each row stands how far transformers' own row in half precision is from that.

@@ -52,7 +52,7 @@ counts for models whose rounding is next to nothing."""
 
 
 class Apart(NamedTuple):
-    """One row of logits beside its reference."""
+    """Row of logits beside its reference."""
 
     place: str
     own: float

@@ -41,7 +41,7 @@ def names(endpoint: str) -> list[str]:
 
 
 def kind_of(endpoint: str, name: str) -> str:
-    """What the tables say of a field that asks for something."""
+    """Kind that the tables give a field that asks for something."""
     body = KINDS[endpoint]
     rule = body.unserved.get(name)
     if rule is not None:

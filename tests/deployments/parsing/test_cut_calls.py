@@ -45,7 +45,7 @@ CASES = [(name, text) for name, texts in TEXTS.items() for text in texts]
 
 
 def read(parser: Parser, text: str, cuts: list[int]) -> tuple[str, str, list[tuple[str | None, str]]]:
-    """What a cut text holds: its content, thoughts and calls."""
+    """Content, thoughts and calls of a cut text."""
     got = MessageDelta()
     for begin, end in itertools.pairwise([0, *cuts, len(text)]):
         got = got.plus(parser.push(text[begin:end]))

@@ -30,7 +30,7 @@ SHAPES = pytest.mark.parametrize(
 
 
 class Pass(NamedTuple):
-    """One answer of the drafter: what it was told, and the trees that it drew."""
+    """An answer of the drafter: its inputs, and the trees that it drew."""
 
     header: RoundHeader
     token_ids: list[list[int]]

@@ -135,7 +135,7 @@ def assert_is_instance(text: str, schema: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_masks_of_a_tree_are_those_of_its_paths_one_by_one(grammars, seed):
-    """Of random trees along random texts; a forbidden node's row, and those below, stay empty."""
+    """Random trees along random texts; a forbidden node's row, and the rows below, stay empty."""
     rng = random.Random(seed)
     kind = rng.choice(
         [
