@@ -42,6 +42,7 @@ WORKDIR /home/wingbeat
 ENV RAY_worker_niceness=0 \
     RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=0.5 \
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30 \
+    no_grpc_proxy=0.0.0.0/0,::/0,localhost \
     WINGBEAT_CACHE_DIR=/home/wingbeat/.cache/wingbeat \
     TRITON_CACHE_DIR=/home/wingbeat/.cache/wingbeat/triton \
     NVIDIA_VISIBLE_DEVICES=all \

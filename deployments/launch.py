@@ -233,7 +233,8 @@ class ServedApplication:
         reports = [handle.report.remote().result(timeout_s=REPORT_TIMEOUT_S) for handle in handles]
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         first = config.served()[0]
-        chats = first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False))
+        own = first.model is not None  # the demo has a template, and continues Python
+        chats = own and (first.own_template() is not None or has_chat_template(first.model_dir(with_weights=False)))
         command = curl_command(self.url(), first.model_name(), bool(config.api_key), chats)
         start_up.ready(f"{self.url()}/v1", ready_facts(reports, logs), command, DETACHED if self._detach else CTRL_C)
 

@@ -77,7 +77,7 @@ class StartUp:
                 self._say_still(f"{text}: {seconds:.0f} s so far")
 
     def _running_phases(self) -> list[tuple[str, float]]:
-        """Phases that the application's processes run; where there is none, this process's own, which waits for them."""
+        """Phases that the application's processes run; where there is none, this process's own phase, which waits."""
         phases = dict(self._phases)
         own = phases.pop("", None)
         return list(phases.values()) or ([] if own is None else [own])

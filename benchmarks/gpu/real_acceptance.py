@@ -23,7 +23,8 @@ from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.llm import LLM, build_engine
-from wingbeat.runtime.recordings.corpus import read_text, split_files, stdlib_root
+from wingbeat.runtime.recordings.corpus import read_text, split_files
+from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from the slot state, which the round before advances on the device, and the host
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -143,9 +143,12 @@ class ModelRunner:
             trees = add_certain(plan, trees, self.config.speculation) if masked else trees
         executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
         clock = self.device_clock
-        with self.masks.started(plan, trees) if masked else nullcontext() as masks:
-            began = clock.begin()
-            done = executor.forward(plan, rows, trees, num_nodes, masks)
+        began = clock.begin()
+        if masked:
+            with self.masks.started(plan, trees) as masks:
+                done = executor.forward(plan, rows, trees, num_nodes, masks)
+        else:
+            done = executor.forward(plan, rows, trees, num_nodes, None)
         clock.end("verify" if plan.decodes else "prefill", began)
         began = clock.begin()
         accepted = executor.decide(plan, done)

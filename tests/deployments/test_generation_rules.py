@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from wingbeat.deployments.local_llm import LLM
+from wingbeat.deployments.offline.llm import LLM
 from wingbeat.runtime.generation_config import BY_REQUEST, HONOURED, NOT_APPLIED, WITHOUT_EFFECT, read_rules
-from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -61,7 +60,7 @@ def plain_text(folder: Path) -> list[int]:
 
 def our_text(folder: Path, drafter: str) -> list[int]:
     llm = LLM(folder, drafter=drafter, max_num_seqs=1, max_model_len=64)
-    (got,) = llm.generate([PROMPT], [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)])
+    (got,) = llm.generate([PROMPT], max_tokens=NUM_TOKENS, temperature=0.0)
     return got.token_ids
 
 

@@ -65,6 +65,6 @@ BAD = {
     "half a file": (lambda f: os.truncate(f / FILE, 1000), "truncated or damaged"),
     "no weights": (lambda f: (f / FILE).unlink(), "has neither model.safetensors nor"),
     "pickles": (as_pickles, "holds pickles"),
-    "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
 }
 """What was done to a folder, and why it is refused."""
