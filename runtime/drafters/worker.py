@@ -7,8 +7,7 @@ device, so that a drafter beside it enqueues its pass without waiting.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -134,21 +133,19 @@ class DraftWorker:
         if offered is None:
             return False
         self._trial = offered
-        with self._head_on_trial():
+        try:
             self.drafter.take_head(offered.head)
+        except Exception as error:
+            self._blame(error)
+            raise
         self._watch.head_version = offered.version
         logger.info("drafting with version %d of the head from this round on", offered.version)
         return True
 
-    @contextmanager
-    def _head_on_trial(self) -> Iterator[None]:
-        """Blame what the block raises on the head that has not answered a round yet, if there is one."""
-        try:
-            yield
-        except Exception as error:
-            if self._trial is not None:
-                self._trial.failed(error)
-            raise
+    def _blame(self, error: Exception) -> None:
+        """Call the `failed` of a head that has not answered a round yet, if there is one."""
+        if self._trial is not None:
+            self._trial.failed(error)
 
     @torch.inference_mode()
     def run_once(self) -> bool:
@@ -163,9 +160,12 @@ class DraftWorker:
         attached = self._attached.values()
         there = [a for a in attached if len(attached) == 1 or a.end.has_outcome()]
         pending = [(a, outcome) for a in there if (outcome := a.end.poll_outcome()) is not None]
-        with self._head_on_trial():
+        try:
             for part in _passes(pending):
                 self._answer(part)
+        except Exception as error:
+            self._blame(error)
+            raise
         return bool(pending)
 
     def _drop_closed(self) -> None:
