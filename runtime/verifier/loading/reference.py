@@ -42,7 +42,7 @@ def area(width: float, height: float) -> float:
 
 
 class TrialText(NamedTuple):
-    """One sequence: a prompt, the tokens of its plain steps, and the tree behind them."""
+    """Sequence of a trial: a prompt, the tokens of its plain steps, and the tree behind them."""
 
     prompt: list[int]
     steps: list[int]
@@ -222,7 +222,7 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def distance(row: Tensor, expected: Tensor) -> float:
-    """Of two rows of logits, in the second one's own spread; infinite where either is not finite."""
+    """Distance of two rows of logits, by the spread of the second row; infinite where a row is not finite."""
     spread = (expected - expected.mean()).norm().clamp_min(1e-12)
     found = float((row - expected).norm() / spread)
     return float("inf") if math.isnan(found) else found
