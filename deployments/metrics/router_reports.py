@@ -54,12 +54,13 @@ def summed(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str
     """`ClientFigures` as plain data, or None, added up."""
     if one is None or other is None:
         return one or other
-    return {name: _sum(value, other[name]) for name, value in one.items()}
+    counted = {name: _sum(value, other[name]) for name, value in one.items()}
+    return counted | {"max_model_len": one["max_model_len"]}
 
 
 def _sum(one: Any, other: Any) -> Any:
     if not isinstance(one, dict):
-        return one
+        return one + other
     if "bounds" in one:
         counts = [mine + more for mine, more in zip(one["counts"], other["counts"], strict=True)]
         return {"bounds": one["bounds"], "counts": counts, "total": one["total"] + other["total"]}

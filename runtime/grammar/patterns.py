@@ -6,6 +6,7 @@ classes do none of that, and the two do not agree on Unicode: a class here holds
 
 import re
 
+_REST = r"(?:.|\n)*"
 _PIECE = re.compile(r"\\(.)|(\[\^?\]?)|.", re.DOTALL)
 _IN_CLASS = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pP]\{[^}]*\}|[pP][A-Z]|.)|(.)", re.DOTALL)
 _WORDS = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}_"
@@ -47,6 +48,41 @@ def rust_pattern(pattern: str) -> str:
         else:
             written.append(_escape(escaped))
     return "".join(written)
+
+
+def searched(pattern: str) -> str:
+    """An expression that matches a whole string where `pattern` is found in it.
+
+    Raises:
+        ValueError: an anchor stands elsewhere than at an end of an alternative.
+    """
+    alternatives, depth, place = [""], 0, 0
+    while place < len(pattern):
+        found = _PIECE.match(pattern, place)
+        piece, place = found[0], found.end()
+        if found[2]:
+            end = pattern.find("]", place)
+            while end > 0 and (end - len(pattern[:end].rstrip("\\"))) % 2:
+                end = pattern.find("]", end + 1)
+            piece, place = pattern[found.start() : end + 1], end + 1
+        depth += (piece == "(") - (piece == ")")
+        if piece == "|" and depth == 0:
+            alternatives.append("")
+        elif piece in "^$" and not (depth == 0 and _at_an_end(piece, alternatives[-1], pattern[place : place + 1])):
+            raise ValueError(f"has {piece!r} elsewhere than at an end of an alternative")
+        else:
+            alternatives[-1] += piece
+    return "|".join(map(_anywhere, alternatives))
+
+
+def _at_an_end(anchor: str, before: str, behind: str) -> bool:
+    return not before if anchor == "^" else behind in ("", "|")
+
+
+def _anywhere(alternative: str) -> str:
+    begins, ends = alternative.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", alternative) is not None
+    inner = alternative[begins : len(alternative) - ends]
+    return f"{'' if begins else _REST}(?:{inner}){'' if ends else _REST}"
 
 
 def _class(pattern: str, place: int, is_negated: bool) -> tuple[str, int]:

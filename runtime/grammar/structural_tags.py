@@ -22,16 +22,19 @@ from wingbeat.runtime.grammar.forms import (
     until,
     without,
 )
+from wingbeat.runtime.grammar.patterns import searched
 from wingbeat.runtime.grammar.schema_check import enforced
 from wingbeat.runtime.grammar.schema_choices import resolve
+from wingbeat.runtime.grammar.string_formats import PATTERNS
 
 Format = Mapping[str, Any]
 _SPACE = Regex(r"/[ \n\r\t]{0,16}/")
 _STYLES = {
-    "qwen_xml": ("<parameter=", ">", "</parameter>"),
-    "glm_xml": ("<arg_key>", "</arg_key>{space}<arg_value>", "</arg_value>"),
+    "qwen_xml": ("<parameter=", ">", "</parameter>", "\n"),
+    "glm_xml": ("<arg_key>", "</arg_key>{space}<arg_value>", "</arg_value>", ""),
 }
-"""What stands before an argument's name, behind the name, and behind the value."""
+"""Marks before an argument's name, behind the name, behind the value, and on both sides of a value."""
+_OF_STRINGS = {"format", "pattern", "minLength", "maxLength"}
 
 
 class StructuralTag:
@@ -191,7 +194,7 @@ def _from_triggers(tag: Format) -> Format:
 
 def _arguments(schema: Any, style: str, place: str) -> Form:
     """An object's properties as text between marks."""
-    before, behind, end = _STYLES[style]
+    before, behind, end, side = _STYLES[style]
     properties = schema.get("properties", {})
 
     def argument(name: Form, value: Form) -> Form:
@@ -201,18 +204,19 @@ def _arguments(schema: Any, style: str, place: str) -> Form:
 
     forms = []
     for name, value in properties.items():
-        form = argument(text(name), _argument_value(value, schema, end, place))
+        form = argument(text(name), _argument_value(value, schema, (side, end), place))
         forms.append(form if name in schema.get("required", ()) else optional(form))
     others = schema.get("additionalProperties", not properties)
     if others is not False:
         names = f" & ~({' | '.join(map(json.dumps, properties))})" if properties else ""
-        value = _argument_value(others, schema, end, place)
+        value = _argument_value(others, schema, (side, end), place)
         forms.append(Times(argument(Regex(f"(/[A-Za-z_][A-Za-z0-9_]*/{names})"), value), 0, None))
     return In([*forms, _SPACE])
 
 
-def _argument_value(value: Any, root: Any, end: str, place: str) -> Form:
-    """The value of an argument, and the mark behind it."""
+def _argument_value(value: Any, root: Any, marks: tuple[str, str], place: str) -> Form:
+    """The value of an argument, and the marks around it."""
+    side, end = marks
     while isinstance(value, dict) and "$ref" in value:
         value = resolve(value["$ref"], root)
     value = value if isinstance(value, dict) else {}
@@ -224,13 +228,18 @@ def _argument_value(value: Any, root: Any, end: str, place: str) -> Form:
     if types != "string" and "string" not in types:
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         return In([_SPACE, json_of({**value, **definitions}), _SPACE, text(end)])
-    if "format" in value:
-        raise ValueError(f"{place} has the keyword 'format' of an argument, which is not enforced between marks")
-    if "pattern" in value:
-        return In([pattern(value["pattern"]), text(end)])
+    if not value.keys() & _OF_STRINGS:
+        return until(end)
+    return In([text(side), Regex(_string(value, end, place)), text(side + end)])
+
+
+def _string(value: Mapping[str, Any], end: str, place: str) -> str:
+    """Lark of the strings that a schema allows, in which the mark does not stand."""
     least, most = value.get("minLength", 0), value.get("maxLength", "")
-    return (
-        until(end)
-        if (least, most) == (0, "")
-        else In([Regex(f"(/(?s:.{{{least},{most}}})/ & {without([end]).lark})"), text(end)])
-    )
+    wanted = [pattern(PATTERNS[value["format"]]).lark] if "format" in value else []
+    if "pattern" in value:
+        try:
+            wanted.append(pattern(searched(value["pattern"])).lark)
+        except ValueError as error:
+            raise ValueError(f"{place} has the keyword 'pattern', which {error}") from None
+    return f"({' & '.join([*wanted, f'/(?s:.{{{least},{most}}})/', without([end]).lark])})"

@@ -37,6 +37,19 @@ def test_reports_are_summed_over_routers_and_not_over_time():
     assert world.told() == (10, 10)
 
 
+def test_every_figure_that_is_no_bound_is_summed():
+    world = World()
+    for name in world.routers:
+        figures = world.routers[name].of_engine("a", 64)
+        figures.image_tokens, figures.audio_tokens = 5, 7
+        world.serve(name)
+        world.report(name)
+    clients = world.reports.clients()
+    numbers = {name: value for name, value in clients.items() if isinstance(value, int)}
+    assert numbers == {"max_model_len": 64, "image_tokens": 10, "audio_tokens": 14}
+    assert clients["e2e_s"]["bounds"] == world.routers["r1"].report("a")["clients"]["e2e_s"]["bounds"]
+
+
 def test_an_older_report_that_arrives_late_changes_nothing():
     world = World()
     world.serve("r1")

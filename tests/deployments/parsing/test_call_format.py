@@ -139,6 +139,43 @@ def test_what_models_write_is_of_the_form_as_far_as_the_arguments_fit(parser, ca
     assert accepts(anything, call.replace("Oslo", "Bonn"))
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("parser", [Qwen3CoderParser, Glm45Parser])
+@pytest.mark.parametrize(
+    ("words", "good", "bad"),
+    [
+        ({"format": "date"}, "2024-02-29", "2023-02-29"),
+        ({"format": "date-time"}, "2024-12-31T23:59:59Z", "2024-12-31"),
+        ({"format": "time"}, "08:00:00+01:00", "8 o'clock"),
+        ({"format": "email"}, "a.b@example.org", "a.b"),
+        ({"format": "hostname"}, "a-b.example", "-a"),
+        ({"format": "ipv4"}, "10.0.0.255", "10.0.0.256"),
+        ({"format": "ipv6"}, "fe80::1", "fe80::1::2"),
+        ({"format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+        ({"format": "duration"}, "P1DT2H", "1 day"),
+        ({"format": "uri"}, "https://a.example/b?c=d#e", "a b"),
+        ({"format": "date", "pattern": "^2"}, "2024-01-01", "1999-01-01"),
+        ({"pattern": "^https?://"}, "http://a", "ftp://a"),
+        ({"pattern": "b|^c$"}, "abd", "cc"),
+        ({"pattern": r"[]x|$^]\$$"}, "ab|$", "ab|"),
+        ({"pattern": "^a+$", "minLength": 2, "maxLength": 3}, "aa", "a"),
+    ],
+    ids=str,
+)
+def test_strings_between_marks_are_held_to_every_keyword(parser, words: dict, good: str, bad: str):
+    schema = {"type": "object", "properties": {"city": {"type": "string", **words}}, "required": ["city"]}
+    form = parser.calls_format([Function("weather", schema)], False)
+    call = glm_call if parser is Glm45Parser else qwen_call
+    assert accepts(form, call(city=good))
+    assert not accepts(form, call(city=bad))
+
+
+def test_an_anchor_inside_of_an_expression_between_marks_is_refused_by_place():
+    schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "x(^a|b)"}}}
+    with pytest.raises(ValueError, match=r"'pattern', which has '\^' elsewhere"):
+        grammar(Qwen3CoderParser.calls_format([Function("weather", schema)], False))
+
+
 @pytest.mark.parametrize(
     ("reasoning", "prompt", "before", "not_before"),
     [
