@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from wingbeat.runtime.interpreter import module_command, module_environment
+
 _PR_SET_PDEATHSIG = 1
 STACKS_SIGNAL = signal.SIGUSR1
 """Makes a child that has called `show_stacks` write where its threads are."""
@@ -27,12 +29,11 @@ class ChildProcess:
     """
 
     def __init__(self, module: str, fds: Sequence[int], env: Mapping[str, str] | None = None) -> None:
-        paths = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, (*fds, os.getpid()))],
+            module_command(module, *fds, os.getpid()),
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
-            env={**os.environ, "PYTHONPATH": paths, **(env or {})},
+            env=module_environment(**(env or {})),
         )
 
     @property

@@ -11,6 +11,7 @@ import grpc
 import ray
 from ray._private import services
 from ray._private.node import Node
+from ray.job_config import JobConfig
 
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
@@ -66,13 +67,27 @@ def _why_down(address: str | None) -> str | None:
     """Why Ray does not come up, in one line; None where it does."""
     try:
         with _as_for_serving():
-            ray.init(address=address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
+            ray.init(
+                address=address,
+                namespace="serve",
+                logging_level=logging.ERROR,
+                include_dashboard=False,
+                job_config=_OwnPaths(),
+            )
     except SystemExit:  # by the handler that it installs for as long as it runs
         raise KeyboardInterrupt from None
     except Exception as error:  # Ray raises nothing narrower where a node does not come up
         ray.shutdown()
         return root_cause(error)
     return None
+
+
+class _OwnPaths(JobConfig):
+    """Job whose workers import nothing from the command's working directory, which may be an untrusted checkpoint."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        """Ray adds the working directory to its workers' import paths only where no other one was packed for them."""
+        return True
 
 
 @contextlib.contextmanager

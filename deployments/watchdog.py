@@ -6,7 +6,6 @@ The kernel kills Ray's head with the launcher, and most workers notice that; its
 minute more, and a process that is stopped notices nothing: it would keep the port or a GPU.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.process_tree import end, writers
+from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_ROUNDS = 10
 """What was being started at the launcher's death is found by the next one."""
@@ -27,11 +27,10 @@ class Watchdog:
     """
 
     def __init__(self, folder: Path) -> None:
-        paths = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder.resolve())],
+            module_command(__name__, folder.resolve()),
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": paths},
+            env=module_environment(),
             start_new_session=True,
         )
 

@@ -4,13 +4,14 @@ Run as a module it is that process: one JSON object on the standard input, one o
 """
 
 import json
-import os
 import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from wingbeat.runtime.interpreter import module_command, module_environment
 
 MOST_CPU_S = 2
 """CPU time of a rendering."""
@@ -40,12 +41,12 @@ def render_apart(
         raise ValueError(f"other requests' chat templates have kept the server busy for {MOST_WALL_S:g} s")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "wingbeat.runtime.own_template"],
+            module_command("wingbeat.runtime.own_template"),
             input=json.dumps(asked).encode(),
             capture_output=True,
             check=False,
             timeout=MOST_WALL_S,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=module_environment(),
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"the chat template {_LIMITS}") from None

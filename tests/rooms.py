@@ -7,8 +7,8 @@ DEEP = {"runtime.verifier"}
 _TABLE = """
 __init__: deployments.app deployments.offline
 cluster.autoscaling:
-cluster.channels: runtime.free_memory runtime.protocol
-cluster.child_process:
+cluster.channels: runtime.free_memory runtime.interpreter runtime.protocol
+cluster.child_process: runtime.interpreter
 cluster.cores:
 cluster.engine_speed: cluster.routing
 cluster.fork_server: cluster.channels cluster.child_process cluster.mps
@@ -30,9 +30,9 @@ deployments.cli: cluster.channels cluster.gpus deployments.app_config deployment
     deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
     deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.config_fields runtime.drafters
     runtime.folder_kinds runtime.fp8_devices runtime.free_memory runtime.heads runtime.hub runtime.hugging_face
-    runtime.kv runtime.llm runtime.metrics runtime.protocol runtime.recordings runtime.scheduling runtime.tensor_files
-    runtime.tensor_parallel runtime.tensorrt runtime.text_stream runtime.tokenizer runtime.tokenizer_file
-    runtime.training runtime.verifier.checkpoints runtime.verifier.loading
+    runtime.interpreter runtime.kv runtime.llm runtime.metrics runtime.protocol runtime.recordings runtime.scheduling
+    runtime.tensor_files runtime.tensor_parallel runtime.tensorrt runtime.text_stream runtime.tokenizer
+    runtime.tokenizer_file runtime.training runtime.verifier.checkpoints runtime.verifier.loading
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
     runtime.checks runtime.free_memory runtime.graphs
 deployments.door:
@@ -68,8 +68,8 @@ deployments.replica: cluster.autoscaling cluster.channels cluster.child_process 
     cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
     deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
-    runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.kv
-    runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.interpreter
+    runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
     runtime.successor runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
@@ -78,7 +78,7 @@ deployments.start_up:
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing runtime.scheduling
     runtime.verifier.checkpoints
-deployments.watchdog: cluster.channels cluster.process_tree
+deployments.watchdog: cluster.channels cluster.process_tree runtime.interpreter
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:
 kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
@@ -110,7 +110,7 @@ runtime.folder_kinds:
 runtime.fp8_devices:
 runtime.free_memory: runtime.memory_promises
 runtime.generation_config: runtime.config_numbers runtime.scheduling runtime.tensor_files runtime.tokenizer
-runtime.grammar: runtime.scheduling runtime.tokenizer
+runtime.grammar: runtime.interpreter runtime.scheduling runtime.tokenizer
 runtime.graphs:
 runtime.head_counts: kernels.replaced_file runtime.file_lock runtime.head_versions
 runtime.head_versions: kernels.replaced_file runtime.file_lock
@@ -121,6 +121,7 @@ runtime.hub: runtime.tensor_files
 runtime.hugging_face: runtime.tensor_files
 runtime.inner_drafter: runtime.drafters runtime.engine runtime.heads runtime.pair runtime.protocol
     runtime.verifier.layers
+runtime.interpreter:
 runtime.kv: kernels.kv runtime.config runtime.fp8_devices runtime.free_memory runtime.memory_promises
 runtime.llm: runtime.config runtime.drafters runtime.engine runtime.graphs runtime.hub runtime.inner_drafter
     runtime.metrics runtime.pair runtime.scheduling runtime.tensor_files runtime.verifier.layers
@@ -128,7 +129,7 @@ runtime.lora:
 runtime.media: runtime.device_clock runtime.hugging_face runtime.protocol runtime.round runtime.scheduling
 runtime.memory_promises: runtime.file_lock
 runtime.metrics:
-runtime.own_template:
+runtime.own_template: runtime.interpreter
 runtime.pair: runtime.checks runtime.config runtime.drafters runtime.engine runtime.generation_config runtime.grammar
     runtime.heads runtime.hugging_face runtime.refusals runtime.tensor_parallel runtime.tensorrt runtime.tokenizer
     runtime.verifier runtime.verifier.layers runtime.verifier.loading

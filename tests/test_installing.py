@@ -144,7 +144,7 @@ def test_what_an_interrupted_pip_leaves_is_made_anew(checkout: Checkout, pip: st
     checkout.pip(f"touch .venv/half; {pip}")
     # In a session of its own, as behind a terminal: Ctrl-C reaches make, the shell and pip.
     running = subprocess.Popen(
-        ["make", "serve"],
+        ["env", "--default-signal=INT", "make", "serve"],  # A shell in the background ignores it.
         cwd=checkout.folder,
         env=checkout.env(None),
         stderr=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import sys
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.preflight import PreflightError
+from wingbeat.runtime.interpreter import module_command, module_environment
 
 
 def check_apart(config: AppConfig, here: bool) -> None:
@@ -21,14 +22,13 @@ def check_apart(config: AppConfig, here: bool) -> None:
         PreflightError: one line that names the setting, the file or the tensor, or what has ended the process.
     """
     ours, theirs = os.pipe()
-    paths = os.pathsep.join(filter(None, sys.path))
     with open(ours, encoding="utf-8") as said:
         try:
             done = subprocess.run(
-                [sys.executable, "-m", __name__, str(theirs)],
+                module_command(__name__, theirs),
                 input=pickle.dumps((config, here)),
                 pass_fds=(theirs,),
-                env={**os.environ, "PYTHONPATH": paths},
+                env=module_environment(),
                 check=False,
             )
         finally:

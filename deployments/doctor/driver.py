@@ -21,7 +21,7 @@ for index in range(torch.cuda.device_count()):
 """
 
 
-def sees_gpu(question: Sequence[str] = (sys.executable, "-c", _QUESTION), most_s: float = ANSWERED_S) -> bool:
+def sees_gpu(question: Sequence[str] = (sys.executable, "-P", "-c", _QUESTION), most_s: float = ANSWERED_S) -> bool:
     """Whether torch sees a GPU, once each has had a context; what goes wrong in one is for the parts to tell.
 
     Args:

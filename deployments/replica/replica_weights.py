@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from wingbeat.deployments.fleet.weights import Refusal, Weights
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor, Life
+from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.successor import MODULE, Inspected
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -244,9 +243,8 @@ async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
 
 
 def _inspected(folder: Path, served: Path) -> Inspected:
-    paths = os.pathsep.join(filter(None, sys.path))
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", MODULE, str(folder), str(served)]
+    env = module_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    command = module_command(MODULE, folder, served)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

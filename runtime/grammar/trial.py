@@ -2,15 +2,14 @@
 
 import json
 import logging
-import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 
 from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 logger = logging.getLogger(__name__)
@@ -121,11 +120,10 @@ class GrammarTrial:
     def _start(self) -> None:
         tokens = self._grammars.vocabulary()
         self._control, its = socket.socketpair()
-        command = [sys.executable, "-m", "wingbeat.runtime.grammar.worker", str(its.fileno()), *map(str, self._limits)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = module_command("wingbeat.runtime.grammar.worker", its.fileno(), *self._limits)
         with its:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=environment, text=False
+                command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=module_environment(), text=False
             )
         if self._closed:
             self._process.kill()

@@ -223,6 +223,63 @@ def test_an_agent_is_answered(agent: str, demo: int):
     assert not [event for event in events if event.get("error") or event.get("type") in ("error", "response.failed")]
 
 
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "json",
+    "ray",
+    "pydantic",
+    "uvicorn",
+    "llguidance",
+    "safetensors",
+    "site",
+)
+
+
+def planted(folder: Path) -> Path:
+    """A copy of the demo's model with modules by the names of libraries, each of which leaves a trace where it runs."""
+    shutil.copytree(demo_pair().verifier, folder, dirs_exist_ok=True)
+    for name in LIBRARIES:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(7)\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_checkpoint_that_is_the_working_directory_runs_no_code(tmp_path_factory: pytest.TempPathFactory):
+    folder, port = planted(tmp_path_factory.mktemp("in")), free_port()  # A long path is none for Ray's sockets.
+    with running([str(VENV / "bin" / "wingbeat"), "serve", ".", "--port", str(port)], folder, port):
+        body = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]+"}}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            assert json.load(answer)["choices"][0]["text"]
+    assert not (folder / "ran").exists(), (folder / "ran").read_text()
+
+
+def test_a_command_in_a_checkpoint_runs_none_either(tmp_path: Path):
+    folder = planted(tmp_path / "model")
+    command = [str(VENV / "bin" / "wingbeat"), "serve", ".", "--max-model-len", "99999999"]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "max_model_len" in done.stderr.splitlines()[-1]
+    assert not (folder / "ran").exists(), (folder / "ran").read_text()
+
+
+def test_every_python_of_ours_is_kept_from_the_working_directory():
+    """`sys.executable` stands where its command is made; a question by `-c` says `-P` itself."""
+    found = {
+        str(file.relative_to(ROOT)): text
+        for room in ("kernels", "runtime", "cluster", "deployments")
+        for file in (ROOT / room).rglob("*.py")
+        if "sys.executable" in (text := file.read_text())
+    }
+    assert set(found) == {"runtime/interpreter.py", "deployments/doctor/driver.py", "cluster/process_tree.py"}
+    assert '(sys.executable, "-P", "-c"' in found["deployments/doctor/driver.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_pair_of_the_hub_is_served_by_its_names(home: Path):

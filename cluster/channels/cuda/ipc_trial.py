@@ -3,7 +3,6 @@
 Run as a module, this file is the drafter: it attaches, waits until its input ends, and lets go.
 """
 
-import os
 import secrets
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.doorbell import poll
 from wingbeat.cluster.channels.header import ChannelError
+from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SPEC = ChannelSpec(
@@ -31,7 +31,7 @@ SPEC = ChannelSpec(
 ATTACHED_S = 90.0
 """An import of torch from a cold disk, and a context of CUDA."""
 LEFT_S = 10.0
-DRAFTER = (sys.executable, "-m", "wingbeat.cluster.channels.cuda.ipc_trial")
+DRAFTER = module_command("wingbeat.cluster.channels.cuda.ipc_trial")
 
 
 def try_cuda_ipc(
@@ -50,9 +50,8 @@ def try_cuda_ipc(
     end = (channel := CudaIpcChannel.create(name, SPEC, device, runtime)).verifier_end
     try:
         command = [*drafter, name, str(peer.index)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen(
-            command, text=True, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+            command, text=True, env=module_environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             try:
                 poll(lambda: end.incarnation > 0, ATTACHED_S, gone=lambda: process.poll() is not None)
