@@ -1,5 +1,6 @@
 """What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
 
+import gc
 import os
 import threading
 import time
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             table[index].add_marker(pytest.mark.slow)
             if index not in by_pairs:
                 table[index].add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: hundreds of loads of tiny models collect garbage, and need not look there."""
+    gc.collect()
+    gc.freeze()
 
 
 class App:
