@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: hundreds of loads of tiny models collect garbage, and need not look there."""
+    """What is collected stays: hundreds of loads of tiny models collect garbage, and need not look there."""
     gc.collect()
     gc.freeze()
 
