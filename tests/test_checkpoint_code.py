@@ -19,9 +19,14 @@ FOREIGN_CODE = {"dynamic_module_utils", "hub_kernels", "pipelines"}
 """Modules of transformers that exist to run what a repository holds."""
 
 
+def walked(source: str, words: set[str]) -> Iterator[ast.AST]:
+    """Nodes of a source that has one of some words; to parse all of them takes seconds."""
+    return ast.walk(ast.parse(source if any(word in source for word in words) else ""))
+
+
 def unguarded(source: str) -> Iterator[str]:
     """Calls and imports of a source by which a checkpoint's own code could run."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source, LOADERS | FOREIGN_CODE | {"trust_remote_code"}):
         if isinstance(node, ast.Attribute) and node.attr in LOADERS and ast.unparse(node) not in DATA_ALONE:
             yield f"{node.lineno}: {ast.unparse(node)}"
         if isinstance(node, ast.Constant) and node.value in LOADERS:
@@ -36,7 +41,7 @@ def unguarded(source: str) -> Iterator[str]:
 
 def unsafe_pickles(source: str) -> Iterator[str]:
     """Calls that would unpickle anything."""
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(source, {"allow_pickle", ".load"}):
         if isinstance(node, ast.Call):
             called, options = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
             if called == "torch.load" and options.get("weights_only") != "True":

@@ -32,13 +32,19 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Of a file's syntax tree, parents first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported_names(path: Path) -> tuple[str, ...]:
     """Absolute names a file imports, anywhere in it, and names of ours that stand in its strings alone."""
     return tuple(_imported_names(path))
 
 
 def _imported_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -49,7 +55,7 @@ def _imported_names(path: Path) -> Iterator[str]:
 
 def strings_of(path: Path) -> Iterator[str]:
     """Names of ours that a file has as strings."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
             yield node.value.replace(":", ".")
 

@@ -82,7 +82,7 @@ RULES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RULES)
 def test_rules_of_the_file_hold_for_every_request_as_in_transformers(name: str, tiny_model: Path, tmp_path: Path):
     text = plain_text(tiny_model)

@@ -86,7 +86,7 @@ WRONG_PATHS = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", WRONG_PATHS)
 def test_a_wrong_path_is_one_line_before_anything_heavy_is_imported(case: str, home: Path):
     words, says = WRONG_PATHS[case]
@@ -120,7 +120,7 @@ def test_a_wrong_path_takes_less_than_three_seconds(home: Path):
     assert min(seconds) < AT_ONCE_S
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["model=/no/such/folder"], ["modle=x"], ["drafter=/no/such/head"]], ids=str)
 def test_serve_run_says_what_is_wrong_in_one_line(words: list[str], home: Path):
     command = [str(VENV / "bin" / "serve"), "run", "wingbeat.deployments.app:build", *words]

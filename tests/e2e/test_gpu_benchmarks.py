@@ -107,6 +107,7 @@ def test_toy_sizes_give_figures(run_script, name):
         assert all(figure["value"] >= figure["at_least"] for figure in exact)
 
 
+@pytest.mark.slow
 @without_gpu
 def test_prompts_are_timed_captured_and_not(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))

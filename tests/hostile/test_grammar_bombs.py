@@ -118,7 +118,7 @@ def is_let_in(check, name):
     return False
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_or_ends_alone_and_takes_little(loaded, grammars, trial, undisturbed, spent, name):
     if not is_let_in(trial.check, name):

@@ -8,7 +8,7 @@ it prints the table of `docs/benchmarks.md`.
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -200,13 +200,13 @@ def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> d
     return most
 
 
-def count_all(gpu: FakeGpu) -> dict[tuple[str, int, str], Counts]:
+def count_all(gpu: FakeGpu, batches: Sequence[int] = BATCHES) -> dict[tuple[str, int, str], Counts]:
     """By kind of round, batch size and side; without the sides that do nothing."""
     loaded = verifier()
     return {
         (kind, batch, side): found
         for kind in KINDS
-        for batch in BATCHES
+        for batch in batches
         for side, found in busiest_round(gpu, loaded, kind, batch).items()
         if any(found)
     }

@@ -47,6 +47,7 @@ MIXED = [
 LENGTHS = (1, 2, 5, 9, 16, 17, 31, 33, 64, 100, 300)
 
 
+@pytest.mark.slow
 def test_no_round_after_the_load_compiles_a_kernel(gpu):
     """Prompts of every tile height and beyond a split, alone and beside others, with each way to choose."""
     config = engine_config(TREE, 4, max_model_len=1024, max_num_batched_tokens=512, num_kv_blocks=512)

@@ -11,6 +11,7 @@ from wingbeat.runtime.config_numbers import problem
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import WITH_IMAGES
 
 
+@pytest.mark.slow
 def test_no_default_of_a_causal_lm_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     refused = {}

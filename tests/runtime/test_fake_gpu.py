@@ -67,7 +67,7 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
     assert stats.replays[Stage.DRAFT_PROPOSAL]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["draft-model", "mtp", "assistant", "dflash", "dspark", "dflash2", "p-eagle"])
@@ -78,7 +78,7 @@ def test_without_graphs_drafts_wait_no_more(gpu, kind, shape, num_slots):
     assert served.engine.drafter_state == "attached"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_rounds_that_alter_logits_and_report_them_wait_in_their_one_wait_alone(
@@ -95,6 +95,7 @@ def test_rounds_that_alter_logits_and_report_them_wait_in_their_one_wait_alone(
     assert adaptive or stats.replays[Stage.BASE_VERIFICATION]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_read(gpu, kind):
     collect = drafting.DrafterClient.collect.__wrapped__
@@ -141,6 +142,7 @@ def test_rules_of_sampling_and_masks_are_not_waited_for(gpu, kind, shape, captur
         assert not drafter.graph_stats.eager_runs
 
 
+@pytest.mark.slow
 def test_kernels_of_a_first_chunk_were_run_before_a_round_waits_for_them(gpu):
     drafter = new_drafter("eagle-3", TREE, FakeGraphDevice(gpu))
     spec = attach(drafter, TREE, num_slots=3)
@@ -153,6 +155,7 @@ def test_kernels_of_a_first_chunk_were_run_before_a_round_waits_for_them(gpu):
     assert gpu.variants <= known
 
 
+@pytest.mark.slow
 def test_a_first_answer_may_take_as_long_as_compiling_does(gpu, monkeypatch):
     limits = []
     heard = drafting.DrafterClient.patience_s.fget

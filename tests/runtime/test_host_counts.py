@@ -1,56 +1,59 @@
 """What a steady round asks of the host changes only with a table, whose rows a commit raises with a reason."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-from tests.runtime.fake_gpu import fake_gpu, why_not
-from tests.runtime.host_counts import BATCHES, LAUNCHES, LIMITS, Counts, count_all
+from tests.runtime.fake_gpu import FakeGpu, fake_gpu, why_not
+from tests.runtime.host_counts import BATCHES, KINDS, LAUNCHES, LIMITS, Counts, count_all
 
 SLACK = 0.9
 """A limit far above its count would let work come back unseen."""
 
 
+Found = dict[tuple[str, int, str], Counts]
+
+
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory) -> dict[tuple[str, int, str], Counts]:
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGpu]:
     if (reason := why_not()) is not None:
         pytest.skip(f"no fake GPU: {reason}")
     with pytest.MonkeyPatch.context() as patch, fake_gpu() as gpu:
         patch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path_factory.mktemp("costs")))
-        found = count_all(gpu)
+        yield gpu
+
+
+def check(found: Found) -> None:
+    """Hold functions and operations to the limits, and what the device is asked for to its numbers."""
     print(*(f"{' '.join(map(str, key))}: {counts}" for key, counts in found.items()), sep="\n")
-    return found
+    for key, counts in found.items():
+        for count, limit in zip(counts[:2], LIMITS[key], strict=True):
+            assert SLACK * limit <= count <= limit, key
+        assert (counts.launches, counts.graphs, counts.uploads) == LAUNCHES[key[0], key[2]], key
 
 
-def test_every_kind_of_round_is_counted(counted):
-    assert counted.keys() == LIMITS.keys()
+def test_rounds_of_a_sequence_alone_are_within_their_limits(gpu: FakeGpu):
+    found = count_all(gpu, batches=(1,))
+    assert found.keys() == {key for key in LIMITS if key[1] == 1}
+    check(found)
 
 
-@pytest.mark.parametrize("key", LIMITS, ids=lambda key: "-".join(map(str, key)).replace(" ", "_"))
-def test_functions_and_operations_of_a_round_are_within_their_limits(counted, key):
-    for found, limit in zip(counted[key][:2], LIMITS[key], strict=True):
-        assert SLACK * limit <= found <= limit
-
-
-@pytest.mark.parametrize("key", LAUNCHES, ids="-".join)
-def test_operations_launches_and_uploads_do_not_grow_with_the_batch(counted, key):
-    kind, side = key
-    rows = [counted[kind, batch, side] for batch in BATCHES]
-    assert {(row.launches, row.graphs, row.uploads) for row in rows} == {LAUNCHES[key]}
-    assert max(row.operations for row in rows) == rows[0].operations
-
-
-@pytest.mark.parametrize("kind", ["plain", "adaptive tree"])
-def test_a_sequence_costs_the_same_functions_in_a_large_batch(counted, kind):
-    """No sequence looks at the others."""
-    one, some, many = (counted[kind, batch, "verifier"].functions for batch in BATCHES)
-    assert (many - one) / (BATCHES[2] - 1) <= 1.05 * (some - one) / (BATCHES[1] - 1)
-
-
-def test_a_drafter_enters_as_many_functions_for_any_batch(counted):
-    assert len({counted["adaptive tree", batch, "drafter"].functions for batch in BATCHES}) == 1
+@pytest.mark.slow
+def test_rounds_of_every_kind_and_size_are_within_their_limits(gpu: FakeGpu):
+    """No sequence looks at the others, and neither operations nor a drafter's functions grow with a batch."""
+    found = count_all(gpu)
+    assert found.keys() == LIMITS.keys()
+    check(found)
+    for kind, side in LAUNCHES:
+        rows = [found[kind, batch, side] for batch in BATCHES]
+        assert max(row.operations for row in rows) == rows[0].operations
+    for kind in KINDS:
+        one, some, many = (found[kind, batch, "verifier"].functions for batch in BATCHES)
+        assert (many - one) / (BATCHES[2] - 1) <= 1.05 * (some - one) / (BATCHES[1] - 1)
+    assert len({found["adaptive tree", batch, "drafter"].functions for batch in BATCHES}) == 1
 
 
 def test_the_documents_have_the_limits():

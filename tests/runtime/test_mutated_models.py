@@ -104,6 +104,7 @@ def check(checkpoint: Path, folder: Path, mutation: Mutation) -> None:
         assert ours == expected(folder), mutation
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_wrong_field_is_refused_or_changes_no_text(checkpoints: dict[str, Path], tmp_path: Path, name: str) -> None:
     of = [mutation for file in FILES for mutation in mutations(checkpoints[name], file)]
@@ -166,6 +167,7 @@ def test_a_generation_config_that_transformers_would_pass_over_is_refused(
         load_model(folder, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("eos", [10**9, -1, -38, [-38, 3], [3, 40]], ids=str)
 @pytest.mark.parametrize("file", FILES)
 def test_an_end_of_text_outside_the_vocabulary_changes_no_text(

@@ -54,6 +54,7 @@ def added(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) ->
     return whole[shared:]
 
 
+@pytest.mark.few(1)
 def test_a_text_is_cut_between_prompt_and_answer_at_a_character(tokenizer):
     draw = random.Random(2)
     for _ in range(300):
@@ -86,6 +87,7 @@ def test_words_without_bytes_keep_their_spaces():
         assert streamed(tokenizer, prompt, output, draw) == added(tokenizer, prompt, output)
 
 
+@pytest.mark.slow
 def test_a_run_of_bytes_that_is_no_text_takes_nothing_back():
     """The decoder spells a run as text only where all of it is valid: the prompt's end could become U+FFFD again."""
     tokenizer, draw = byte_fallback_tokenizer(), random.Random(5)

@@ -23,6 +23,7 @@ def exercise(python: Path, step: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_lacks_what_extras_bring(python: Path):
     extras = only_in_extras()
     assert {"pytest", "pillow", "onnx", "matplotlib"} & extras
@@ -33,7 +34,7 @@ def test_the_environment_lacks_what_extras_bring(python: Path):
 
 
 @pytest.mark.parametrize(
-    "step", ["package", "hub", *(pytest.param(name, marks=pytest.mark.slow) for name in ("imports", "local"))]
+    "step", ["package", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hub", "imports", "local"))]
 )
 def test_a_new_user_needs_no_extra(python: Path, step: str):
     exercise(python, step)

@@ -31,7 +31,7 @@ def test_a_process_attaches_and_answers_and_nothing_is_left():
     assert machine.is_clean()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "reason"),
     [
@@ -53,6 +53,7 @@ def test_a_process_that_never_attaches_is_ended(monkeypatch):
         try_cuda_ipc(DEVICE, DEVICE, FakeCuda(), (sys.executable, "-c", "import sys; sys.stdin.read()"))
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_on_is_ended_too(monkeypatch):
     monkeypatch.setattr(ipc_trial, "LEFT_S", 0.5)
     stays = ON_A_FAKE.replace(

@@ -50,7 +50,7 @@ def test_without_the_setting_it_is_refused_by_its_name():
     assert "setting chat_template is 'request'" in answer.json()["error"]["message"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "template",
     [
@@ -69,6 +69,7 @@ def test_a_template_that_fails_or_leaves_its_sandbox_is_the_requests_own_error(t
     assert refused.value.param == "chat_template"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "template",
     [

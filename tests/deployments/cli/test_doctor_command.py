@@ -107,6 +107,7 @@ def test_a_gpu_is_seen_by_what_another_process_says(monkeypatch, source, seen):
     assert driver.sees_gpu(command_of(source)) is seen
 
 
+@pytest.mark.slow
 def test_the_question_itself_is_answered(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert driver.sees_gpu() is torch.cuda.is_available()

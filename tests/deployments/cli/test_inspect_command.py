@@ -156,6 +156,7 @@ def refused(folder: Path, name: str) -> str:
     return str(copy)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("args", "hint"),
     [

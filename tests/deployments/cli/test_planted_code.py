@@ -125,6 +125,7 @@ def filled(words: tuple[str, ...], **values: Path) -> list[str]:
     return [word.format(**{name: str(value) for name, value in values.items()}) for word in words]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_of_an_unknown_type_is_refused_in_one_line(command: str, tmp_path: Path, trace: Path, run):
     folder = plant(VERIFIER, tmp_path / "model", trace)
@@ -144,6 +145,7 @@ def test_doctor_names_the_type_and_runs_none(tmp_path: Path, trace: Path, run):
     assert "Traceback" not in got.out + got.err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["generate", "serve", "inspect"])
 def test_a_pickle_that_is_code_is_refused_in_one_line(command: str, tmp_path: Path, trace: Path, run):
     folder = plant(VERIFIER, tmp_path / "model", trace, unknown=False, pickled=True)
@@ -152,7 +154,7 @@ def test_a_pickle_that_is_code_is_refused_in_one_line(command: str, tmp_path: Pa
     assert "arbitrary code" not in got.err
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["generate", "bench", "inspect", "serve", "extract", "train"])
 def test_a_model_that_transformers_knows_runs_by_its_class_alone(
     command: str, tiny_model: Path, tmp_path: Path, trace: Path, run, monkeypatch: pytest.MonkeyPatch

@@ -248,6 +248,7 @@ def test_a_request_that_goes_on_well_after_each_death_is_moved_as_often_as_it_ta
     run(scenario, "a", "b", "c", "d", "e")
 
 
+@pytest.mark.slow
 def test_a_router_that_is_taken_for_dead_again_and_again_loses_no_request():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.engines["a"].round_s = 0.05

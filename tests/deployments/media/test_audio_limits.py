@@ -231,6 +231,7 @@ def test_channels_are_averaged_and_a_header_of_the_extensible_kind_is_read():
     assert np.array_equal(decoded(b"RIFF\0\0\0\0WAVE" + body), decoded(wav(both)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("source", "target"), [(8_000, 16_000), (44_100, 16_000), (48_000, 16_000), (16_001, 16_000)])
 def test_a_tone_at_another_rate_is_the_same_tone(source, target):
     tone = np.sin(2 * np.pi * 440 * np.arange(source) / source).astype(np.float32)

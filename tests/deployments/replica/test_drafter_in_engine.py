@@ -18,8 +18,8 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 SETTINGS = {"drafter": "auto", "drafter_place": "engine", "max_model_len": 256, "num_kv_blocks": 80}
 SHAPES = {"chain": {"draft_steps": 4, "draft_top_k": 1}, "tree": {"draft_steps": 4, "draft_top_k": 4}}
-PROMPTS = [tuple(range(3 + number, 40 + 2 * number)) for number in range(4)]
-NUM_TOKENS = 40
+PROMPTS = [tuple(range(3 + number, 40 + 2 * number)) for number in range(2)]
+NUM_TOKENS = 24
 POISON = 11
 """A token whose context breaks the drafter."""
 
@@ -56,6 +56,8 @@ def written(prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("shape", ["tree", pytest.param("chain", marks=pytest.mark.slow)])
 def test_texts_are_those_of_generate_and_seeded_ones_those_of_plain_decoding(shape: str):
+    expected = [written(prompt) for prompt in PROMPTS]
+
     async def scenario() -> None:
         async with pool_of("a", **SETTINGS, **SHAPES[shape], adaptive=False) as pool:
             sent = [request(f"greedy {number}", prompt) for number, prompt in enumerate(PROMPTS)]
@@ -64,7 +66,7 @@ def test_texts_are_those_of_generate_and_seeded_ones_those_of_plain_decoding(sha
             sent.append(request("plain", PROMPTS[0], speculation=False, **sampled))
             got = await asyncio.gather(*(collect(pool, one) for one in sent))
             *greedy, drafted, plain = map(tokens, got)
-            assert greedy == [written(prompt) for prompt in PROMPTS]
+            assert greedy == expected
             assert drafted == plain
             replica = pool.replicas["a"]
             stats, report = await replica.stats(), await replica.report()

@@ -106,6 +106,7 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_requests_that_do_not_end_in_time_end_by_the_weights_that_they_have_and_nothing_is_replaced(folder: Path):
     async def scenario() -> None:
@@ -125,6 +126,7 @@ def test_requests_that_do_not_end_in_time_end_by_the_weights_that_they_have_and_
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_does_a_replica(folder, monkeypatch):
     kept: dict[str, str] = {}
@@ -163,7 +165,7 @@ def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_d
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("answers", ["late", "breaks"])
 def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Path, monkeypatch, answers: str):
@@ -269,6 +271,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_held(folder: Path, tmp_
     asyncio.run(asyncio.wait_for(scenario(), 200))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: Path, tmp_path: Path, monkeypatch):
     unfit = shutil.copytree(folder, tmp_path / "unfit")  # as `build_of_weights` has it

@@ -39,6 +39,7 @@ def mislabelled(folder, ids):
     return folder
 
 
+@pytest.mark.slow
 def test_both_ways_to_count_taps_are_measured_and_either_can_be_drafted_by(demo, tmp_path, monkeypatch):
     """A layer more or less changes little in this verifier: which one is found is not said here."""
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path / "cache"))

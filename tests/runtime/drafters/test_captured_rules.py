@@ -94,6 +94,7 @@ def test_few_of_a_batch_have_rules_and_none_of_those_that_are_only_decided(specu
         assert_same(captured.draft(batch), eager.draft(batch), 1e-4)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_tables_by_token_are_written_where_somebody_needs_them_alone(kinds, monkeypatch):  # noqa: F811
     """What was written for a sequence changes nothing of the next one in its row."""

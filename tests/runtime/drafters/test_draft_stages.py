@@ -161,7 +161,7 @@ def few_batches(monkeypatch):
     monkeypatch.setattr(draft_stages, "draft_batches", batches)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @by_kind
@@ -190,7 +190,7 @@ def test_replays_draft_the_trees_of_eager_passes(kinds, kind, speculation, tempe
     assert stats.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @by_shape
 @pytest.mark.parametrize("kind", [*KINDS, "deep-eagle"])
 @torch.inference_mode()
@@ -213,7 +213,7 @@ def test_the_shortest_sequences_are_drafted_for_alike(kinds, kind, speculation, 
         assert_same(trees[1], trees[0], 1e-4)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @by_shape
 @by_kind
 @torch.inference_mode()
@@ -249,7 +249,7 @@ def test_sequences_come_and_go(kinds, kind, speculation, monkeypatch):
         torch.testing.assert_close(mine, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @by_shape
 @by_kind
 @torch.inference_mode()
@@ -298,6 +298,7 @@ def test_a_capture_that_fails_drafts_eagerly_and_says_which(kinds, kind, caplog,
     assert stats.replays[Stage.DRAFT_PROPOSAL] > 0
 
 
+@pytest.mark.slow
 @by_kind
 @torch.inference_mode()
 def test_graphs_are_captured_anew_where_addresses_move_and_only_there(kinds, kind, monkeypatch):

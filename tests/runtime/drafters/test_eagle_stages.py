@@ -75,6 +75,7 @@ def test_fixed_shapes_draft_the_trees_of_the_host(speculation, temperatures):
     assert captured.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 @torch.inference_mode()
 def test_prompts_decodes_and_trees_share_a_pass(speculation):
@@ -100,7 +101,7 @@ def test_prompts_decodes_and_trees_share_a_pass(speculation):
         torch.testing.assert_close(mine, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @by_shape
 @torch.inference_mode()
 def test_padding_and_drafted_pairs_touch_nothing_committed(speculation):
@@ -147,6 +148,7 @@ def test_addresses_stay():
     assert all(tree.token_ids.shape == (3, TREE.num_nodes) for tree in trees)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_capture_that_fails_drafts_eagerly(caplog):
     with caplog.at_level(logging.WARNING):
@@ -165,6 +167,7 @@ def test_a_capture_that_fails_drafts_eagerly(caplog):
     assert stats.replays[Stage.DRAFT_PROPOSAL] > 0
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_room_for_another_verifier_keeps_what_is_stored():
     device = FakeDevice()

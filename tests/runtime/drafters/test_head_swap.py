@@ -81,6 +81,7 @@ def plain(kind):
     return Run(engine, (kind.ref.prompts * STREAMS)[:STREAMS], sampled()).finish()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "speculation"),
     [
@@ -111,6 +112,7 @@ def test_heads_swapped_every_twenty_rounds_change_no_token_of_sixteen_sampled_st
     assert pair.engine.stats().head_version == max(counted)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param("demo", marks=pytest.mark.slow), *(name for name in KINDS if name != "demo")]
 )
@@ -143,6 +145,7 @@ def poisoned(source, folder):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["demo", "dflash"])
 def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name, tmp_path):
     kind = KINDS[name](tmp_path)
@@ -207,6 +210,7 @@ def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp
     assert ledger.read().version(number).taken
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["take_head", "answer"])
 def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(place, tmp_path, monkeypatch):
     kind = demo(tmp_path)

@@ -85,7 +85,7 @@ def test_shapes_of_devices_draft_the_same(tmp_path, count, speculation):
     check(drafter.propose(world.batch(proposals=slots)), world, slots, modules, speculation)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", DEEP.values(), ids=DEEP.keys())
 @pytest.mark.parametrize("count", [4, 3, 2, 1])
 @torch.inference_mode()

@@ -67,6 +67,7 @@ def test_a_chain_is_that_of_the_formula(tmp_path, family, num_layers):
     assert_as(reference, *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["dflash", "dspark-gated", "dspark-rnn", "dflash2"])
 def test_every_node_of_a_tree_has_the_probability_of_its_path(tmp_path, family):
     raw = raw_config(family, TAPS, 2, block_size=7)
@@ -82,7 +83,7 @@ def test_slots_see_what_their_layer_lets_them(tmp_path, name):
     assert_as(Reference(raw, tensors, True, masks), *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["dflash", "dflash2", "p-eagle"])
 @pytest.mark.parametrize(
     "fields",

@@ -20,6 +20,7 @@ def demo():
     return loaded, tokenizer, Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_ends_where_nothing_is_left(demo, drafted, temperature):

@@ -59,6 +59,7 @@ def alone(dtype: torch.dtype, name: str, count: int) -> list[list[int]]:
     return generate(loaded_in(dtype, name), config, None, prompts_of(count), params_of(count))[0]
 
 
+@pytest.mark.few(1)
 @needs_compiler
 @pytest.mark.parametrize(("num_nodes", "batch"), PLACES)
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_a_drafter_of_weights_changes_no_token():
     assert engine.speculation.num_drafts > 0
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_every_product_is_ours_and_logits_are_float32():
     loaded = loaded_in(torch.bfloat16)

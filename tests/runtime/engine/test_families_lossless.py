@@ -138,6 +138,7 @@ def run(row, ref, drafter, monkeypatch, adapters=(None,), successor=None):
     return asking.tokens, asking.logprobs
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("row", table())
 def test_the_text_is_that_of_plain_decoding(row, drafter_of, monkeypatch):
     world = lora_world() if row["asked"] == "lora" else reference("llama")

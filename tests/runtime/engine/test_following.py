@@ -85,6 +85,7 @@ def plain(rigs, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_one_of_eight_requests_is_told_of_while_drafts_lose(plain, model):
     one = plain(model)
@@ -176,6 +177,7 @@ def test_where_nobody_could_be_probed_for_long_one_is_followed(plain, monkeypatc
     assert sum(output.metrics.num_drafts > 0 for output in run.last.values()) >= 1
 
 
+@pytest.mark.slow
 def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
     one = plain()
     drawn = [

@@ -44,7 +44,7 @@ def config_of(speculation=TREE, **limits):
     return engine_config(speculation, **({"block_size": 4, "state_interval": 8, "num_kv_blocks": 400} | limits))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_references_are_decisive_and_varied(name):
     ref = hybrid(name)
@@ -122,7 +122,7 @@ def rig(rigs):
     return partial(rigs, block_size=4, state_interval=8, num_kv_blocks=400)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("budget", [64, 9])
 @pytest.mark.parametrize("what", ["acquire", "wait"])
 @pytest.mark.parametrize("name", CONFIGS)

@@ -87,6 +87,7 @@ def test_weights_activations_graphs_and_drafter_leave_the_rest_to_kv(gpu: FakeGp
     assert given.max_model_len == 99 * 16 - TREE.num_nodes
 
 
+@pytest.mark.slow
 def test_a_drafter_beside_is_reserved_its_passes(gpu: FakeGpu, monkeypatch):
     loaded = verifier()
     monkeypatch.setattr(memory, "activation_bytes", lambda *args: (1000, 2000))
@@ -96,6 +97,7 @@ def test_a_drafter_beside_is_reserved_its_passes(gpu: FakeGpu, monkeypatch):
     assert elsewhere == without < beside
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["eagle-3", "draft-model", "mtp"])
 def test_a_drafter_says_what_a_position_costs_it(gpu: FakeGpu, kind: str):
     drafter = new_drafter(kind, TREE, None)
@@ -115,6 +117,7 @@ def test_a_round_too_large_for_the_gpu_is_refused_by_its_limits(gpu: FakeGpu, mo
         fit_to_memory(verifier(), LIMITS, NEEDS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "warned"), [(11, True), (9, False)])
 def test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_once(
     gpu: FakeGpu, monkeypatch, caplog, share, warned
@@ -170,6 +173,7 @@ def test_fewer_sequences_are_tried_where_rounds_of_more_do_not_fit_unless_they_a
         fit_to_memory(loaded, left_open, NEEDS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rounds", "expected"), [(16, 2048), (15.9, 1024), (8, 1024), (7.9, 512), (0.1, 512)])
 def test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are_given(
     gpu: FakeGpu, monkeypatch, caplog, rounds, expected
@@ -192,6 +196,7 @@ def test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are
         assert fit_to_memory(loaded, fixed, DrafterNeeds()).max_num_batched_tokens == 2048
 
 
+@pytest.mark.slow
 def test_fewer_prompt_tokens_are_tried_where_a_round_does_not_fit_at_all(gpu: FakeGpu, monkeypatch):
     tried = []
 

@@ -124,6 +124,7 @@ def test_where_few_tokens_are_allowed_no_other_is_drafted(draft_by):
     assert drafted_tokens(passes).keys() <= set(allowed)
 
 
+@pytest.mark.few(1)
 @DRAFTED_BY
 @pytest.mark.parametrize("field", ["seeds", "temperatures"])
 def test_sampled_drafts_are_ranked_by_the_noise_that_chooses_the_tokens(field, draft_by):

@@ -46,6 +46,7 @@ def specs_of(texts):
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_answers_are_right_drafted_or_not(loaded, grammars, alphabet):
     cases = list(specs_of(ALPHABETS[alphabet]).values())

@@ -178,6 +178,7 @@ def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free(
         assert num_resident(resident) == 0
 
 
+@pytest.mark.slow
 def test_files_that_changed_fail_the_requests_for_them_and_no_others():
     world = LoraWorld("llama", max_loras=1, kinds={"all": KINDS["all"], "plain": KINDS["plain"]})
     with (world.folders[1] / "adapter_config.json").open("a") as file:

@@ -50,7 +50,7 @@ def world(name):
     return World(name)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("kind", ["none", "right"])
 @pytest.mark.parametrize("name", CONFIGS)

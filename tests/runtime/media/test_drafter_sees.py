@@ -155,7 +155,7 @@ def check_first(drafts, dense, at_least):
     check(first, dense, at_least)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ALL)
 def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):

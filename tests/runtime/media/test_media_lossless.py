@@ -36,6 +36,7 @@ def run_of():
         engine.model.remove_taps()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ALL)
 def test_references_are_decisive_and_their_images_are_served(name):
     ref = shown(name)
@@ -63,7 +64,7 @@ def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
     assert run.engine.stats().num_preemptions > 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*reversed(ALL)])
 def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
     """A replay rotates what is behind an image by what its slot says then."""

@@ -105,7 +105,7 @@ def with_mtp_module(name, folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_hybrids_own_mtp_module_drafts_behind_images(name, tmp_path):
     with_mtp_module(name, tmp_path)
@@ -166,7 +166,7 @@ def adapted(name):
     return Adapted(name)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("room", ["roomy", "tight"])
 @pytest.mark.parametrize("kind", ["none", "right", "eagle"])
 @pytest.mark.parametrize("name", ADAPTED)

@@ -52,6 +52,7 @@ def test_a_prefix_from_disk_gives_the_text_of_generate(tmp_path, shape, kind, sp
         assert one.engine.speculation.acceptance_length > 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gemma3", "deepseek_v3"])
 def test_windows_and_other_shapes_of_keys_come_back(tmp_path, name):
     ref, index = reference(name), 4

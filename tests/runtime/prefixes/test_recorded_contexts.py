@@ -28,7 +28,7 @@ def reloaded(ref, folder, drafter, **limits):
 
 @pytest.mark.parametrize(("budget", "most_replayed"), [(64, 0), (63, 24), (16, 24), (5, 40)])
 @pytest.mark.parametrize("on_host", [None, False])
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 def test_a_new_drafter_gets_true_taps_and_what_is_not_recorded_is_replayed(tmp_path, budget, most_replayed, on_host):
     ref = reference("llama")
     taps = dense_taps(ref)

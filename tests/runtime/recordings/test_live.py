@@ -144,6 +144,7 @@ def test_taps_are_those_of_a_plain_forward_pass(ref, true_taps, engine_of, write
         assert engine.stats().speculation.num_accepted_tokens > 50
 
 
+@pytest.mark.slow
 def test_rounds_that_are_replayed_overwrite_nothing_that_was_recorded(ref, true_taps, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("right", RecordingDevice(), overlap=True), writer_of()
     observed(engine, writer)

@@ -1,5 +1,6 @@
 """The ring holds what it may, thins out what is old, and holds out prompts from training."""
 
+import pytest
 import torch
 
 from wingbeat.runtime.recordings.format import RecordingSpec
@@ -72,6 +73,7 @@ def kept_numbers(folder):
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_prompts_are_held_out_by_what_they_say_and_nothing_is_on_both_sides(tmp_path):
     ring = ring_of(tmp_path, Clock(), max_bytes=10**7)
     written(ring, [*range(200), *range(50)])

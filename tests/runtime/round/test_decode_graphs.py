@@ -197,6 +197,7 @@ def test_graphs_where_nothing_can_be_captured_are_refused():
     assert engine.stats().graphs is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["full", "decode_only"])
 def test_prompts_are_captured_where_the_mode_says_so(captured, mode):
     """The text is the same, and the shapes that are left out are told as stages that run eagerly."""

@@ -86,6 +86,7 @@ def test_a_mixed_round_runs_the_model_once(monkeypatch):
     assert passes.count(2) == rounds.num_mixed == stats.eager_runs[Stage.BASE_MIXED]
 
 
+@pytest.mark.slow
 def test_what_chunks_leave_for_the_drafter_is_what_eager_rounds_leave():
     """In numbers as well as in text: of a captured round, of one that no graph holds, of a host."""
     no_graph = lambda engine: engine.runner.graphs.shapes.update(  # noqa: E731

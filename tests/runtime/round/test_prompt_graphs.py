@@ -172,6 +172,7 @@ def test_what_no_graph_holds_is_eager(why, monkeypatch):
     assert Stage.BASE_PROMPTS not in engine.stats().graphs.replays
 
 
+@pytest.mark.slow
 def test_a_capture_that_failed_is_named_and_its_prompts_run_eagerly(monkeypatch, caplog):
     """A smaller one is not tried: what spoils one capture of a model spoils them all."""
     prompts = FixedRound.prompts
@@ -231,6 +232,7 @@ def test_prompts_of_several_adapters_share_a_captured_round():
     assert not stats.eager_runs
 
 
+@pytest.mark.slow
 def test_first_tokens_behind_a_captured_prompt_match_their_grammar():
     """And are those of a host: the masks are there before anything is chosen."""
     loaded = reference("demo", 1).loaded

@@ -160,6 +160,7 @@ def life(subject, rounds, acceptance, batch=1):
     return plans
 
 
+@pytest.mark.slow
 def test_drafts_that_pay_again_are_found_out():
     subject = shown(policy(), 0.02)
     assert {plan.reason for plan in life(subject, 200, 0.02)} == {Reason.PLAIN, Reason.PROBE_DRAFT}

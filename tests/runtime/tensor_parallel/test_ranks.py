@@ -53,6 +53,7 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
         assert Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH)).finish() == expected
 
 
+@pytest.mark.slow
 def test_half_precision_is_tried_on_all_ranks(second, tmp_path):
     """Each rank widens its own parts; references and verdicts are those of all of them."""
     with led_model(second, random_model("qwen3", **EVEN).to(torch.bfloat16), tmp_path, engine_config()) as led:

@@ -50,6 +50,7 @@ def test_mixed_adapters_write_what_each_merged_model_writes(shape):
     assert IDS in session.inputs
 
 
+@pytest.mark.slow
 def test_more_adapters_than_places_take_turns_and_leave_nothing_behind():
     world, count = lora_world(), len(KINDS)
     engine, _, _ = engine_with(None, max_loras=1)

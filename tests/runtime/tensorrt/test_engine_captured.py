@@ -35,6 +35,7 @@ def test_adapters_that_come_after_the_capture_write_what_their_merged_models_wri
     assert pair.graphs.num_replays > 0
 
 
+@pytest.mark.slow
 def test_text_behind_images_and_cached_blocks_is_that_of_generate():
     ref, head = shown("qwen3_vl"), head_for("qwen3_vl")
     pair = captured_pair(ref.loaded, head=head, max_num_seqs=3, block_size=4)

@@ -115,7 +115,7 @@ HEADS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
 def test_drafts_behind_images_are_those_of_a_dense_pass(name):
     head = head_for(name)
@@ -125,7 +125,7 @@ def test_drafts_behind_images_are_those_of_a_dense_pass(name):
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
     head = HEADS[kind](name)
     config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).visual)
@@ -134,8 +134,8 @@ def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
     check_same(by_engines(name, head, TREE, block_size=4), by_torch(name, head, TREE, block_size=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
-@pytest.mark.few(1)
 def test_blocks_behind_images_are_those_of_the_torch_drafter(name, tmp_path):
     """Such heads read no embeddings, and turn by the axis of time, moved by what images take of it."""
     raw = raw_config("dflash2", (0, 1, 2), 2, block_size=7)

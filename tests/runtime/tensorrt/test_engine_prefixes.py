@@ -41,7 +41,7 @@ def written(engine, prompts, one_by_one):
     return texts, cached
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("with_drafter", [True, False], ids=["tree", "plain"])
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_cached_prefixes_are_found_and_texts_and_drafts_are_those_of_torch(one_by_one, with_drafter):
@@ -53,7 +53,7 @@ def test_cached_prefixes_are_found_and_texts_and_drafts_are_those_of_torch(one_b
     assert found[0][1] == [0, 28, 28]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [9, 10, 13])
 def test_prompts_that_are_cached_but_for_their_end_are_right_in_another_slot(length):
     expected = reference("llama")
@@ -70,6 +70,7 @@ def test_prompts_that_are_cached_but_for_their_end_are_right_in_another_slot(len
     assert texts[0] == texts[1][::-1]
 
 
+@pytest.mark.slow
 def test_a_running_sequence_lends_its_blocks_and_keeps_its_text():
     prompts = branches()
     alone, _ = written(paired(enable_prefix_caching=False), prompts, one_by_one=True)
@@ -104,7 +105,7 @@ def test_without_cached_prefixes_there_are_no_pages():
     assert paired().cache.linear.pages != []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("with_drafter", [True, False], ids=["tree", "plain"])
 def test_a_saved_prefix_is_loaded_by_another_engine_and_hit(with_drafter, tmp_path):
     prompts = branches()
@@ -129,6 +130,7 @@ def test_a_saved_prefix_is_loaded_by_another_engine_and_hit(with_drafter, tmp_pa
         assert not with_drafter or engine.speculation.num_drafts > 0
 
 
+@pytest.mark.slow
 def test_adapters_share_no_prefix_with_the_base_model():
     world = lora_world()
     built = LIMITS.model_copy(update={"max_loras": 2, "max_lora_rank": 8})

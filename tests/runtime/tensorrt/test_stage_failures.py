@@ -41,6 +41,7 @@ def expected(llama):
     return run(engine)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("failing", [None, "verify", "plain", "proposal", "accept"])
 def test_a_stage_that_cannot_be_captured_runs_eagerly_alone(llama, expected, failing):
     engine, drafter, graphs = captured_pair(llama, () if failing is None else (EngineStage(failing),))

@@ -41,6 +41,7 @@ def run(world, output, family, **changes):
     return short_run(world, output, **settings)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["eagle3", *KINDS])
 def test_a_killed_run_continues_with_the_same_losses_and_weights(world, tmp_path, monkeypatch, family):
     uninterrupted, config = (run(world, tmp_path / name, family) for name in ("whole", "killed"))
@@ -77,6 +78,7 @@ def test_accumulated_parts_are_the_whole_batch(world, tmp_path, family):
     assert losses(whole) == pytest.approx(losses(parts), rel=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", KINDS)
 def test_training_continues_another_head(world, tmp_path, monkeypatch, family):
     first = run(world, tmp_path / "first", family, steps=2)
@@ -102,6 +104,7 @@ def test_training_continues_another_head(world, tmp_path, monkeypatch, family):
         train_drafter(run(world, tmp_path / "second", other, **initial))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", KINDS)
 def test_a_head_trained_from_the_running_verifier_serves_the_verifiers_own_tokens(world, tmp_path, family):
     """Its drafts are right and wrong, unlike those of random heads."""

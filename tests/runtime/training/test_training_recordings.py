@@ -110,6 +110,7 @@ def test_without_logits_the_next_tokens_are_learnt(config, world, tmp_path):
     assert target.probabilities.eq(1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(config, family):
     config = config.model_copy(update={"family": family, "validation_prompts": 4})

@@ -105,6 +105,7 @@ def test_the_faster_one_is_kept(eager_ms, compiled_ms, kept, caplog):
     assert f"eager {eager_ms:.3f}/{eager_ms:.3f} ms, compiled {compiled_ms:.3f}/{compiled_ms:.3f} ms" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_failing_compiler_costs_a_warning(caplog):
     def broken(graph, example_inputs):
         raise RuntimeError("no compiler here")

@@ -125,7 +125,7 @@ def test_a_damaged_head_is_trained_measured_and_replaced(tmp_path):
     assert (root / "learner" / FIGURES_FILE).is_file()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_heads_of_every_family_are_trained_and_measured_as_they_are_served(name, tmp_path):
     kind, root = FAMILIES[name](tmp_path / "pair"), tmp_path / "root"
@@ -148,7 +148,7 @@ def poison(folder, how):
     save_file(weights, folder / "model.safetensors")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["nan", "random"])
 def test_a_learner_that_spoils_every_candidate_never_has_one_served(how, tmp_path, monkeypatch):
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
@@ -166,6 +166,7 @@ def test_a_learner_that_spoils_every_candidate_never_has_one_served(how, tmp_pat
     assert learner.ledger.read().counts.get("promoted", 0) == 0
 
 
+@pytest.mark.slow
 def test_training_that_diverges_starts_over_and_is_told(tmp_path, monkeypatch):
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
     served_traffic(kind, root, prompts_of(kind, 40))
@@ -220,6 +221,7 @@ def test_it_goes_on_from_its_checkpoint_and_from_a_broken_one_anew(tmp_path):
     assert not (settings.work / STATE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_version_that_is_rolled_back_is_what_the_learner_starts_from_again(tmp_path):
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
     served_traffic(kind, root, prompts_of(kind, 40))

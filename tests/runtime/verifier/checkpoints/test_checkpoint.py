@@ -101,6 +101,7 @@ def test_what_transformers_stumbles_over_is_one_line_with_the_architecture(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_names_that_transformers_converts_are_no_false_alarm(tmp_path: Path, name: str) -> None:
     """Mixtures of experts are saved under other names than the model has; headers alone must be enough to tell."""

@@ -87,6 +87,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm",
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("pack", "config"), [(fp8_blocks, FP8), (gptq, GPTQ), (gptq_by_activation, GPTQ), (awq, AWQ)],
     ids=["fp8", "gptq", "gptq by activation", "awq"],

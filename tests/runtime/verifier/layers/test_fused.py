@@ -98,7 +98,7 @@ def test_devices_without_such_steps_are_left_alone(monkeypatch):
     assert not any(isinstance(part, FusedLayer | FusedNorm) for part in model.modules())
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("gives_back", [True, False])
 def test_joining_leaves_less_than_a_layers_weights_unused_in_the_allocator(monkeypatch, gives_back: bool):
     """Else the last layer would leave as much as all of them hold, which nobody has while the drafter loads."""

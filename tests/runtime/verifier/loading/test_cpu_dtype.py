@@ -60,10 +60,12 @@ def test_a_model_that_bfloat16_does_not_suit_is_served_in_float32_and_tried_once
     assert tried == [EXACT, ROUNDED, EXACT]
 
 
+@pytest.mark.slow
 def test_both_are_timed_on_this_machine(folder):
     assert load_in_faster_dtype(folder, torch.device("cpu")).dtype in (EXACT, ROUNDED)
 
 
+@pytest.mark.slow
 def test_only_auto_asks_for_it_and_only_where_the_cpu_has_units(folder, monkeypatch):
     rounds_take(monkeypatch, [1.0, 4.0], [0.5, 2.0])
 
@@ -77,6 +79,7 @@ def test_only_auto_asks_for_it_and_only_where_the_cpu_has_units(folder, monkeypa
     assert dtype_of("auto", has_units=False) == dtype_of(None) == dtype_of("float32") == EXACT
 
 
+@pytest.mark.slow
 def test_a_head_in_float32_drafts_for_a_verifier_in_bfloat16():
     ref = reference("llama")
     loaded = prepare_model(random_model("llama").to(ROUNDED), "llama")

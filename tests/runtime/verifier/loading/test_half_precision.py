@@ -28,7 +28,7 @@ from wingbeat.runtime.verifier_errors import UnsupportedModelError
 HALVES = [pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in (torch.bfloat16, torch.float16)]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_with_the_statistics_of_trained_ones_are_served(name, dtype):
@@ -125,7 +125,7 @@ def refusal(model) -> str:
     return str(caught.value)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["mistral-everything", "gemma3-outliers-tied", "moe-outliers"])
 @pytest.mark.parametrize("mistake", BATCHES)
@@ -136,7 +136,7 @@ def test_a_mistake_in_a_batch_is_found(monkeypatch, mistake, name, dtype):
     refusal(model)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["mistral-everything", "gemma3-outliers-tied", "gpt-oss-outliers"])
 @pytest.mark.parametrize("mistake", ATTENTION)
@@ -153,6 +153,7 @@ def test_a_mistake_in_attention_is_found(monkeypatch, mistake, name, dtype):
     refusal(model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_mistake_that_only_half_precision_has_is_found(monkeypatch, dtype):
     forward = VerifierModel.forward
@@ -198,7 +199,7 @@ def test_a_pass_that_raises_leaves_no_weights_wide(monkeypatch):
     assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in model.model.layers)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_moe"])
 def test_a_large_model_is_copied_up_to_the_first_layers_of_every_kind(monkeypatch, name):
     """A mistake in a late layer is left to the half-precision rows; every kind of layer is tried in float32."""

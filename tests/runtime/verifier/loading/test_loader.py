@@ -58,6 +58,7 @@ def test_folders_that_hold_no_causal_model_are_refused(tmp_path):
         load_model(tmp_path, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3"])
 def test_unusual_attention(name):
     """Soft caps, sinks and values narrower than keys, through prefill, decoding and trees."""

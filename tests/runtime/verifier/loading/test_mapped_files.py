@@ -15,6 +15,7 @@ DENSE = (104, SHAPE["hidden_size"])
 """A shape that no other tensor of these tests has."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(cpu_kernels() is None, reason="the CPU kernels cannot be compiled here")
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_weights_are_held_once(tmp_path: Path, tied: bool):

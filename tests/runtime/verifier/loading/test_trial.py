@@ -190,6 +190,7 @@ def test_longrope_is_served_up_to_where_its_angles_change():
     assert loaded.max_position_embeddings == 64
 
 
+@pytest.mark.slow
 def test_half_precision_is_tried_within_its_own_rounding(monkeypatch):
     loaded = prepare_model(random_model("qwen3").to(torch.bfloat16), "qwen3")
     assert loaded.dtype == torch.bfloat16
