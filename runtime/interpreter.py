@@ -11,4 +11,4 @@ def module_command(module: str, *arguments: object) -> list[str]:
 
 def module_environment(**more: str) -> dict[str, str]:
     """Environment of such a process: this one's with its import paths, and `more`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **more}

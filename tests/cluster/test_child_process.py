@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from tests.fakes import wait_until
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.child_process import ChildProcess
 
-ROOT = str(Path(__file__).parents[2])
 SLEEPER = "tests.cluster.sleeping_child"
 
 
@@ -30,8 +28,8 @@ def test_how_a_child_ended_is_known_when_it_ends():
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_child_does_not_outlive_a_parent_that_is_killed_even_where_it_is_stopped(stopped: bool):
-    code = f"import sys, time; sys.path.insert(0, {ROOT!r}); from wingbeat.cluster.child_process import ChildProcess\n"
-    code += f"c = ChildProcess({SLEEPER!r}, ()); print(c.pid, flush=True); time.sleep(60)"
+    code = f"import time; from wingbeat.cluster.child_process import ChildProcess; c = ChildProcess({SLEEPER!r}, ());"
+    code += "print(c.pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline() == "ready\n", "the child writes where its parent does"
