@@ -70,6 +70,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries look for leaks of theirs at the end."""
+    gc.unfreeze()
+
+
 class App:
     """A running application: its clients, its engines' figures."""
 

@@ -1,7 +1,6 @@
 """Wrong settings, by whichever way they come: one line, the setting's name, no addresses, and what to write instead."""
 
 import pickle
-from itertools import chain
 
 import click
 import pytest
@@ -11,7 +10,6 @@ from ray.serve import Application
 import wingbeat
 from wingbeat.deployments import app
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.options import foreign_names
 from wingbeat.deployments.options.problems import SettingsError
 from wingbeat.deployments.options.vllm_options import VLLM
@@ -66,39 +64,9 @@ def test_no_error_of_python_settings_shows_an_address_of_pydantic(values: dict):
         assert next(iter(values)) in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("--mem-fraction-static=0.8", "use --gpu-memory-utilization"),
-        ("--speculative-algorithm=EAGLE3", "DRAFTER after MODEL, or --drafter"),
-        ("--tp-size=2", "use --tensor-parallel-size"),
-        ("--max-total-draft-tokens", "use --verify-tree-size"),
-        ("--spec-draft-length", "use --draft-steps"),
-    ],
-)
-def test_options_of_other_servers_get_a_hint(option: str, says: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "org/model", option])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.startswith(f"wingbeat: {option.partition('=')[0]}: ")
-    assert says in said
-    assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", foreign_names.DROPPED)
-def test_a_setting_of_old_is_refused_with_what_happens_now(name: str):
-    with pytest.raises(SettingsError) as refused:
-        wingbeat.build({name: 1})
-    said = foreign_names.hint(name)
-    assert said is not None
-    assert str(refused.value) == f"there is no setting {name}: {said}"
-
-
 def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     fields = set(AppConfig.model_fields)
-    others = (foreign_names.SGLANG, foreign_names.TENSORRT_AND_MLC, foreign_names.DROPPED)
-    names = {*chain(*others), *(n for n, row in VLLM.items() if row.kind != "same")}
+    names = {foreign_names.PLACE, *(n for n, row in VLLM.items() if row.kind != "same")}
     assert not fields & names
     named = []
     for name in names:
