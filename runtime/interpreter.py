@@ -1,7 +1,9 @@
 """This Python for a child process, which imports what this process does and nothing from the working directory."""
 
 import os
+import os
 import sys
+from pathlib import Path
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
@@ -11,4 +13,4 @@ def module_command(module: str, *arguments: object) -> list[str]:
 
 def module_environment(**more: str) -> dict[str, str]:
     """Environment of such a process: this one's with its import paths, and `more`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path), **more}
