@@ -1,7 +1,6 @@
 """This Python for a child process, which imports what this process does and nothing from the working directory."""
 
 import os
-import os
 import sys
 from pathlib import Path
 

@@ -14,6 +14,7 @@ from wingbeat.runtime.hugging_face import load_files, read_config
 from wingbeat.runtime.own_template import render_apart
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.token_length import longest_token
+from wingbeat.runtime.tokenizer_file import no_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,10 +88,7 @@ class Tokenizer:
             return cls(read)
         except Exception as error:
             if not any((Path(directory) / name).is_file() for name in VOCABULARIES):
-                raise ValueError(
-                    f"no tokenizer in {directory}: there is none of {', '.join(VOCABULARIES)}; copy the files of the "
-                    "model's tokenizer there"
-                ) from error
+                raise ValueError(no_tokenizer(Path(directory))) from error
             # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
             kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
             reason = " ".join(str(error).split())[:_MAX_REASON]

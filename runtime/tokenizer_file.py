@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from wingbeat.runtime.folder_kinds import pointer_problem
+from wingbeat.runtime.folder_kinds import VOCABULARIES, pointer_problem
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 FILE = "tokenizer.json"
@@ -18,6 +18,12 @@ def has_chat_template(folder: Path) -> bool:
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
+
+
+def no_tokenizer(folder: Path) -> str:
+    """What is wrong with a folder without any vocabulary, in one line."""
+    files = ", ".join(VOCABULARIES)
+    return f"no tokenizer in {folder}: there is none of {files}; copy the files of the model's tokenizer there"
 
 
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
@@ -34,6 +40,8 @@ def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
         ModelCheckpointError: one line that names the file.
     """
     file = folder / FILE
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise ModelCheckpointError(no_tokenizer(folder))
     if not file.exists():
         return
     try:

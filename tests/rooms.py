@@ -27,12 +27,11 @@ deployments.app: cluster.autoscaling cluster.placement deployments.app_config de
     deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
 deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
-    deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.replica
-    deployments.start_up kernels.disk_cache runtime.checks runtime.config runtime.config_fields runtime.drafters
-    runtime.folder_kinds runtime.fp8_devices runtime.free_memory runtime.heads runtime.hub runtime.hugging_face
-    runtime.interpreter runtime.kv runtime.llm runtime.metrics runtime.protocol runtime.recordings runtime.scheduling
-    runtime.tensor_files runtime.tensor_parallel runtime.tensorrt runtime.text_stream runtime.tokenizer
-    runtime.tokenizer_file runtime.training runtime.verifier.checkpoints runtime.verifier.loading
+    deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.start_up runtime.checks
+    runtime.config runtime.config_fields runtime.drafters runtime.folder_kinds runtime.free_memory runtime.heads
+    runtime.hub runtime.hugging_face runtime.kv runtime.llm runtime.metrics runtime.recordings runtime.scheduling
+    runtime.tensor_files runtime.tensorrt runtime.text_stream runtime.tokenizer_file runtime.training
+    runtime.verifier.checkpoints runtime.verifier.loading
 deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
     runtime.checks runtime.free_memory runtime.graphs
 deployments.door:
@@ -65,7 +64,7 @@ deployments.placement_watch:
 deployments.ray_cluster: cluster.process_tree deployments.replica
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
-    cluster.fork_server cluster.memory_kills cluster.placement cluster.routing deployments.app_config
+    cluster.fork_server cluster.gpus cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
     deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
     runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.interpreter
@@ -160,7 +159,7 @@ runtime.tensorrt: kernels.attention kernels.kv kernels.layer kernels.tree runtim
 runtime.text_stream: runtime.scheduling runtime.tokenizer
 runtime.token_length:
 runtime.tokenizer: runtime.folder_kinds runtime.hugging_face runtime.own_template runtime.tensor_files
-    runtime.token_length
+    runtime.token_length runtime.tokenizer_file
 runtime.tokenizer_file: runtime.folder_kinds runtime.tensor_files
 runtime.torchless:
 runtime.training: kernels.replaced_file runtime.config runtime.drafters runtime.head_versions runtime.heads

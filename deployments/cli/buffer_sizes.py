@@ -4,7 +4,7 @@ from math import prod
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
-from wingbeat.runtime.free_memory import free_memory, free_shared_memory, total_memory
+from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -78,35 +78,6 @@ def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
             f"max_num_seqs is {engine.max_num_seqs}: the tables of as many sequences of {longest} tokens take "
             f"{num_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free; lower it or max_model_len"
         )
-
-
-def check_channel(config: AppConfig, taps_size: int, vocab_size: int, media_width: int = 0) -> None:
-    """Hold the channel between verifier and drafter against free shared memory.
-
-    Args:
-        taps_size: values per position that the drafter taps.
-        vocab_size: of the verifier.
-        media_width: values that its drafter may be told of a part of an image or a sound.
-
-    Raises:
-        ValueError: it does not fit; one line that names the setting and what does.
-    """
-    if not config.has_drafter() or config.drafts_in_engine() or config.channel_kind() != "shm":
-        return
-    import torch
-
-    from wingbeat.cluster.channels.header import ChannelError
-    from wingbeat.cluster.channels.memory import check_fits
-    from wingbeat.runtime.protocol.messages import ChannelSpec
-
-    # Its size does not depend on the KV pool's.
-    dtype = getattr(torch, config.resolved_dtype())
-    sizes = {"taps_size": taps_size, "vocab_size": vocab_size, "media_width": media_width}
-    spec = ChannelSpec.of(config.engine_config(), num_blocks=0, taps_dtype=dtype, **sizes)
-    try:
-        check_fits(spec, free_shared_memory())
-    except ChannelError as error:
-        raise ValueError(str(error)) from error
 
 
 def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | None:

@@ -15,7 +15,6 @@ from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.drafter_command import add_drafter_commands
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
-from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
@@ -183,8 +182,6 @@ def _serve(
             if line is not None:
                 start_up.event(line)
         preflight.check(config, host, port, address)
-        for one in config.served():
-            check_unless_known(one, preflight.is_here(address))
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
         # Importing Ray takes seconds; nothing before this line needs it.
         from wingbeat.deployments.launch import StartError, serve_until_stopped

@@ -1,6 +1,6 @@
 """What is checked before Ray starts: the address, and what the files alone tell of the settings and the checkpoints.
 
-None of it needs torch or transformers, which take seconds to import; `checkpoint_checks` are those that do.
+None of it needs torch or transformers, which take seconds to import: what these read of a checkpoint, the engine says.
 """
 
 import errno

@@ -1,4 +1,7 @@
-"""Starts that cannot succeed: each is refused before Ray starts, by one line that names what to change."""
+"""Starts that cannot succeed: each is refused by one line that names what to change.
+
+Settings and files are looked at before Ray starts; the engine's process says what it cannot load.
+"""
 
 import errno
 import json
@@ -18,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.deployments.engine_in_process import build_in_process
 from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
-from wingbeat.deployments.cli.checkpoint_checks import check_models
 from wingbeat.deployments.cli.options import UserError, build_config
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
@@ -71,8 +74,9 @@ def start(model: Path, port: int, **settings: Any) -> None:
 
 
 def check(config: AppConfig, port: int) -> None:
+    """Before Ray starts, then in the engine's process and in its drafter's."""
     preflight.check(config, "127.0.0.1", port)
-    check_models(config, here=True)
+    build_in_process(config)
 
 
 def config_fields(**fields: Any) -> Edit:

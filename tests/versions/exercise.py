@@ -134,10 +134,6 @@ def hub(home: Home) -> None:
     """Names of the hub, from the cache: what a start checks of them, and a text."""
     home.make_cache()
     os.environ |= home.env
-    from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.cli.checkpoint_checks import check_models
-
-    check_models(AppConfig(model="org/model", drafter="org/head"), here=True)
     said = json.loads(
         home.command("wingbeat", "generate", "--model", "org/model", "--drafter", "org/head", "--json", PROMPT)
     )

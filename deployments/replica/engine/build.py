@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from wingbeat.cluster.gpus import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.learning_folder import ledger_of
@@ -47,6 +48,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
     """
     from wingbeat.deployments.replica.engine.live_recording import needs_with_recording
 
+    _check_device(config)
     inner, read_as = _inner_drafter(config), None
 
     def needs(convention: HeadConvention | None, loaded: "LoadedModel") -> DrafterNeeds:
@@ -89,6 +91,12 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
 
     kept = engine.block_manager.log, adapters, _prefixes(config, engine)
     return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None)
+
+
+def _check_device(config: AppConfig) -> None:
+    if config.resolved_device() == "cuda" and not torch.cuda.is_available():
+        problem = driver_problem(torch.__version__, torch.version.cuda)
+        raise ValueError(f"device is 'cuda': {problem}, or use device cpu and no num_gpus_*")
 
 
 def _inner_drafter(config: AppConfig) -> "InnerDrafter":

@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.deployments.engine_in_process import build_in_process
 from tests.runtime.models import DEMO_PAIR
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.offline.llm import LLM
@@ -154,11 +156,15 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SimpleNamespace]:
-    """A command line; fails where it would start Ray."""
+    """A command line; an engine is started in this process in the place of Ray."""
     from wingbeat.deployments import launch
 
-    def start(*args: object) -> None:
-        raise AssertionError("Ray would have been started")
+    def start(config: AppConfig, *args: object) -> None:
+        try:
+            build_in_process(config)
+        except (ValueError, OSError) as error:
+            raise launch.StartError(str(error)) from None
+        raise AssertionError("it would have started")
 
     monkeypatch.setattr(launch, "serve_until_stopped", start)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.deployments.engine_in_process import build_in_process
 from tests.runtime.models import DEMO_PAIR
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.runtime.media.processor import load_processor
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -96,8 +98,22 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Callable[..., SimpleNamespace]:
-    """A command, up to where it would start Ray; fails where planted code has run, or was asked about."""
+def run(
+    capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """A command; an engine is started in this process in the place of Ray.
+
+    Fails where planted code has run, or was asked about.
+    """
+    from wingbeat.deployments import launch
+
+    def start(config: AppConfig, *args: object) -> None:
+        try:
+            build_in_process(config)
+        except (ValueError, OSError) as error:
+            raise launch.StartError(str(error)) from None
+
+    monkeypatch.setattr(launch, "serve_until_stopped", start)
 
     def run(*args: str | Path) -> SimpleNamespace:
         with pytest.raises(SystemExit) as ended:
@@ -157,13 +173,13 @@ def test_a_pickle_that_is_code_is_refused_in_one_line(command: str, tmp_path: Pa
 @pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["generate", "bench", "inspect", "serve", "extract", "train"])
 def test_a_model_that_transformers_knows_runs_by_its_class_alone(
-    command: str, tiny_model: Path, tmp_path: Path, trace: Path, run, monkeypatch: pytest.MonkeyPatch
+    command: str, tiny_model: Path, tmp_path: Path, trace: Path, run
 ):
-    from wingbeat.deployments import launch
-
-    monkeypatch.setattr(launch, "serve_until_stopped", lambda *args: None)
     folder = plant(tiny_model, tmp_path / "model", trace, unknown=False)
-    options = {"bench": ("--repeat", "1", "--max-tokens", "2"), "train": ("--steps", "1", "--batch-size", "1")}
+    options = {
+        "bench": ("--repeat", "1", "--max-tokens", "2"),
+        "train": ("--steps", "1", "--batch-size", "1", "--rollout-rows", "0"),
+    }
     got = run(*filled(COMMANDS[command], model=folder, out=tmp_path / "out"), *options.get(command, ()))
     assert "Traceback" not in got.err
 
