@@ -27,9 +27,10 @@ from wingbeat.deployments.door import Door
 from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.host_names import url_of
-from wingbeat.deployments.placement_watch import PlacementWatch
+from wingbeat.deployments.refused_start import refusal
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
+from wingbeat.deployments.start_watch import StartWatch
 from wingbeat.deployments.stop_signals import StopSignals
 from wingbeat.deployments.watchdog import Watchdog
 from wingbeat.runtime.tokenizer_file import has_chat_template
@@ -51,7 +52,7 @@ DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's own ways to do without its proxy. Told not to take the first one, a router does not listen itself either."""
 HEAD = ("gcs_server", "raylet")
 """Ray's names of the processes of its head that nothing replaces."""
-POLL_S = 1.0
+POLL_S, START_POLL_S = 1.0, 0.2
 REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
 """What routers get beyond the time their requests have, to answer the drain call itself."""
@@ -137,16 +138,31 @@ class ServedApplication:
         self._deployed = True
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
-        watch = PlacementWatch(_deployments, self._say, lambda: serve.delete(APP_NAME, _blocking=False))
+        door = None if self._door is None else self._door.key
+        application = serve.RunTarget(build_at(self._config, door), APP_NAME)
         try:
-            door = None if self._door is None else self._door.key
-            with watch:
-                serve.run(build_at(self._config, door), name=APP_NAME)
+            serve.run_many([application], wait_for_applications_running=False)
         except (RuntimeError, RayServeException) as error:
-            raise StartError(watch.problem or _cause() or root_cause(error)) from None
+            raise StartError(_cause() or root_cause(error)) from None
+        self._wait_for_replicas()
         self._serving = True
         if self._start_up is not None:
             self._say_ready(self._start_up)
+
+    def _wait_for_replicas(self) -> None:
+        """Serve's own wait goes on where no attempt can succeed, and where the application is being deleted."""
+        watch = StartWatch(self._say)
+        while (application := serve.status().applications.get(APP_NAME)) is not None:
+            if application.status == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(_cause() or root_cause(application.message))
+            if application.status != ApplicationStatus.DEPLOYING:
+                break
+            problem = watch.look(application.deployments)
+            if problem is not None:
+                raise StartError(problem)
+            if self._signals is not None:
+                self._signals.check()
+            time.sleep(START_POLL_S)
 
     def url(self) -> str:
         """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""
@@ -334,4 +350,4 @@ def _cause() -> str | None:
     """What the first failed deployment says about itself."""
     deployments = _deployments().values()
     failed = [deployment.message for deployment in deployments if deployment.status.value == "DEPLOY_FAILED"]
-    return root_cause(failed[0]) if failed else None
+    return (refusal(failed[0]) or root_cause(failed[0])) if failed else None

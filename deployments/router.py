@@ -25,6 +25,7 @@ from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.refused_start import refusals
 from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.torchless import keep_torch_out
 
@@ -54,7 +55,8 @@ class Router(HandleCalls):
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
         if not any(front.has_media for front in self._fronts):
             keep_torch_out()
-        await asyncio.gather(*(front.start() for front in self._fronts))
+        with refusals():
+            await asyncio.gather(*(front.start() for front in self._fronts))
         self._monitor = self._new_monitor()
         services = [self._fronts[0].new_service()]
         services += [front.new_service(beside=services[0]) for front in self._fronts[1:]]

@@ -176,7 +176,7 @@ def _serve(
         os.environ[LEVEL_VARIABLE] = log_level.value  # of the processes that Ray starts
     start_up = StartUp()
     try:
-        start_up.event("checking the settings and the checkpoints")
+        start_up.event("checking the settings and the files")
         if preflight.is_here(address):  # else Ray's own count decides, once it is joined
             config, line = shares_here(config)
             if line is not None:

@@ -27,6 +27,7 @@ from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.deployments.refused_start import refusals
 from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
@@ -86,7 +87,8 @@ class Verifier(LiveReplica):
         self._weights = ReplicaWeights(config, ClusterStore(store_key), self._new_life)
         self._engines = self._weights.engines
         try:
-            await self._weights.start()
+            with refusals():
+                await self._weights.start()
         except BaseException:
             # The process may live on, with the failure's traceback holding all of it.
             await self._end()

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+from ray import serve
 from ray._private.ray_logging import WorkerStandardStreamDispatcher
 
 from wingbeat.cluster.gpus import Gpu
@@ -77,6 +78,12 @@ class FakeRay:
     def status(self) -> SimpleNamespace:
         self.note("status")
         return SimpleNamespace(applications=self.applications)
+
+    RunTarget = serve.RunTarget
+
+    def run_many(self, targets: list[serve.RunTarget], **options: object) -> None:
+        (target,) = targets
+        self.run(target.target, target.name)
 
     def run(self, app: object, name: str) -> None:
         self.application = app

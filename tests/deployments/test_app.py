@@ -248,9 +248,7 @@ def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny
 
     (tmp_path / "config.json").write_text("{}")
     try:
-        with pytest.raises(
-            StartError, match=r"^DrafterStartError: the drafter cannot start: CheckpointError: .+"
-        ) as caught:
+        with pytest.raises(StartError, match=r"^the drafter cannot start: .+") as caught:
             ServedApplication(AppConfig(model=tiny_model, drafter=str(tmp_path), max_model_len=512)).start()
         assert "\n" not in str(caught.value)
     finally:

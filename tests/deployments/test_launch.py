@@ -148,7 +148,7 @@ def test_else_serves_proxy_listens(fake_ray, environ, why: str):
 
 def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_command(fake_ray, capsys):
     fake = fake_ray(attached=True)
-    fake.signals = {("status", 3): signal.SIGTERM}
+    fake.signals = {("status", 4): signal.SIGTERM}
     serve_until_stopped(AppConfig(), address="10.0.0.1:6379")
     assert fake.address == "10.0.0.1:6379"
     assert fake.calls[-2:] == ["drain", "delete wingbeat"]
@@ -158,7 +158,7 @@ def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_com
 def test_a_detached_application_stays_when_the_command_ends(fake_ray, capsys):
     fake = fake_ray(attached=True)
     serve_until_stopped(AppConfig(), address="10.0.0.1:6379", detach=True)
-    assert fake.calls == ["start", "status", "run"]
+    assert fake.calls == ["start", "status", "run", "status"]
     assert "It stays when this command ends" in capsys.readouterr().out
 
 
@@ -179,7 +179,7 @@ def test_there_is_nothing_to_detach_from_in_a_ray_that_ends_with_the_command(fak
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_routers_before_anything_is_taken_down(fake_ray, number):
     fake = fake_ray()
-    fake.signals = {("status", 3): number}
+    fake.signals = {("status", 4): number}
     serve_until_stopped(AppConfig(shutdown_timeout_s=7))
     assert fake.drain_timeouts == [7]
     assert fake.calls[-3:] == ["drain", "shutdown", "shutdown"]
@@ -214,7 +214,7 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
     monkeypatch.setattr(launch, "end", lambda processes, grace_s: ended.append((processes, grace_s)))
     monkeypatch.setattr(launch, "remove_stale_segments", lambda: ended.append("segments"))
     monkeypatch.setattr(launch.os, "_exit", leave)
-    fake.signals = {("status", 3): signal.SIGTERM, (call, 1): number}
+    fake.signals = {("status", 4): signal.SIGTERM, (call, 1): number}
     with pytest.raises(Exited) as exited:
         serve_until_stopped(AppConfig())
     assert exited.value.args == (128 + number,)
@@ -269,7 +269,7 @@ def test_a_server_that_other_machines_reach_without_a_key_says_so(
 
 def test_the_last_block_says_where_what_and_how_to_try_it(fake_ray, monkeypatch, capsys):
     fake = fake_ray()
-    fake.signals = {("status", 3): signal.SIGTERM}
+    fake.signals = {("status", 4): signal.SIGTERM}
     monkeypatch.setenv("COLUMNS", "40")
     serve_until_stopped(AppConfig(api_key="secret"))
     shown = capsys.readouterr().out
@@ -307,7 +307,7 @@ ENDED_ON_PURPOSE = (
 def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys):
     fake = fake_ray()
     fake.dispatcher.add_handler("ray_print_logs", lambda data: print("chatter", data))
-    fake.signals = {("status", 3): signal.SIGTERM}
+    fake.signals = {("status", 4): signal.SIGTERM}
     ours = "INFO 2026-11-22 18:00:00,123 wingbeat.runtime.engine.memory: KV memory: 1 MiB [x]"
     warning = "WARNING 2026-11-22 18:00:00,123 wingbeat.deployments.app: The server listens on 0.0.0.0"
     serves = "INFO 2026-11-22 18:00:00,123 Verifier 12 -- CALL stats OK 1ms"

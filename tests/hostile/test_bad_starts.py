@@ -349,6 +349,6 @@ def test_the_command_ends_with_one_line_and_code_2(case: str, model: Path) -> No
             [sys.executable, "-c", code, "serve", *arguments], capture_output=True, text=True, check=False
         )
     assert got.returncode == 2
-    assert got.stdout in ("", "Checking the settings and the checkpoints\n")
+    assert got.stdout in ("", "Checking the settings and the files\n")
     assert len(got.stderr.splitlines()) == 1
     assert got.stderr.startswith("wingbeat: ")

@@ -64,7 +64,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         settings = pair_settings(config)._replace(ranks=ranks)
         engine, _, _, check = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
-        raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+        raise DrafterStartError(f"the drafter cannot start: {error}") from None
     adapters = engine.loaded.adapters
     names = config.lora_modules or {}
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())

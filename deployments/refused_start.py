@@ -1,0 +1,29 @@
+"""A start that no further attempt would change, told apart from one that may succeed the next time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
+
+
+class RefusedStartError(RuntimeError):
+    """The settings or the files are wrong; one line that says what to change."""
+
+
+_MARK = f"{RefusedStartError.__name__}: "
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Context manager of a replica's start, in which errors about settings and files become RefusedStartError."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, DrafterStartError) as error:
+        raise RefusedStartError(" ".join(str(error).split())) from None
+
+
+def refusal(message: str | None) -> str | None:
+    """The line of a RefusedStartError in what Serve says of a deployment; None where there is none."""
+    cause = root_cause(message or "")
+    return cause.removeprefix(_MARK) if cause.startswith(_MARK) else None
