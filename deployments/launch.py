@@ -27,8 +27,8 @@ from wingbeat.deployments.door import Door
 from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.host_names import url_of
-from wingbeat.deployments.refused_start import refusal
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.replica.refused_start import refusal
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.start_watch import StartWatch
 from wingbeat.deployments.stop_signals import StopSignals

@@ -25,7 +25,7 @@ from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
-from wingbeat.deployments.refused_start import refusals
+from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.torchless import keep_torch_out
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from wingbeat.deployments.refused_start import refusal
+from wingbeat.deployments.replica.refused_start import refusal
 
 PLACEMENT_S = 600.0
 """For Ray to place every replica: a cluster that grows by itself may have to start a machine first."""

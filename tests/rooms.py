@@ -43,9 +43,8 @@ deployments.head_watch: cluster.channels
 deployments.host_names:
 deployments.http_server:
 deployments.launch: cluster.channels cluster.process_tree deployments.app deployments.app_config deployments.door
-    deployments.gpu_shares deployments.head_watch deployments.host_names deployments.ray_cluster
-    deployments.refused_start deployments.replica deployments.start_up deployments.start_watch
-    deployments.stop_signals deployments.watchdog runtime.tokenizer_file
+    deployments.gpu_shares deployments.head_watch deployments.host_names deployments.ray_cluster deployments.replica
+    deployments.start_up deployments.start_watch deployments.stop_signals deployments.watchdog runtime.tokenizer_file
 deployments.learning_folder: deployments.app_config kernels.disk_cache runtime.head_versions runtime.heads
 deployments.limits:
 deployments.log: deployments.request_context
@@ -62,21 +61,19 @@ deployments.page: deployments.fleet
 deployments.parsing: deployments.options
 deployments.ray_cluster: cluster.process_tree deployments.replica
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
-deployments.refused_start: deployments.replica
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed
     cluster.fork_server cluster.gpus cluster.memory_kills cluster.placement cluster.routing deployments.app_config
     deployments.fleet deployments.handle_calls deployments.learning_folder deployments.log deployments.metrics
-    deployments.options deployments.refused_start kernels.disk_cache runtime.checks runtime.config runtime.drafters
-    runtime.engine runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter
-    runtime.interpreter runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings
-    runtime.scheduling runtime.successor runtime.tensor_parallel runtime.training runtime.verifier.layers
-    runtime.verifier_errors
+    deployments.options kernels.disk_cache runtime.checks runtime.config runtime.drafters runtime.engine
+    runtime.grammar runtime.head_counts runtime.head_versions runtime.heads runtime.inner_drafter runtime.interpreter
+    runtime.kv runtime.lora runtime.pair runtime.prefixes runtime.protocol runtime.recordings runtime.scheduling
+    runtime.successor runtime.tensor_parallel runtime.training runtime.verifier.layers runtime.verifier_errors
 deployments.request_context:
 deployments.router: deployments.api deployments.app_config deployments.door deployments.http_server deployments.log
-    deployments.metrics deployments.model_front deployments.options deployments.refused_start deployments.surface
+    deployments.metrics deployments.model_front deployments.options deployments.replica deployments.surface
     runtime.torchless
 deployments.start_up:
-deployments.start_watch: deployments.refused_start
+deployments.start_watch: deployments.replica
 deployments.stop_signals:
 deployments.surface: deployments.api deployments.app_config deployments.media deployments.parsing runtime.scheduling
     runtime.verifier.checkpoints

@@ -27,7 +27,6 @@ from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
-from wingbeat.deployments.refused_start import refusals
 from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
@@ -35,6 +34,7 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.learner.replica_learning import ReplicaLearning
 from wingbeat.deployments.replica.live_replica import LiveReplica
+from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.replica.replica_weights import ClusterStore, ReplicaWeights
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from ray.serve.schema import ApplicationStatus
 from wingbeat.deployments import launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError
-from wingbeat.deployments.refused_start import RefusedStartError, refusal, refusals
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
+from wingbeat.deployments.replica.refused_start import RefusedStartError, refusal, refusals
 from wingbeat.deployments.start_watch import StartWatch
 
 UNPLACED = "Deployment has 1 replicas that have taken more than 30s\n to be scheduled. Resources required: [{'CPU': 9}]"
 REFUSED = (
     "A replica failed to start with exception. Retrying 1 more time(s). Error:\nTraceback (most recent call last):\n"
-    "wingbeat.deployments.refused_start.RefusedStartError: /m: no tokenizer in /m: there is none\n"
+    "wingbeat.deployments.replica.refused_start.RefusedStartError: /m: no tokenizer in /m: there is none\n"
 )
 
 
