@@ -23,7 +23,8 @@ _WORDS = {"true": True, "false": False}
 _NOTHING = frozenset({"null", "none"})
 _NUMBER = re.compile(r"[+-]?(\d{1,40}(?P<fraction>\.\d*)?|\.\d+)(?P<exponent>[eE][+-]?\d+)?")
 _TEXT = re.compile(
-    r"_?(\w+_)?(name|path|version|revision|hash|token|template|prompt|date|author|task|label|format|method|type|class)s?"
+    r"_?(\w+_)?((name|path|version|revision|hash|template|prompt|date|author|task|label|format|method|type|class)s?"
+    r"|token|special_tokens)"
 )
 """Fields that are text, whatever the text looks like."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -64,18 +64,23 @@ def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothi
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("name", "value"),
     [
-        *[(0, 0), (0, 2**40), (1, "hot"), (1, float("nan")), (2, None), (3, 2**63), (3, 1.5), (4, []), (5, 2**63)],
-        *[(8, None), (9, 3.0), (10, 0.0), (11, ((1, float("nan")),)), (11, 7), (12, ("a",)), (13, ((),)), (13, (1,))],
-        *[(14, -1), (15, (1.5,)), (16, 21), (17, "1"), (18, 2**31), (19, 5), (20, ("json",))],
+        *[("max_tokens", 0), ("max_tokens", 2**40), ("temperature", "hot"), ("temperature", float("nan"))],
+        *[("top_p", None), ("top_k", 2**63), ("top_k", 1.5), ("min_p", []), ("seed", 2**63)],
+        *[("presence_penalty", None), ("frequency_penalty", 3.0), ("repetition_penalty", 0.0)],
+        *[("logit_bias", ((1, float("nan")),)), ("logit_bias", 7), ("allowed_token_ids", ("a",))],
+        *[("bad_words", ((),)), ("bad_words", (1,)), ("banned_first", 7), ("banned_first", ("a",))],
+        *[("min_tokens", -1), ("stop_token_ids", (1.5,)), ("logprobs", 21), ("prompt_logprobs", "1")],
+        *[("priority", 2**31), ("cache_salt", 5), ("grammar", ("json",))],
     ],
+    ids=str,
 )
-def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, monkeypatch):
+def test_parameters_that_fit_no_tensor_end_their_request_alone(name, value, monkeypatch):
     def corrupt(number, request):
         if request.request_id == "bad":
             request = replace(request, params=copy(request.params))
-            object.__setattr__(request.params, fields(request.params)[field].name, value)
+            object.__setattr__(request.params, name, value)
         return WireRequest(number, request)
 
     monkeypatch.setattr(engine_connection, "WireRequest", corrupt)

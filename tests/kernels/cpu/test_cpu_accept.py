@@ -167,7 +167,7 @@ def test_the_best_tokens_are_found_along_the_paths(vocab_size, bare):
 def test_builds_for_narrower_registers_find_likewise(march, tmp_path, monkeypatch):
     if BUILDS[march] not in library._processor():
         pytest.skip(f"this processor has no {BUILDS[march]}")
-    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    monkeypatch.setenv(library.ARCHITECTURE, march)
     kernels = CpuKernels(tmp_path)
     for vocab_size in (1, 3, 15, 16, 17, 67):
         check_best_tokens(kernels, vocab_size, bare=False)

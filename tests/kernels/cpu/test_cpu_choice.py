@@ -89,7 +89,7 @@ def test_hardly_any_row_is_left_to_torch(monkeypatch):
 def test_builds_for_narrower_registers_choose_likewise(march, tmp_path, monkeypatch):
     if BUILDS[march] not in library._processor():
         pytest.skip(f"this processor has no {BUILDS[march]}")
-    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    monkeypatch.setenv(library.ARCHITECTURE, march)
     native, generator = CpuKernels(tmp_path).native_choice(), torch.Generator().manual_seed(4)
     for vocab_size in (3, 100, 1000):
         for filters in ((0, 1.0, 0.0), (40, 0.9, 0.05)):

@@ -97,7 +97,7 @@ def test_eight_bits_multiply_as_the_weight_that_they_are(draw, shape, num_rows):
 def test_builds_for_narrower_registers_multiply_likewise(draw, march, tmp_path, monkeypatch):
     if BUILDS[march] not in library._processor():
         pytest.skip(f"this processor has no {BUILDS[march]}")
-    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    monkeypatch.setenv(library.ARCHITECTURE, march)
     kernels = CpuKernels(tmp_path)
     assert kernels.panel in {"x86-64": (8,), "x86-64-v3": (16,), "native": (8, 16, 32)}[march]
     for dtype in DTYPES:

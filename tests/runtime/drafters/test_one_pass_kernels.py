@@ -242,7 +242,7 @@ def test_float16_takes_torchs_operations(tmp_path):
 def test_builds_for_narrower_registers_draft_likewise(tmp_path, march, monkeypatch):
     if BUILDS[march] not in library._processor():
         pytest.skip(f"this processor has no {BUILDS[march]}")
-    monkeypatch.setattr(library, "_native_flag", lambda: f"-march={march}")
+    monkeypatch.setenv(library.ARCHITECTURE, march)
     kernels = CpuKernels(tmp_path / "library")
 
     def found():
