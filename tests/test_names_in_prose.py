@@ -106,6 +106,7 @@ def missing(prose: str, folder: Path, names: re.Pattern[str]) -> Iterator[str]:
             yield quoted
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_what_sources_name_is_there(folder: str) -> None:
     files = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]

@@ -52,6 +52,7 @@ def test_the_end_of_one_is_seen_and_another_one_can_be_had(server: ForkServer, h
     assert PeerProcess(first_again.pid, process_start(first_again.pid)).alive()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["killed", "closed", "stopped", "alone"])
 def test_under_mps_a_process_is_asked_before_it_is_killed_by_whoever_ends_it(monkeypatch, tmp_path: Path, how: str):
     if how != "alone":

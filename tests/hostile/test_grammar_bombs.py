@@ -118,7 +118,7 @@ def is_let_in(check, name):
     return False
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_or_ends_alone_and_takes_little(loaded, grammars, trial, undisturbed, spent, name):
     if not is_let_in(trial.check, name):
@@ -145,6 +145,7 @@ def test_an_endless_compilation_ends_with_its_process_and_others_are_tried_meanw
     trial.check(spec_of("regex", f"{name}?"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*EMPTY, *EMPTY_LATER])
 @pytest.mark.parametrize("drafted", [False, True], ids=["plain", "drafted"])
 def test_where_nothing_is_allowed_the_answer_ends_by_length(loaded, grammars, undisturbed, spent, name, drafted):

@@ -33,9 +33,8 @@ def test_the_environment_lacks_what_extras_bring(python: Path):
     assert not {name.lower() for name in held} & (extras - {"pip", "setuptools"})
 
 
-@pytest.mark.parametrize(
-    "step", ["package", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hub", "imports", "local"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["package", "hub", "imports", "local"])
 def test_a_new_user_needs_no_extra(python: Path, step: str):
     exercise(python, step)
 

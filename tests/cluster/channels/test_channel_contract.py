@@ -52,6 +52,7 @@ def randomise(tensor: Tensor, generator: torch.Generator) -> None:
     tensor.copy_(torch.randint(0, 1000, tensor.shape, generator=generator))
 
 
+@pytest.mark.few(2)
 def test_every_field_arrives_on_both_sides_round_after_round(rig: Rig) -> None:
     rig.start(2, "answer")
     generator = torch.Generator().manual_seed(5)

@@ -26,6 +26,7 @@ def prompt_of(template: str, takes_templates: bool = True) -> str:
     return TOKENIZER.decode(asyncio.run(prompts.of_chat(body)).token_ids)
 
 
+@pytest.mark.slow
 def test_a_requests_own_template_writes_its_prompt_where_the_server_says_so():
     assert prompt_of(SHOUTING) == "HI!"
 

@@ -76,6 +76,7 @@ def by_socket(port: int, path: str, body: bytes, headers: dict[str, str], method
     return int(head.split()[1]), content
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("send", [by_urllib, by_http_client, by_httpx, by_socket])
 @pytest.mark.parametrize(
     ("status", "path", "headers", "method"),

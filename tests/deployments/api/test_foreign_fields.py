@@ -80,6 +80,7 @@ def test_a_refused_field_is_a_400_that_names_it():
             assert ask(endpoint, **{name: None})[0].status_code == 200, (endpoint, name)
 
 
+@pytest.mark.slow
 def test_what_is_without_effect_changes_neither_the_request_nor_the_text():
     for endpoint in KINDS:
         plain, plain_pool = ask(endpoint)
@@ -92,6 +93,7 @@ def test_what_is_without_effect_changes_neither_the_request_nor_the_text():
                 assert answer.json()["choices"] == plain.json()["choices"]
 
 
+@pytest.mark.slow
 def test_a_served_field_is_never_named_as_ignored():
     for endpoint, name in EACH:
         if kind_of(endpoint, name) == SERVED:

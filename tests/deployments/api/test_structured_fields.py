@@ -51,6 +51,7 @@ def test_a_grammar_that_does_not_compile_is_a_400_that_names_the_field(call, str
     assert not pool.num_admitted
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "schema",
     [

@@ -55,6 +55,7 @@ def bodies(arguments) -> dict[str, dict]:
     }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("path", list(bodies("")))
 @pytest.mark.parametrize("arguments", NO_OBJECTS, ids=[text[:10] for text in NO_OBJECTS])
 def test_a_template_gets_the_text_of_arguments_that_are_no_object(arguments, path):
@@ -87,6 +88,7 @@ def test_arguments_may_be_left_out():
     assert prompt(ToolPool("fine"), "as JSON", "/v1/chat/completions", body) == "hi|[{}]|sunny|"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("max_tokens", range(1, len(CALL) + 1, 7))
 def test_whatever_a_cut_answer_was_its_message_can_be_sent_back(kind, max_tokens):

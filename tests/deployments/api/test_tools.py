@@ -277,6 +277,7 @@ class TestForms:
         fields = {"tools": [WEATHER], "tool_choice": "required", "structured_outputs": {"json_object": True}}
         assert refusal(chat(ToolPool(), **fields)) == ("tool_choice", "invalid_value")
 
+    @pytest.mark.few(4)
     @pytest.mark.parametrize("name", ["hermes", "mistral", "pythonic", None])
     @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
     @pytest.mark.parametrize("kind", ["json_object", "json_schema"])

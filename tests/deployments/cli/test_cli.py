@@ -162,6 +162,7 @@ class TestBench:
         assert {llm.tokenizer.decode(prompt) for prompt, _ in llm.seen} == {"alpha", "beta"}
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("command", "hint"),
     [

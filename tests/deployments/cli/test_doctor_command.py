@@ -53,6 +53,7 @@ def test_a_failed_part_is_exit_code_1(monkeypatch, capsys, ask, code):
     assert [part["verdict"] for part in json.loads(out)] == ["ok" if code == 0 else "failed"]
 
 
+@pytest.mark.slow
 def test_this_machine_is_examined_and_the_demo_pair_writes(capsys):
     code, out = run(capsys, "--json")
     found = {part["part"]: part for part in json.loads(out)}

@@ -88,6 +88,7 @@ def test_a_head_that_drafts_in_one_pass_is_shown_by_its_family(inspect, tmp_path
         assert found["memory"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 def test_weights_of_eight_bits_are_counted_as_they_lie(inspect):
     found = json.loads(inspect(VERIFIER, "--json", "--dtype", "int8").out)
@@ -96,6 +97,7 @@ def test_weights_of_eight_bits_are_counted_as_they_lie(inspect):
     assert found["parameters"] < found["memory"]["weights_bytes"] < 3 * found["parameters"]
 
 
+@pytest.mark.slow
 def test_with_the_verifier_the_self_test_is_part_of_it(inspect):
     found = json.loads(inspect(HEAD, "--model", VERIFIER, "--json").out)
     assert set(found) == FIELDS

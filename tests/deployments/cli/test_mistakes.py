@@ -191,6 +191,7 @@ def assert_one_line(got: SimpleNamespace, words: tuple[str, ...]) -> None:
     assert "Error:" not in line.removeprefix("wingbeat: ").split(": ")[0]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("mistake", FOLDERS)
 def test_a_folder_that_is_wrong(mistake: str, tiny_model: Path, tmp_path: Path, run):
     change, command, words = FOLDERS[mistake]
@@ -199,6 +200,7 @@ def test_a_folder_that_is_wrong(mistake: str, tiny_model: Path, tmp_path: Path, 
     assert_one_line(run(command.format(model=tmp_path / "model")), words)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("mistake", LINES)
 def test_a_command_line_that_is_wrong(mistake: str, tiny_model: Path, port: int, run):
     command, words = LINES[mistake]
@@ -225,6 +227,7 @@ MEANT: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("spelling", MEANT)
 def test_fields_that_are_clear_are_read_as_they_were_meant(spelling: str, tiny_model: Path, tmp_path: Path):
     shutil.copytree(tiny_model, tmp_path / "model")

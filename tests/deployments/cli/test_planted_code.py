@@ -141,7 +141,7 @@ def filled(words: tuple[str, ...], **values: Path) -> list[str]:
     return [word.format(**{name: str(value) for name, value in values.items()}) for word in words]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_of_an_unknown_type_is_refused_in_one_line(command: str, tmp_path: Path, trace: Path, run):
     folder = plant(VERIFIER, tmp_path / "model", trace)

@@ -18,6 +18,7 @@ def send(agent: Agent, pool: ToolPool, parsers: Parsers = PARSERS, **fields):
     return call(pool, agent.path, {**agent.body, **fields}, headers=headers, tokenizer=TOKENIZER, parsers=parsers)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_an_agents_request_is_answered_and_what_was_ignored_is_named(agent, stream):

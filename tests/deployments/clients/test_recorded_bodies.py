@@ -67,6 +67,7 @@ def test_every_recorded_body_is_sent():
     assert recorded == {*PATHS, *NEEDS_LOGPROBS}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", PATHS)
 def test_a_recorded_body_is_answered(name):
     answer = CALL if "tools" in name else TEXT

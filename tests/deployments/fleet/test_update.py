@@ -21,6 +21,7 @@ def start(pool: EnginePool, number: int) -> asyncio.Task:
     return asyncio.create_task(collect(pool, make_request(str(number), (number,), 190, seed=number)))
 
 
+@pytest.mark.slow
 def test_requests_that_run_across_a_whole_update_write_what_they_would_have_written():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.announce("a", "b")

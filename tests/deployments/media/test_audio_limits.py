@@ -87,6 +87,7 @@ BAD = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", BAD)
 def test_a_sound_that_cannot_be_used_is_named(name):
     given, problem = BAD[name]
@@ -253,6 +254,7 @@ def test_mp3_without_its_library_is_refused_by_the_name_of_the_extra(monkeypatch
     assert "wingbeat[audio]" in error["message"]
 
 
+@pytest.mark.slow
 def test_mp3_is_decoded_within_its_limits():
     soundfile = pytest.importorskip("soundfile")
 

@@ -71,6 +71,7 @@ def service_of(folder, vocab_size):
     return CompletionService(pool, tokenizer, media=reader_of(folder, tokenizer))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", AUDIO_CONFIGS)
 def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     folder = write_checkpoint(name, tmp_path)

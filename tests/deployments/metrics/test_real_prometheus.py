@@ -41,6 +41,7 @@ def names_of(page: str) -> set[str]:
     return {sample.name for family in text_string_to_metric_families(page) for sample in family.samples}
 
 
+@pytest.mark.slow
 def test_a_real_prometheus_stores_every_name_and_every_query_of_the_dashboard_has_a_series():
     monitor = Engines(a=engine_stats()).monitor()
 

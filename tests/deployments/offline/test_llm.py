@@ -148,6 +148,7 @@ def test_a_wrong_prompt_is_one_line_that_names_it_and_none_is_run(llm: LLM, prom
     assert texts(llm, "abcabc"), "the model is as it was"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("messages", "fields", "line"),
     [

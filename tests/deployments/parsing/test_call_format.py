@@ -80,6 +80,7 @@ def check(message: MessageDelta, several: bool) -> None:
         jsonschema.validate(json.loads(call.arguments), schemas[call.name])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("parser", OWN)
 def test_an_answer_that_must_call_is_read_as_calls(parser: type[Parser], several: bool):

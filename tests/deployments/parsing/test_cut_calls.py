@@ -57,6 +57,7 @@ def test_every_format_has_a_text():
     assert {TOOL_CALL_PARSERS[name] for name in TEXTS} == set(TOOL_CALL_PARSERS.values())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "text"), CASES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CASES)])
 def test_a_cut_anywhere_leaves_no_marks_and_is_read_the_same_in_pieces(name, text):
     kind, rng = load_tool_call_parser(name), Random(3)

@@ -182,6 +182,7 @@ def test_every_way_to_cut_a_text_in_two_and_one_character_at_a_time_bring_the_sa
         assert pushed(new, [text[:cut], text[cut:]]) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mixtures_of_marks_are_read_the_same_however_they_are_cut(count):
     rng = Random(7)

@@ -137,7 +137,7 @@ def test_a_whole_text_is_taken_apart(new, text, content, reasoning, calls):
     assert found(new().parse(text)) == (content, reasoning, calls)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("new", "text", "content", "reasoning", "calls"), CASES, ids=IDS)
 def test_the_same_is_found_however_the_text_is_cut(new, text, content, reasoning, calls):
     whole, rng = new().parse(text), Random(5)

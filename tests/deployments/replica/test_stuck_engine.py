@@ -40,6 +40,7 @@ def engine_pid(pool: EnginePool, name: str) -> int:
     return pool.replicas[name]._engines.life._process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "token",
     [pytest.param(HANGS, id="in Python", marks=pytest.mark.slow), pytest.param(HANGS_IN_C, id="in C")],

@@ -34,7 +34,7 @@ def attend(inputs: Inputs, reqs: slice, width: int | None = None) -> torch.Tenso
     return triton_attention.tree_attention(*arguments, inputs.arguments[-1], **inputs.options, out=out, **options)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_alone_has_the_bits_that_it_has_beside_others(kind, monkeypatch):
     """Alone in a batch and in the shortest table, where a short one is not split at all; beside others, a program does

@@ -53,6 +53,7 @@ def expected(contexts: list[int], splits: Splits, window: int | None, max_keys: 
     return items
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("window", "max_keys"), [(None, WIDE), (None, 96), (70, WIDE)])
 @pytest.mark.parametrize(("num_reqs", "step"), [(1, 1), (7, 1), (259, 29)])
 def test_items_are_the_further_splits_of_one_request_after_another(num_reqs, step, window, max_keys):

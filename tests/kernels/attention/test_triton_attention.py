@@ -95,7 +95,7 @@ SHARED = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHARED)
 def test_programs_share_the_splits_of_requests_of_any_length(kind, monkeypatch):
     """Slots of padding have no context; one program does all splits but the first one of each request."""

@@ -42,6 +42,7 @@ def test_a_merge_has_programs_enough_and_no_more(num_rows, num_heads):
     assert heads == 1 or num_rows * -(-num_heads // heads) >= 4096
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("gpu", KNOWN)

@@ -81,6 +81,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_chunk():
         assert torch.equal(attend(alone)[:, 0], chunk[:, row])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("window", [None, 5, 100], ids=str)
 @pytest.mark.parametrize("context", [9, 250, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

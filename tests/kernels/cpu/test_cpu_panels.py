@@ -25,6 +25,7 @@ def draw():
     return lambda *shape: torch.randn(*shape, generator=generator)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("width", [8, 16, 32])
@@ -39,6 +40,7 @@ def test_what_was_packed_is_there(draw, dtype, shape, width):
         assert torch.equal(Panels.pack(weight, width, parts).dense(), weight)
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("num_rows", NUM_ROWS)

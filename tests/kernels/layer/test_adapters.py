@@ -90,6 +90,7 @@ def test_the_kernels_of_gpus_take_one_part_of_products_that_are_joined(part):
     check(kernels.add_adapters(out, x, adapters, tiles_of(torch.tensor(MIXED, device=DEVICE), 4)), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", [None, 1])
 def test_one_operation_for_compilers_is_the_formula_and_says_what_it_writes(part):
     adapters, ids = stacked(41, (24, 10, 33), 4, torch.float32), MIXED

@@ -49,7 +49,7 @@ def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, wor
     ).cpu()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [128, 4])
 @pytest.mark.parametrize(
     ("kind", "vocab_size"),
@@ -116,7 +116,7 @@ def test_without_a_search_lists_tell_the_edges(kind, vocab_size):
         assert torch.equal(processed[row], expected[row]), f"row {row}: {PARAMETERS[row]}"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [2.5, 0.0])
 def test_without_a_search_top_k_is_found_behind_a_bound(spread, monkeypatch):
     """In shares of which half hold nothing likely; of a row whose tokens are all alike nothing is found or removed."""

@@ -210,7 +210,7 @@ def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp
     assert ledger.read().version(number).taken
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["take_head", "answer"])
 def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(place, tmp_path, monkeypatch):
     kind = demo(tmp_path)

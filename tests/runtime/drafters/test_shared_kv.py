@@ -219,6 +219,7 @@ def test_output_by_clusters_of_tokens(root):
     check(drafter.propose(world.batch(proposals=world.slots)), world, world.slots, slow, TREE)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_shared_prefix_is_not_sent_again(root):
     folders = saved(root)

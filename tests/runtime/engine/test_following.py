@@ -196,6 +196,7 @@ def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
     assert one.engine.stats().num_replayed_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)

@@ -85,7 +85,7 @@ def test_sampled_text_is_that_of_plain_decoding(name):
         assert engine.speculation.acceptance_length > 4
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["none", "right", "eagle"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prefix_is_found_as_far_as_its_state_is_kept(name, kind):

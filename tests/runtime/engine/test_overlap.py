@@ -123,6 +123,7 @@ def test_the_drafters_context_is_complete(ref, taps, rig, limits):
     assert one.engine.speculation.acceptance_length > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["acquire", "wait"])
 def test_a_lost_drafter_costs_no_request_and_its_heir_joins(ref, taps, rig, what):
     one = rig(ContextDrafter(ref, taps), lambda end: FailingEnd(end, what, 5, alive=False))

@@ -93,6 +93,7 @@ def test_what_raises_only_where_there_is_a_drafter_costs_the_drafter_and_no_requ
     assert engine.drafter_state == "lost"
 
 
+@pytest.mark.few(1)
 @both
 def test_rounds_that_keep_raising_with_every_drafter_never_end_the_engine(ref, engine):
     whole = engine.drafting.publish

@@ -23,6 +23,7 @@ from wingbeat.runtime.speculation.costs import Scale
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
 
+@pytest.mark.slow
 def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, grammars):
     """The drafter here never proposes anything right; what the grammar forces is accepted all the same."""
     spec = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')

@@ -246,6 +246,7 @@ ACCEPTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("schema", ACCEPTED, ids=lambda schema: json.dumps(schema)[:50])
 def test_what_is_accepted_is_enforced(grammars, schema):
     """By random walks through the grammar, held against an independent reading of the schema."""

@@ -46,6 +46,7 @@ def check(saved: Path, folder: Path, mutation: Mutation) -> None:
     assert int(head.draft_token_ids.max()) < VOCAB, mutation
 
 
+@pytest.mark.few(1)
 def test_one_wrong_field_is_refused_or_harmless(saved: Path, tmp_path: Path) -> None:
     for index, mutation in enumerate(some(mutations(saved, CONFIG), 60)):
         check(saved, tmp_path / str(index), mutation)

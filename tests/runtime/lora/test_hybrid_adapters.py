@@ -78,7 +78,7 @@ def test_rows_of_several_adapters_write_what_merged_models_write(name, kind, roo
         engine.model.remove_taps()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INNER)
 def test_an_adapter_of_a_layer_within_a_mixer_is_refused_by_name(name, tmp_path):
     here = world(name)
@@ -89,6 +89,7 @@ def test_an_adapter_of_a_layer_within_a_mixer_is_refused_by_name(name, tmp_path)
         here.loaded.adapters.inspect("inner", tmp_path)
 
 
+@pytest.mark.slow
 def test_mixers_edges_have_adapters():
     with torch.no_grad():
         assert {"in_proj_qkv", "out_proj"} <= world("qwen3_5").names

@@ -210,6 +210,7 @@ def test_positions_that_are_off_by_one_on_an_axis_change_drafts(name, axis, monk
     assert tokens_of(drafts_of(name, head)) != right
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_head_that_embeds_placeholders_drafts_otherwise(name):
     head, other = head_for(name), head_for(name, embeds_media=False)

@@ -55,7 +55,7 @@ def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
         assert run.engine.speculation.acceptance_length > 4
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
     ref = shown(name)

@@ -40,6 +40,7 @@ def config_of(name, speculation=TREE, **limits):
     return engine_config(speculation, **(own | limits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_are_served_with_images(name):
     ref = shown(name)

@@ -85,6 +85,7 @@ def test_prompts_are_held_out_by_what_they_say_and_nothing_is_on_both_sides(tmp_
     assert held == {number for number in range(200) if is_held_out(sequence(number))}
 
 
+@pytest.mark.slow
 def test_a_days_traffic_stays_within_the_bound_and_leaves_samples_of_all_ages(tmp_path):
     """A request every 12 minutes over a day and a half, in 60 kB: a dozen of them fit."""
     clock = Clock()

@@ -121,6 +121,7 @@ def test_sampled_requests_write_what_they_write_alone(captured):
     assert engine.stats().graphs.failed == []
 
 
+@pytest.mark.slow
 def test_the_statistics_can_be_sent(captured):
     ref = reference("llama")
     engine = captured(ref, engine_config(max_num_seqs=2), drafter_of("right", ref, "tree"))
@@ -131,6 +132,7 @@ def test_the_statistics_can_be_sent(captured):
     assert sent["failed"][0][2].startswith("RuntimeError: nonzero")
 
 
+@pytest.mark.slow
 def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
     monkeypatch.setattr(shapes, "MOST_ROWS", 40)
     ref = reference("llama")
@@ -197,7 +199,7 @@ def test_graphs_where_nothing_can_be_captured_are_refused():
     assert engine.stats().graphs is None
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "decode_only"])
 def test_prompts_are_captured_where_the_mode_says_so(captured, mode):
     """The text is the same, and the shapes that are left out are told as stages that run eagerly."""

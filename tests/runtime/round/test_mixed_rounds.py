@@ -134,6 +134,7 @@ def test_a_drafter_that_comes_late_is_given_in_mixed_rounds_what_it_lacks(captur
     assert float(nearest.max()) < 1e-3, "each row is that of a token of the texts"
 
 
+@pytest.mark.slow
 def test_prompts_that_are_reported_take_the_eager_pass():
     wanted = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, prompt_logprobs=1, logprobs=1)
     texts, rounds, stats = run(RecordingDevice(), wanted)
@@ -142,6 +143,7 @@ def test_prompts_that_are_reported_take_the_eager_pass():
     assert Stage.BASE_MIXED not in stats.replays
 
 
+@pytest.mark.slow
 def test_a_mixed_round_whose_capture_failed_is_named_and_runs_eagerly(monkeypatch):
     keep = ChunkBuffers.keep
 

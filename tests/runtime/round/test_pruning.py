@@ -134,7 +134,7 @@ def drafter_of(kind, ref, shape):
     return eagle_drafter(ref.loaded, SHAPES[shape])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize(
     ("shape", "kind", "overlap"), [("tree", "right", False), ("chain", "eagle", True), ("tree", "malformed", True)]

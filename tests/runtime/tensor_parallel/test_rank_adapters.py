@@ -57,7 +57,7 @@ def finish(engine, which):
     return list(tokens.values())
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape", "max_loras"),
     [("mistral", TREE, 2), ("llama", None, 3), ("llama", TREE, 1), ("qwen3_moe", None, 3)],
@@ -108,6 +108,7 @@ def test_matrices_are_divided_as_their_layers_are(second, tmp_path):
         assert len(adapters.take_changes()) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_finds_other_files_ends_the_engine(second, tmp_path):
     """What the ranks add up would be of two adapters."""
     folder, _ = folders(tmp_path, "llama")["all"]

@@ -38,7 +38,7 @@ def by_engine(head, speculation):
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 def test_trees_are_those_of_the_torch_drafter(variant, shape, temperature, tmp_path):
     head, speculation, found = head_of(tmp_path, variant), SHAPES[shape], []
     for kind in (by_engine, OnePassDrafter):

@@ -123,9 +123,9 @@ def test_drafts_behind_images_are_those_of_a_dense_pass(name):
     check(drafts, Dense(head, name), 3 * NUM_TOKENS + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.few(1)
 def test_trees_behind_images_are_those_of_the_torch_drafter(kind, name):
     head = HEADS[kind](name)
     config = draft_config(head, base_config(shown(name).loaded, head.tap_layers).visual)
@@ -177,6 +177,7 @@ def test_an_image_larger_than_the_engine_takes_is_refused():
     part.encoder.check(medium(ref.loaded.model, 1, 0, (2, 2)))
 
 
+@pytest.mark.slow
 def test_a_model_of_sound_serves_text_alone():
     ref = shown("qwen2_audio")
     limits = engine_config(TREE, max_num_seqs=3, num_kv_blocks=None)

@@ -70,6 +70,7 @@ def verifier(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("masks", [FULL, CAUSAL, (False, 5), (True, 3)], ids=str)
 @pytest.mark.parametrize("family", ["dflash", "dflash2"])
 def test_a_block_among_many_is_the_block_alone(tmp_path, family, masks):

@@ -70,7 +70,7 @@ def test_a_continued_run_has_every_step_once(config, monkeypatch):
     assert [entry["step"] for entry in metrics(config)["validations"]] == [3, 6]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [0, 2], ids=["loss alone", "with acceptance"])
 def test_the_image_shows_loss_and_acceptance(config, prompts):
     from matplotlib.image import imread

@@ -44,6 +44,7 @@ def architectures():
         yield module
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model_type", SERVED)
 def test_served_with_the_text_of_transformers(architectures, model_type):
     outcome = architectures.try_architecture(model_type)

@@ -103,6 +103,7 @@ def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
         PairChannel(ON_GPU.model_copy(update={"channel": "cuda_ipc"}), f"test-channels-{os.getpid()}", SPEC)
 
 
+@pytest.mark.slow
 def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch():
     """The replica has no use for it, and in the engine's process its threads must be those of the engine's thread."""
     code = (

@@ -38,7 +38,7 @@ def looked_at_after_each(pairs, margin=0.0, number=1):
     return Verdict.OPEN, seen
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["noise", "rare losses"])
 def test_a_head_that_is_no_better_is_promoted_in_fewer_than_one_of_a_hundred_tests(kind):
     """1,000 tests of 400 requests each, looked at after every one: by Ville's inequality 5 are expected at most."""

@@ -178,6 +178,7 @@ def test_training_that_diverges_starts_over_and_is_told(tmp_path, monkeypatch):
     assert bool(torch.isfinite(learner.trainer.head.fc.weight).all())
 
 
+@pytest.mark.slow
 def test_a_busy_machine_pauses_the_learner_and_a_share_of_a_core_is_kept(tmp_path):
     kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
     served_traffic(kind, root, prompts_of(kind, 40))
