@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GUARD = ROOT / "runtime" / "hugging_face.py"
 SOURCES = [path for layer in ("kernels", "runtime", "cluster", "deployments") for path in (ROOT / layer).rglob("*.py")]
-FROM_PARENT = {ROOT / "runtime" / "grammar" / "worker.py", ROOT / "deployments" / "cli" / "apart.py"}
-"""Child processes that read a pickle which their parent wrote to their standard input."""
+FROM_PARENT = {ROOT / "runtime" / "grammar" / "worker.py"}
+"""A child process that reads a pickle which its parent wrote to its standard input."""
 LOADERS = {"from_pretrained", "from_config", "for_model", "load_custom_generate"}
 DATA_ALONE = {"nn.Embedding.from_pretrained", "Embedding.from_pretrained", "GenerationConfig.from_pretrained"}
 """Calls that read numbers, and no file that names code."""
