@@ -51,6 +51,7 @@ def test_before_the_first_server_connections_are_refused(door: Door):
         caller(door, b"answer")
 
 
+@pytest.mark.slow
 def test_kills_under_connections_of_every_kind_refuse_nobody(door: Door):
     for _ in range(5):
         with server(door) as process:

@@ -259,6 +259,7 @@ def test_a_checkpoint_that_is_the_working_directory_runs_no_code(tmp_path_factor
     assert not (folder / "ran").exists(), (folder / "ran").read_text()
 
 
+@pytest.mark.slow
 def test_a_command_in_a_checkpoint_runs_none_either(tmp_path: Path):
     folder = planted(tmp_path / "model")
     command = [str(VENV / "bin" / "wingbeat"), "serve", ".", "--max-model-len", "99999999"]

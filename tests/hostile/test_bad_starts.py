@@ -331,7 +331,7 @@ def test_a_folder_that_may_not_be_read_is_refused(model: Path, port: int, monkey
         start(model, port)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["missing layer", "drafter that is nothing", "port in use"])
 def test_the_command_ends_with_one_line_and_code_2(case: str, model: Path) -> None:
     with socket.socket() as server:

@@ -36,6 +36,7 @@ def test_the_table_of_unserved_fields_is_the_documents():
     assert listed == {*NO_OPS, *COMPLETION_NO_OPS, *CHAT_NO_OPS}
 
 
+@pytest.mark.slow
 def test_every_code_the_oracle_knows_is_in_the_document():
     codes = {outcome.code for index in range(2000) for outcome in judge(draw(0, index), Words()).outcomes}
     assert len(codes) > 14

@@ -135,6 +135,7 @@ def _promote_for_ever(folder, configured):
             ledger.promote(number, "in turn")
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_a_whole_file_and_no_lock(ledger, tmp_path):
     added(ledger)
     added(ledger)

@@ -24,6 +24,7 @@ def test_streamed_text_equals_the_text(tokenizer, text):
     assert "".join(pieces) + detokenizer.flush() == text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_continues_its_prompt_wherever_the_prompt_ends(tokenizer, text):
     text = text.replace("�", "ü") * 4

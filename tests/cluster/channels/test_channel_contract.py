@@ -79,6 +79,7 @@ def test_addresses_alternate_between_two_and_never_move(rig: Rig) -> None:
     assert seen[0] == seen[2] == seen[4] != seen[1] == seen[3]
 
 
+@pytest.mark.few(2)
 def test_two_rounds_may_be_under_way_and_a_third_has_to_wait(rig: Rig) -> None:
     rig.start(2, "hold")
     first, second = publish(rig.verifier), publish(rig.verifier)

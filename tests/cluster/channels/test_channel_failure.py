@@ -106,6 +106,7 @@ def test_a_dead_verifier_closes_its_drafter_and_leaves_no_segment(nursery: Nurse
     channel.verifier_end.close()
 
 
+@pytest.mark.slow
 def test_a_verifier_that_ends_without_closing_unlinks_its_segment(nursery: Nursery, name: str) -> None:
     pid = nursery.start(name, 0, "leave")
     assert eventually(lambda: state_of(pid) == "Z")

@@ -256,6 +256,7 @@ BAD_REPLIES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["well-formed", *BAD_REPLIES])
 def test_an_answer_of_another_shape_ends_the_connection_and_is_no_answer(channel: RemoteChannel, name: str) -> None:
     drafter, verifier = RemoteChannel.attach(channel.name, 2), channel.verifier_end
@@ -294,6 +295,7 @@ BAD_OUTCOMES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["well-formed", *BAD_OUTCOMES])
 def test_a_round_of_another_shape_ends_the_connection_and_is_never_seen(channel: RemoteChannel, name: str) -> None:
     drafter = RemoteChannel.attach(channel.name, 1)

@@ -86,6 +86,7 @@ def test_a_template_that_takes_more_than_it_may_is_the_requests_own_error(templa
     assert refused.value.param == "chat_template"
 
 
+@pytest.mark.slow
 def test_a_requests_own_template_reads_what_the_models_does():
     template = "{{ bos_token }}{{ messages[0].role }}{{ mood }}{{ add_generation_prompt }}"
     messages, variables = [{"role": "user", "content": "hi"}], {"mood": "calm"}

@@ -100,6 +100,7 @@ def test_an_unknown_field_is_named_in_a_header_and_refused_where_the_server_is_s
     assert HEADER not in ask(path).headers
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("path", "fields", "name"), NESTED)
 def test_unknown_fields_are_named_at_every_depth(path, fields, name):
     answer = ask(path, **fields)

@@ -42,6 +42,7 @@ def world() -> World:
     return World()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "text", "named"),
     [

@@ -28,6 +28,7 @@ def test_the_engine_is_given_the_grammar(fields, kind):
     assert pool.requests[0].params.grammar.kind == kind
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("call", [complete, chat], ids=["completions", "chat"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(

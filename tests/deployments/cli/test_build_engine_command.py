@@ -107,6 +107,7 @@ def test_engines_of_a_float32_model_are_built_when_a_half_is_asked_for_alone(tmp
     assert BuildEngineConfig(model=saved(tmp_path, "bfloat16"), out=tmp_path / "engines").plan().dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_what_a_half_rounds_of_a_float32_model_is_said(tmp_path):
     def note(dtype: str) -> str | None:
         folder = saved(tmp_path / "model", "float32")

@@ -229,6 +229,7 @@ def test_every_training_setting_is_an_option(wingbeat):
     assert all("--" + name.replace("_", "-") in shown for name in TrainDrafterConfig.model_fields)
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_torch():
     code = "import sys; import wingbeat.deployments.cli.main; print('torch' in sys.modules, 'ray' in sys.modules)"
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -85,6 +85,7 @@ def command_of(source: str) -> tuple[str, ...]:
     return sys.executable, "-c", source
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_answer_is_a_failure_and_nothing_behind_it_is_asked(monkeypatch, capsys):
     """The process that asks it hangs for good; the model would hang with it."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")

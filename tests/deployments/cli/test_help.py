@@ -39,6 +39,7 @@ def helps() -> dict[str, tuple[str, list[str]]]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 def test_every_command_is_looked_at(helps):
     def below(command: str) -> list[str]:
         names = re.findall(r"^  ([\w-]+)  ", helps[command][0].partition("\nCommands:\n")[2], re.M)

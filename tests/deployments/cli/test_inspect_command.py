@@ -128,6 +128,7 @@ def test_the_tables_say_the_same(inspect):
         assert word in out
 
 
+@pytest.mark.slow
 def test_a_verifier_is_probed(inspect):
     found = json.loads(inspect(VERIFIER, "--json").out)
     assert set(found) == FIELDS

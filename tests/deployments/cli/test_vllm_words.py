@@ -265,6 +265,7 @@ def test_what_vllm_captures_is_read_by_its_mode(value, settings):
         read("compilation_config", value, {})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("words", "settings"),
     [

@@ -201,6 +201,7 @@ async def end_of(source: LocalEngines, name: str) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_replica", [False, True])
 def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_of_them_do_not(whole_replica):
     """Every request is on every engine that dies."""

@@ -232,6 +232,7 @@ def test_an_engine_taken_out_finishes_what_it_runs_and_gets_nothing_new():
     run(scenario, "a", "b")
 
 
+@pytest.mark.slow
 def test_an_idle_engine_checks_its_integrity_once():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         await collect(pool, make_request(count=3))

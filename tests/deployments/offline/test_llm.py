@@ -44,6 +44,7 @@ def test_token_ids_and_dicts_are_prompts_too(llm: LLM):
     assert llm.generate([], GREEDY) == []
 
 
+@pytest.mark.slow
 def test_a_conversation_is_answered_as_its_template_writes_it(llm: LLM):
     (answer,) = llm.chat(CONVERSATION, GREEDY)
     assert answer.prompt == "<user>hi<assistant>"
@@ -172,6 +173,7 @@ def test_a_model_without_a_chat_template_says_so(tiny_model: Path):
         llm.chat(CONVERSATION, GREEDY)
 
 
+@pytest.mark.slow
 def test_a_budget_bounds_the_memory_of_the_kv_pool(tiny_model: Path):
     budget = 256 * 1024
     llm = wingbeat.LLM(tiny_model, "none", max_num_seqs=8, kv_cache_memory_bytes=budget)

@@ -25,6 +25,7 @@ def policy():
     return {name: values.split() for name, _, values in (part.partition(" ") for part in parts)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "accept",
     [None, "*/*", BROWSER, "TEXT/HTML", "text/plain", "", "no;;q=x,", "application/json;q=0.2, text/*;q=0.8"],

@@ -211,6 +211,7 @@ def test_every_form_of_a_server_compiles(name):
         assert form is None or not accepts(form, '{"name": "other"')
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "pythonic"])
 @pytest.mark.parametrize(
     ("schema", "reason"),

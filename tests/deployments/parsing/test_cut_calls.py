@@ -115,6 +115,7 @@ def test_plain_text_under_harmony_stays():
     assert read(load_tool_call_parser("harmony")(), "Plain text", [])[0] == "Plain text"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("max_tokens", [12, 17, 25, 33])
 @pytest.mark.parametrize("path", ["chat", "stream", "messages", "responses"])
 def test_no_endpoint_hands_out_marks_of_a_call_that_is_cut(path, max_tokens):

@@ -174,6 +174,7 @@ def test_a_whole_text_is_taken_apart(new, text, content, calls):
     assert found(new().parse(text)) == (content, calls)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("new", "text", "content", "calls"), CASES, ids=IDS)
 def test_every_way_to_cut_a_text_in_two_and_one_character_at_a_time_bring_the_same(new, text, content, calls):
     whole = new().parse(text)

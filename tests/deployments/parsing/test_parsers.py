@@ -150,6 +150,7 @@ def test_the_same_is_found_however_the_text_is_cut(new, text, content, reasoning
         assert got.plus(parser.flush()) == whole
 
 
+@pytest.mark.slow
 def test_random_mixtures_of_marks_are_read_the_same_however_they_are_cut():
     rng = Random(11)
     pieces = [

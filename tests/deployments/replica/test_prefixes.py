@@ -29,6 +29,7 @@ def finish(setup):
             setup.prefixes.take(output)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_kept_from_one_engine_to_the_next(tiny_model, tmp_path):
     folder = tmp_path / "kept"
     setup, calls = calls_of(tiny_model, prefix_dir=folder)
@@ -48,6 +49,7 @@ def test_a_prefix_is_kept_from_one_engine_to_the_next(tiny_model, tmp_path):
     calls.close()
 
 
+@pytest.mark.slow
 def test_weights_that_changed_are_told_from_those_before(tiny_model, tmp_path, caplog):
     for path in tiny_model.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -84,6 +84,7 @@ def children() -> list[int]:
     return [process.pid for process in descendants(os.getpid()) if process.alive()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "attaches", "message"),
     [
@@ -202,6 +203,7 @@ def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_plac
     asyncio.run(with_verifier(scenario))
 
 
+@pytest.mark.slow
 def test_a_router_of_other_settings_gets_no_stream_where_its_texts_would_be_others():
     async def scenario(made: Verifier) -> None:
         own = (await made.describe()).text_identity
@@ -217,6 +219,7 @@ def test_a_router_of_other_settings_gets_no_stream_where_its_texts_would_be_othe
     asyncio.run(with_verifier(scenario))
 
 
+@pytest.mark.slow
 def test_a_replica_whose_engines_die_too_often_says_that_it_is_unhealthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_supervisor, "PAUSES_S", ())
 

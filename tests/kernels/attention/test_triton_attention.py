@@ -44,7 +44,7 @@ def run_kernel(inputs: Inputs, **options) -> torch.Tensor:
 SPLIT = [(case, 3) for case in TREES] + [(case, 1) for case in (*CAUSAL, *TREES[:3], TREES[6], TREES[10])]
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "num_splits"), SPLIT, ids=str)
 def test_kernel_is_the_formula(case, num_splits):
     inputs = build(case, poison=NAN)
@@ -129,6 +129,7 @@ def test_the_same_launch_serves_other_lengths():
     assert_close(out, by_formula(other))
 
 
+@pytest.mark.slow
 def test_strided_rows_are_read_and_written_in_place():
     """transformers hands over [num_heads, num_tokens, dim] seen as [num_tokens, num_heads, dim]."""
     inputs = build(Case((13, 29), 5), poison=NAN)

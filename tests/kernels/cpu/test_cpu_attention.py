@@ -46,6 +46,7 @@ def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
     return out.unflatten(0, own.shape[:2]) if query is None else out
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_the_formula_and_reads_nothing_else(case):
     inputs = build(case, poison=float("nan"))

@@ -209,6 +209,7 @@ def test_a_chain_of_moves_reads_before_it_writes(writer):
         assert torch.equal(part.flatten()[4:].cpu(), expected[4:])
 
 
+@pytest.mark.slow
 def test_rows_longer_than_a_program_move_whole(monkeypatch):
     monkeypatch.setattr(triton_kv_cache, "_MOVE_TILE_ELEMENTS", 16)
     check_moves(triton_kv_cache, MIXED, 2, 4, 7, 4, 9, 0)

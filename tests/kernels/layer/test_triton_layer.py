@@ -71,6 +71,7 @@ def test_the_reference_norms_as_transformers_does(dtype):
     close(normed, norm(total))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(4, 2, 16), (3, 1, 24), (40, 8, 64)], ids=str)

@@ -99,7 +99,7 @@ def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_kee
     assert workspace.edges[0, 1] == 40, "of the equal ones the lowest is removed: four of five are 0.8"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "vocab_size"), [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)], ids=str
 )
@@ -138,6 +138,7 @@ def test_without_a_search_top_k_is_found_behind_a_bound(spread, monkeypatch):
         assert kept.tolist() == [2048, 2048, 1024]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 def test_unfiltered_choices_are_the_references():
     num_rows = 30

@@ -46,7 +46,7 @@ def check_candidates(num_reqs: int, width: int, vocab_size: int, top_k: int, *, 
     torch.testing.assert_close(actual.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
 @pytest.mark.parametrize(("vocab_size", "top_k"), [(7, 7), (63, 3), (150, 5), (1, 1)])
 def test_candidates_are_the_references(vocab_size, top_k, coupled, monkeypatch):

@@ -48,6 +48,7 @@ def written(engine: Engine) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 def test_graphs_that_write_what_eager_rounds_write_are_replayed(folder):
     engine = engine_on(folder, RecordingDevice())
     assert check_graphs(engine, None) is None

@@ -43,7 +43,7 @@ def outputs_of(layers):
     return tuple(layer - 1 for layer in layers)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ids", [outputs_of(TAPS), TAPS, None], ids=["ids name outputs", "ids name inputs", "ids are missing"]
 )
@@ -59,6 +59,7 @@ def test_the_taps_that_the_head_was_made_for_are_found(pair, verifier, cache, tm
     assert max(others) < 0.3
 
 
+@pytest.mark.slow
 def test_the_engine_drafts_with_the_reading_that_was_found(pair, cache, tmp_path):
     head = as_specforge(pair[1], tmp_path / "head", TAPS)
     assert outputs_of(default_taps(NUM_LAYERS)) != TAPS

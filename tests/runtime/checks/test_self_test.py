@@ -44,6 +44,7 @@ def open_llm(pair, head=None, speculation=CHAIN, channel_factory=InProcessChanne
     return LLM(pair[0], head or pair[1], config, channel_factory, device="cpu", **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("max_num_seqs", [1, 8])
 def test_a_head_that_suits_passes(pair, speculation, max_num_seqs):

@@ -184,6 +184,7 @@ def test_a_draft_model_changes_nothing_but_speed(shape, limits):
     assert engine.drafter_state == "attached"
 
 
+@pytest.mark.slow
 def test_adaptive_speculation_may_stop_its_growth():
     ref = reference("llama")
     shape = SpeculationConfig(draft_steps=5, draft_top_k=1, adaptive=True)

@@ -169,6 +169,7 @@ def taps_of(loaded, tokens):
     return hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize(("family", "count"), [("deepseek_v3", 1), ("glm4_moe", 2)])
 def test_the_engine_feeds_modules_what_they_are_made_for(tmp_path, family, count, speculation):

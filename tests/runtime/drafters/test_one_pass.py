@@ -57,7 +57,7 @@ def assert_as(reference, drafter, world, tolerance=1e-5):
         assert sum(likeliest) >= drafter.speculation.draft_steps if drafter.growth.top_k == 1 else likeliest[0]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_is_that_of_the_formula(tmp_path, family, num_layers):
@@ -187,6 +187,7 @@ def test_what_no_grammar_allows_is_not_drafted_behind_the_root(tmp_path, family)
         assert not bool((drafter.propose(batch).token_ids[:, 1] == first).any())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["dflash", "dspark-vanilla", "dflash2"])
 def test_sampled_requests_are_drafted_by_the_targets_own_noise(tmp_path, family):
     """The first token is the best of logits over temperature and noise."""

@@ -57,7 +57,7 @@ def models(ref, count):
     return [ref.loaded, *(prepare_model(random_model("llama"), "llama") for _ in range(count - 1))]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [TREE, CHAIN], ids=["tree", "chain"])
 def test_three_verifiers_of_other_lengths_write_and_accept_as_with_drafters_of_their_own(speculation):
     ref = reference("llama")

@@ -185,6 +185,7 @@ def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
     engine.model.remove_taps()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_costs")
 def test_good_drafts_are_taken_and_hopeless_ones_given_up():
     ref = reference("llama")

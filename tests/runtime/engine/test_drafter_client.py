@@ -40,6 +40,7 @@ def test_context_is_complete_wherever_a_tree_is_asked_for(ref, taps, rig, limits
     assert one.engine.speculation.acceptance_length > 4
 
 
+@pytest.mark.slow
 def test_context_is_complete_after_prefix_hits(ref, taps, rig):
     """Cached blocks come with the draft KV of whoever filled them: nothing is replayed."""
     drafter = ContextDrafter(ref, taps)
@@ -52,6 +53,7 @@ def test_context_is_complete_after_prefix_hits(ref, taps, rig):
     assert one.engine.speculation.acceptance_length > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [64, 9])
 def test_prefixes_the_drafter_never_saw_are_replayed(ref, taps, rig, budget):
     """Blocks filled without speculation hold no draft KV, so hits on them are replayed before a tree is asked for."""
@@ -66,6 +68,7 @@ def test_prefixes_the_drafter_never_saw_are_replayed(ref, taps, rig, budget):
     assert all(output.metrics.num_drafts > 0 for output in run.last.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [64, 9])
 def test_another_incarnation_starts_from_replayed_context(ref, taps, rig, budget):
     one = rig(ContextDrafter(ref, taps), max_num_batched_tokens=budget)
@@ -84,6 +87,7 @@ def test_another_incarnation_starts_from_replayed_context(ref, taps, rig, budget
     assert one.engine.stats().num_drafters_attached == 2
 
 
+@pytest.mark.slow
 def test_hits_on_blocks_of_the_incarnation_before_are_replayed(ref, taps, rig):
     one = rig(ContextDrafter(ref, taps))
     one.run(ref.prompts, greedy_params(SHORT))

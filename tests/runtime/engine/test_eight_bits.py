@@ -126,6 +126,7 @@ def test_accepted_paths_leave_the_text_as_it_is():
     assert engine.speculation.acceptance_length > 4
 
 
+@pytest.mark.slow
 def test_adapters_lie_on_top_of_rounded_weights(tmp_path):
     model, prompts = random_model("llama"), random_prompts(PROMPT_LENS)
     base = by_hand(model)

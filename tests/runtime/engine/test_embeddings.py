@@ -82,7 +82,7 @@ def test_they_are_the_hidden_states_of_transformers(name, pooling, kind):
     assert all(len(tokens) == 1 for tokens in run.tokens)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @needs_states
 @pytest.mark.parametrize("pooling", list(Pooling))
 @pytest.mark.parametrize("name", CONFIGS)

@@ -142,6 +142,7 @@ def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
     assert (wide["dtype"], rounded["dtype"]) == ("float32", "float32 with fp8 KV")
 
 
+@pytest.mark.slow
 @needs_states
 @pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_speculation_changes_no_token_of_a_hybrid(name):

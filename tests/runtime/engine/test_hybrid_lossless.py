@@ -172,7 +172,7 @@ def with_mtp_module(name, folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
 def test_a_hybrids_own_mtp_module_drafts_for_it(name, tmp_path):
     with_mtp_module(name, tmp_path)

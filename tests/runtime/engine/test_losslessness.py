@@ -192,6 +192,7 @@ def test_all_that_is_right_is_accepted(shape):
     assert drafter.num_unknown == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [SpeculationConfig(draft_top_k=1, draft_steps=5), SpeculationConfig(3, 4, 16)])
 def test_trees_the_configuration_does_not_foresee(speculation):
     """Branches where chains are configured, and nodes deeper than the longest path a round may emit."""

@@ -100,6 +100,7 @@ def test_the_last_token_is_not_followed_by_a_round_when_the_limit_says_so(ref, e
     assert engine.stats().phases.num_rounds == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [64, 9])
 def test_a_drafter_follows_after_prefixes_it_never_saw(ref, taps, rig, budget):
     drafter = ContextDrafter(ref, taps)
@@ -113,6 +114,7 @@ def test_a_drafter_follows_after_prefixes_it_never_saw(ref, taps, rig, budget):
     assert one.engine.speculation.acceptance_length > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"max_model_len": 128, "num_kv_blocks": 20}], ids=["roomy", "preemption"])
 def test_the_drafters_context_is_complete(ref, taps, rig, limits):
     drafter = ContextDrafter(ref, taps)
@@ -138,6 +140,7 @@ def test_a_lost_drafter_costs_no_request_and_its_heir_joins(ref, taps, rig, what
     assert one.engine.stats().num_replayed_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_killed_under_load_is_replaced(ref, engine_of):
     loaded, end = ending(ref)
     load = Load(ref, end, seed=3)
@@ -203,6 +206,7 @@ def test_on_a_gpu_both_loops_write_the_same(ref, kind):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.slow
 def test_adaptive_trees_are_learned_from_one_round_late(ref, engine_of):
     loaded, end = ending(ref)
     load = Load(ref, end, seed=3)

@@ -56,7 +56,7 @@ def fails_in(engine, place: str, after: int = 0) -> None:
     setattr(owner, name, fragile)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(
     ("place", "after"),
@@ -85,6 +85,7 @@ def test_what_raises_for_one_request_ends_that_one_and_no_other(ref, engine, pla
     assert Run(engine, ref.prompts[:1], greedy_params(5)).finish() == [ref.continuations[0][:5]]
 
 
+@pytest.mark.slow
 @both
 def test_what_raises_only_where_there_is_a_drafter_costs_the_drafter_and_no_request(ref, engine):
     fails_in(engine, "publish", 1)

@@ -39,7 +39,7 @@ def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, gram
 SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_certain_tokens_are_drafted_without_a_drafter(loaded, grammars, temperature):
     """In one batch with requests that are not to be drafted for, or have nothing certain."""

@@ -73,7 +73,7 @@ BEHIND_THOUGHTS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "plan"), [(CHAIN, right_chain), (TREE, right_tree)], ids=["chain", "tree"])
 def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
     """Free text up to the end of a line, then a form; the drafter knows both, and drafts across the end."""

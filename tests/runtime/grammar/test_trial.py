@@ -51,6 +51,7 @@ def test_what_does_not_compile_is_refused_with_the_reason(trial):
         trial.check(spec_of("regex", "("))
 
 
+@pytest.mark.slow
 def test_an_endless_compile_is_refused_while_others_pass(trial):
     problems = []
 
@@ -76,6 +77,7 @@ def children_of(process_id):
         return []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again(trial):
     failed, processes = [], set()
 

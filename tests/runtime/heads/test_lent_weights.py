@@ -140,6 +140,7 @@ def test_mtp_modules_hold_what_is_lent_and_of_their_own_what_differs(tmp_path):
     assert torch.equal(second.head, 2 * verifier.lent[LM_HEAD])
 
 
+@pytest.mark.slow
 def test_a_verifier_lends_the_weights_that_are_in_the_heads_dtype():
     loaded = load_model(PAIR.verifier, torch.float32, torch.device("cpu"))
     weights = lendable(loaded, torch.float32)

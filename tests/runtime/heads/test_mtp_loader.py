@@ -129,6 +129,7 @@ def in_blocks(tensors: dict[str, torch.Tensor], block: int) -> dict[str, torch.T
     return plain
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["deepseek", "qwen"])
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "qwen3"])
 def test_modules_in_float8_are_read_as_their_numbers(tmp_path, family, layout):

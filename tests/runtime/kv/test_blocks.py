@@ -171,7 +171,7 @@ def test_integrity_names_what_does_not_add_up():
         manager.check_integrity([[0], table])
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("enable_prefix_caching", [True, False], ids=["cached", "plain"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lives_keep_the_books_straight(seed, enable_prefix_caching):

@@ -87,6 +87,7 @@ def test_the_adapters_of_these_tests_write_other_texts_than_the_base_model():
         assert len({tuple(texts[index]) for texts in expected}) == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["qwen3_moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3", "deepseek_v3"))]
 )
@@ -99,6 +100,7 @@ def test_layers_that_run_as_transformers_wrote_them_are_adapted_too(name):
         check_mixed(engine, world)
 
 
+@pytest.mark.slow
 def test_without_the_kernels_of_cpus_texts_are_the_same():
     before = use_kernels(False)
     try:
@@ -151,6 +153,7 @@ def test_a_cached_prefix_is_of_one_adapter_alone():
     assert min(cached[3:]) > 0
 
 
+@pytest.mark.slow
 def test_more_adapters_than_places_take_turns():
     world = LoraWorld("llama", max_loras=2)
     with engine_of(world, CHAIN) as engine:
@@ -158,6 +161,7 @@ def test_more_adapters_than_places_take_turns():
     assert num_resident(world.loaded.adapters.resident) == 2
 
 
+@pytest.mark.slow
 def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free():
     world = LoraWorld("llama", kinds={"all": KINDS["all"], "plain": KINDS["plain"]})
     resident, digest = world.loaded.adapters.resident, world.adapters[1].digest

@@ -77,6 +77,7 @@ def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_
     assert encoder.figures.num_bytes == sum(one.num_bytes for one in found.values())
 
 
+@pytest.mark.slow
 def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
     encoder = shown("llava").loaded.media.encoder
     model, before = shown("llava").loaded.model, encoder.max_bytes

@@ -106,7 +106,7 @@ def test_a_prefix_with_the_same_media_is_found_and_its_text_stays(run_of, name):
     ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ALL)
 def test_equal_tokens_of_another_medium_share_no_prefix(run_of, name):
     """The text before the image is shared, and nothing behind its first token."""
@@ -137,7 +137,7 @@ def test_equal_tokens_without_a_medium_share_no_prefix_with_it(run_of, name):
     assert bare.last[0].num_cached_tokens == ref.media[0][0].start // 4 * 4
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["acquire", "wait"])
 @pytest.mark.parametrize("name", ALL)
 def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(name, what):

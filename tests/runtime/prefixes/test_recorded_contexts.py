@@ -44,6 +44,7 @@ def test_a_new_drafter_gets_true_taps_and_what_is_not_recorded_is_replayed(tmp_p
     assert one.engine.stats().num_replayed_tokens <= most_replayed
 
 
+@pytest.mark.slow
 def test_several_requests_at_once_get_their_context_in_turn(tmp_path):
     ref = reference("llama")
     taps = dense_taps(ref)

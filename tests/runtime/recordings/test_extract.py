@@ -87,6 +87,7 @@ def transformers_view(path: Path, token_ids: torch.Tensor) -> tuple[torch.Tensor
     return torch.cat([out.hidden_states[layer][0] for layer in TAPS], dim=-1), out.logits[0]
 
 
+@pytest.mark.slow
 def test_taps_and_logits_are_those_of_a_plain_forward_pass(config, verifier_path):
     extract(config)
     for record in list(RecordingReader(config.output).records())[::5]:
@@ -145,6 +146,7 @@ def test_the_corpus_is_shared_out_between_its_own_text_and_the_verifiers():
     assert len({start.seed for start in starts}) == 400
 
 
+@pytest.mark.slow
 def test_a_second_run_finds_nothing_to_do(config):
     first = extract(config)
     before = files(config.output)

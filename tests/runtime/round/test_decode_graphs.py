@@ -67,6 +67,7 @@ def replays(engine):
     return stats.replays.get(Stage.BASE_DECODING, 0), stats.replays.get(Stage.BASE_VERIFICATION, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8])
 def test_plain_rounds(captured, batch):
     ref = reference("llama")

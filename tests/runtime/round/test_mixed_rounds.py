@@ -105,6 +105,7 @@ def test_what_chunks_leave_for_the_drafter_is_what_eager_rounds_leave():
             torch.testing.assert_close(taps, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("captured", [True, False])
 def test_a_drafter_that_comes_late_is_given_in_mixed_rounds_what_it_lacks(captured):
     """Replays compute hidden states of what stands already, beside the decodes of the same sequences."""

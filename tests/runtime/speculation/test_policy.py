@@ -168,6 +168,7 @@ def test_drafts_that_pay_again_are_found_out():
     assert Reason.SPECULATE in {plan.reason for plan in life(subject, 4000, 0.95)[-2:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [None, WIDTHS])
 def test_what_is_not_chosen_is_tried_now_and_then(widths):
     """Plain rounds only where their time is seen; what a captured shape takes is not."""
@@ -177,6 +178,7 @@ def test_what_is_not_chosen_is_tried_now_and_then(widths):
     assert (reasons.count(Reason.PROBE_PLAIN) >= 10) == (widths is None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("acceptance", "way_s"), [(0.6, 1.0), (0.6, 20.0), (0.95, 5.0), (0.95, 20.0), (0.95, 80.0)])
 def test_a_way_to_the_drafter_that_gets_longer_than_drafts_are_worth_ends_them_until_it_is_short(acceptance, way_s):
     """The tables know of no way; a chain of 6 levels takes 2 s, a plain round 4.1 s."""
@@ -239,6 +241,7 @@ class Clock:
         return tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("behind_s", [0.0, 4.0])
 @pytest.mark.parametrize("acceptance", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("slower", [1.0, 2.5])
@@ -265,6 +268,7 @@ def test_a_weak_head_is_given_up_and_its_probes_take_a_hundredth_of_the_time():
     assert rate > 0.985 * 8 / 4.8
 
 
+@pytest.mark.slow
 def test_a_head_that_pays_is_drafted_for_and_plain_rounds_are_tried_some_in_a_row():
     clock = Clock(policy(), 0.8, 1.0, behind_s=1.0)
     clock.run(200)

@@ -39,8 +39,8 @@ def texts(engine, which):
     return [tokens[str(index)] for index in range(len(which))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.few(1)
 def test_mixed_adapters_write_what_each_merged_model_writes(shape):
     world = lora_world()
     which = [index % len(world.adapters) for index in range(len(world.prompts))]

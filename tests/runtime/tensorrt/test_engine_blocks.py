@@ -49,8 +49,8 @@ def test_trees_are_those_of_the_torch_drafter(variant, shape, temperature, tmp_p
     torch.testing.assert_close(found[0].scores, found[1].scores, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["dflash", "dflash2", "dspark-rnn"])
-@pytest.mark.few(1)
 def test_text_and_accepted_drafts_are_those_of_torch(variant, tmp_path):
     assert HIDDEN == HIDDEN_SIZE
     expected, counts = reference("llama"), []

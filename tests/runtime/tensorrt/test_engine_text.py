@@ -101,8 +101,8 @@ HEADS = {
 """Of a config of `random_head`'s shapes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.few(1)
 def test_heads_of_other_shapes_draft_what_they_draft_by_torch(kind):
     expected, counts = reference("llama"), []
     head = HEADS[kind](random_head(expected.loaded).config)

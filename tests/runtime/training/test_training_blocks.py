@@ -114,6 +114,7 @@ def reference_files(head, folder: Path) -> tuple[dict, dict]:
     return read_config(folder), tensors
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
@@ -198,6 +199,7 @@ def expected_loss(reference, target, decay: float, extra) -> float:
     return total / ANCHORS.numel() / sum(decay**depth for depth in range(size))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("top", [None, 30], ids=["all logits", "the likeliest"])
 @pytest.mark.parametrize("family", ["dflash", "dspark-vanilla", "dspark-rnn", "dflash2"])
 def test_the_loss_is_the_sum_of_its_parts(tmp_path, family, top):

@@ -140,6 +140,7 @@ def test_the_loss_from_the_likeliest_tokens_leaves_the_rest_out(head, verifier):
     )
 
 
+@pytest.mark.slow
 def test_simulated_acceptance_is_that_of_real_drafting(verifier, head):
     # A head trained for a moment on these very sequences gets some drafts right and others wrong.
     prompts = torch.randint(VOCAB, (4, 6), generator=torch.Generator().manual_seed(6))
@@ -245,6 +246,7 @@ def config(verifier_path, tmp_path):
     return short_run(tmp_path, tmp_path / "drafter", tap_layers=TAPS)
 
 
+@pytest.mark.slow
 def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
     monkeypatch.setattr(drafter, "_NEW_TOKENS", 4)
     config = config.model_copy(update={"steps": 30, "validation_prompts": 2})

@@ -139,6 +139,7 @@ def bounded(text: str) -> list[int]:
     return [0, *TOKENIZER.encode(text), 0]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("skips", [True, False, None])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("prompt", ["hi", bounded("hi"), [0], [0, 0, *HI]], ids=["text", "both ends", "alone", "twice"])

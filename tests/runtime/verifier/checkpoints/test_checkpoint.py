@@ -36,6 +36,7 @@ def edit_config(folder: Path, **fields: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", [Q_PROJ, "model.embed_tokens.weight", "model.norm.weight"])
 def test_a_weight_that_is_no_number_is_called_by_its_name(tmp_path: Path, name: str, value: float) -> None:

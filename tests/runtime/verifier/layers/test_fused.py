@@ -22,7 +22,7 @@ def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
     return prepare_model(noisy(name, **overrides), name)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_known_layers_are_fused_and_pass_the_trial_against_transformers(monkeypatch, name):
     """`prepare_model` refuses a model whose logits are not those of transformers' own decoding."""
