@@ -73,9 +73,11 @@ def main() -> None:
     args = parser.parse_args()
     steps: dict[str, list[Took]] = {}
     with tempfile.TemporaryDirectory(prefix="wingbeat-first-hour-") as folder:
-        clone, env = Path(folder) / "clone", dict(os.environ, WINGBEAT_CACHE_DIR=f"{folder}/cache")
+        # As `make serve` has it: the first process that imports a file compiles it for the others.
+        clone, compiles = Path(folder) / "clone", {"PYTHONDONTWRITEBYTECODE": ""}
+        env = os.environ | compiles | {"WINGBEAT_CACHE_DIR": f"{folder}/cache"}
         if args.quick:
-            clone, env = ROOT, dict(os.environ)
+            clone, env = ROOT, os.environ | compiles
         else:
             subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True)
             steps["install"] = [install(clone, args.python, env)]
