@@ -142,9 +142,11 @@ class ServedApplication:
         application = serve.RunTarget(build_at(self._config, door), APP_NAME)
         try:
             serve.run_many([application], wait_for_applications_running=False)
+            self._wait_for_replicas()
+        except StartError:
+            raise
         except (RuntimeError, RayServeException) as error:
             raise StartError(_cause() or root_cause(error)) from None
-        self._wait_for_replicas()
         self._serving = True
         if self._start_up is not None:
             self._say_ready(self._start_up)
@@ -156,13 +158,14 @@ class ServedApplication:
             if application.status == ApplicationStatus.DEPLOY_FAILED:
                 raise StartError(_cause() or root_cause(application.message))
             if application.status != ApplicationStatus.DEPLOYING:
-                break
+                return
             problem = watch.look(application.deployments)
             if problem is not None:
                 raise StartError(problem)
             if self._signals is not None:
                 self._signals.check()
             time.sleep(START_POLL_S)
+        raise StartError("somebody has deleted the application while it was starting")
 
     def url(self) -> str:
         """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""

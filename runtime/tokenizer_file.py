@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from wingbeat.runtime.folder_kinds import VOCABULARIES, pointer_problem
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
-FILE = "tokenizer.json"
+FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -21,7 +21,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def no_tokenizer(folder: Path) -> str:
-    """What is wrong with a folder without any vocabulary, in one line."""
+    """Line about a folder without any vocabulary."""
     files = ", ".join(VOCABULARIES)
     return f"no tokenizer in {folder}: there is none of {files}; copy the files of the model's tokenizer there"
 
@@ -40,7 +40,8 @@ def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
         ModelCheckpointError: one line that names the file.
     """
     file = folder / FILE
-    if not any((folder / name).is_file() for name in VOCABULARIES):
+    # Some tokenizers have files of other names, or need none beside their settings.
+    if not any((folder / name).is_file() for name in (*VOCABULARIES, _SETTINGS)) and not any(folder.glob("*.model")):
         raise ModelCheckpointError(no_tokenizer(folder))
     if not file.exists():
         return

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 
@@ -19,7 +20,7 @@ def refusals() -> Iterator[None]:
     """Context manager of a replica's start, in which errors about settings and files become RefusedStartError."""
     try:
         yield
-    except (ValueError, FileNotFoundError, DrafterStartError) as error:
+    except (ValueError, FileNotFoundError, ChannelError, DrafterStartError) as error:
         raise RefusedStartError(" ".join(str(error).split())) from None
 
 

@@ -87,10 +87,17 @@ def test_a_start_that_failed_says_no_more_what_it_waits_for(fake_ray):
 def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
     fake = fake_ray(attached=True)
     fake.listens = SimpleNamespace(host="10.0.0.1", port=80)
-    # Somebody else takes the application down as soon as it is there.
-    fake.run = lambda app, name: None
+    fake.signals = {("status", 4): signal.SIGTERM}
     serve_until_stopped(AppConfig(), port=9000)
     assert "http://10.0.0.1:80/v1" in capsys.readouterr().out
+
+
+def test_an_application_that_is_deleted_while_it_starts_is_not_said_to_be_ready(fake_ray, capsys):
+    fake = fake_ray(attached=True)
+    fake.run = lambda app, name: None
+    with pytest.raises(StartError, match="deleted the application while it was starting"):
+        serve_until_stopped(AppConfig())
+    assert "/v1" not in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.schema import ApplicationStatus
 
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments import launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError
@@ -60,7 +61,9 @@ def test_a_refusal_is_final_and_anything_else_is_tried_again():
     assert world.look(1.0) is None
 
 
-@pytest.mark.parametrize("error", [ValueError("a\nb"), FileNotFoundError("a b"), DrafterStartError("a b")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ValueError("a\nb"), FileNotFoundError("a b"), ChannelError("a b"), DrafterStartError("a b")], ids=repr
+)
 def test_errors_of_settings_and_files_are_refusals(error: Exception):
     with pytest.raises(RefusedStartError) as refused, refusals():
         raise error

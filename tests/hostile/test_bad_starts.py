@@ -26,6 +26,7 @@ from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
 DEMO_HEAD = Path(__file__).parents[2] / "examples" / "demo_pair" / "drafter"
@@ -291,6 +292,14 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_starts(case: str, t
     with pytest.raises((UserError, ValueError), match=BAD_HEADS[case].says) as caught:
         check(build_config(AppConfig, {"drafter": str(folder)}), port)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model", "tokenizer_config.json"])
+def test_a_tokenizer_without_the_usual_file_is_left_to_the_router(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no tokenizer in"):
+        check_tokenizer_file(tmp_path, VOCAB)
+    (tmp_path / name).write_text("{}")
+    check_tokenizer_file(tmp_path, VOCAB)
 
 
 def test_the_demo_pair_is_let_through(port: int) -> None:
