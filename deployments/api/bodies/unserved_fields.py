@@ -270,6 +270,10 @@ MESSAGE: Mapping[str, Unserved] = {
 }
 
 RESPONSE: Mapping[str, Unserved] = {
+    **_COMMON,
+    "mm_processor_kwargs": refused("images and audio would be others"),
+    "previous_input_messages": refused(f"{_NO_STATE}: send the whole input", []),
+    "enable_response_messages": passed_over("the answer has no such field", False),
     "previous_response_id": refused(f"{_NO_STATE}: send the whole input"),
     "conversation": refused(f"{_NO_STATE}: send the whole input"),
     "background": refused(f"{_NO_STATE}, so that nobody could fetch the response", False),
@@ -299,10 +303,12 @@ ANTHROPIC_PROMPT: Mapping[str, Unserved] = {
     "speed": hint("all requests are served alike"),
     "diagnostics": passed_over("the answer has 'metrics'"),
     "user_profile_id": hint("it says who asks"),
+    "betas": hint("what is served is served without a beta's name"),
     "workspace_id": hint("it says who asks"),
 }
 
 ANTHROPIC_MESSAGE: Mapping[str, Unserved] = {
+    **_COMMON,
     **ANTHROPIC_PROMPT,
     "service_tier": hint("all requests are served alike"),
     "inference_geo": refused("where texts are computed is a promise that this server cannot give"),

@@ -9,13 +9,13 @@ from pydantic.json_schema import SkipJsonSchema
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.bodies.tool_requests import HostedTool, read_tools
 from wingbeat.deployments.api.bodies.unserved_fields import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT, Part, Unserved
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
-SAME_IN_CHAT = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "speculation")
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """Chat's name of a field -> the one here."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -104,6 +104,8 @@ class CountBody(RequestBody):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """An older name of `output_config.format`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """An extension: variables that the chat template reads."""
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -134,32 +136,27 @@ class CountBody(RequestBody):
             "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
             "tool_choice": self.tool_choice and self.tool_choice.as_chat(),
             "parallel_tool_calls": not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
-            "chat_template_kwargs": self.thinking and {"enable_thinking": self.thinking.type != "disabled"},
+            "chat_template_kwargs": self._template_variables(),
         }
 
+    def _template_variables(self) -> dict[str, Any] | None:
+        thinks = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return thinks | (self.chat_template_kwargs or {}) or None
 
-class MessagesBody(CountBody):
+
+class MessagesBody(CountBody, SharedWithChat):
     """`POST /v1/messages`."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **ANTHROPIC_MESSAGE}
 
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: Any = None
-    """This and the two that follow are as in a chat request."""
-    top_p: Any = None
-    top_k: Any = None
     metadata: Any = None
     """Cannot change the result."""
-    seed: Any = None
-    """An extension, as the two that follow."""
-    ignore_eos: Any = None
-    speculation: Any = None
 
     def _chat_fields(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in SAME_IN_CHAT}
-        return {**super()._chat_fields(), **own, "stop": self.stop_sequences or None}
+        own = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
+        return {**self.shared_fields(), **super()._chat_fields(), **own}
 
 
 def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:

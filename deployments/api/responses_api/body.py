@@ -7,28 +7,15 @@ from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
-from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.bodies.tool_requests import Function
 from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Part, Unserved, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
-SAME_IN_CHAT = (
-    *(
-        "model",
-        "temperature",
-        "top_p",
-        "tool_choice",
-        "parallel_tool_calls",
-        "stream",
-        "seed",
-        "top_k",
-        "min_p",
-        "stop",
-    ),
-    *("ignore_eos", "speculation", "chat_template_kwargs", "include_reasoning", "user", "metadata"),
-)
+SAME_IN_CHAT = ("tool_choice", "parallel_tool_calls", "stop", "include_reasoning", "user", "metadata")
+"""Beside what every body shares with a chat's."""
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -66,20 +53,15 @@ class StreamOptions(Part):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesBody(RequestBody):
+class ResponsesBody(SharedWithChat):
     """`POST /v1/responses`."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **RESPONSE}
 
-    model: str | None = None
     input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
     """A text, or items: messages, `reasoning`, `function_call` and `function_call_output`."""
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    temperature: Any = None
-    """This and what follows is as in a chat request."""
-    top_p: Any = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -89,13 +71,8 @@ class ResponsesBody(RequestBody):
     include: list[str] | None = None
     metadata: Any = None
     user: Any = None
-    seed: Any = None
-    top_k: Any = None
-    min_p: Any = None
     stop: Any = None
-    ignore_eos: Any = None
-    speculation: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    """An extension, as in a chat request."""
     include_reasoning: bool | None = None
 
     @field_validator("input")
@@ -113,7 +90,7 @@ class ResponsesBody(RequestBody):
         """
         self._pass_over()
         messages = chat_messages(self.instructions, self.input)
-        fields = {name: getattr(self, name) for name in SAME_IN_CHAT}
+        fields = self.shared_fields() | {name: getattr(self, name) for name in SAME_IN_CHAT}
         fields |= {
             "messages": messages,
             "max_completion_tokens": self.max_output_tokens,

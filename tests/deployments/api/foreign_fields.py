@@ -15,15 +15,19 @@ import zipfile
 from pathlib import Path
 
 DATA = Path(__file__).with_suffix(".json")
-CHAT, COMPLETIONS = "chat", "completions"
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat", "completions", "responses", "messages"
 PROTOCOLS = {
     "vllm": {
         CHAT: ("vllm/entrypoints/openai/chat_completion/protocol.py", "ChatCompletionRequest"),
         COMPLETIONS: ("vllm/entrypoints/openai/completion/protocol.py", "CompletionRequest"),
+        RESPONSES: ("vllm/entrypoints/openai/responses/protocol.py", "ResponsesRequest"),
+        MESSAGES: ("vllm/entrypoints/anthropic/protocol.py", "AnthropicMessagesRequest"),
     },
     "sglang": {
         CHAT: ("sglang/srt/entrypoints/openai/protocol.py", "ChatCompletionRequest"),
         COMPLETIONS: ("sglang/srt/entrypoints/openai/protocol.py", "CompletionRequest"),
+        RESPONSES: ("sglang/srt/entrypoints/openai/protocol.py", "ResponsesRequest"),
+        MESSAGES: ("sglang/srt/entrypoints/anthropic/protocol.py", "AnthropicMessagesRequest"),
     },
 }
 """By server and endpoint, the file and the class of a request."""

@@ -8,17 +8,30 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA
+from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA, MESSAGES, RESPONSES
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
+from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER, WITHOUT_EFFECT
+from wingbeat.deployments.api.messages_api.body import MessagesBody
+from wingbeat.deployments.api.responses_api.body import ResponsesBody
 
 FIELDS: dict[str, dict[str, list[str]]] = json.loads(DATA.read_text(encoding="utf-8"))
-KINDS = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
-PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"}
+KINDS = {CHAT: ChatBody, COMPLETIONS: CompletionBody, RESPONSES: ResponsesBody, MESSAGES: MessagesBody}
+PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"} | {
+    RESPONSES: "/v1/responses",
+    MESSAGES: "/v1/messages",
+}
+OWN: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER], "seed": 1},
+    COMPLETIONS: {"prompt": "hi", "seed": 1},
+    RESPONSES: {"input": "hi", "seed": 1},
+    MESSAGES: {"messages": [USER], "max_tokens": 5, "seed": 1},
+}
 DOCUMENT = Path(__file__).parents[3] / "docs" / "http_api.md"
 ASKING: dict[str, Any] = {
     "cache_prompt": False,
@@ -37,7 +50,7 @@ SERVED, WITHOUT, REFUSED = "served", "without effect on the text", "refused"
 
 
 def names(endpoint: str) -> list[str]:
-    return sorted({name for fields in FIELDS.values() for name in fields[endpoint]})
+    return sorted({name for fields in FIELDS.values() for name in fields.get(endpoint, ())})
 
 
 def kind_of(endpoint: str, name: str) -> str:
@@ -53,16 +66,22 @@ def kind_of(endpoint: str, name: str) -> str:
 
 def ask(endpoint: str, **fields: Any):
     pool = ToolPool("<think>hm</think>fine")
-    own = {"messages": [USER]} if endpoint == CHAT else {"prompt": "hi"}
-    answer = call(pool, PATHS[endpoint], {**own, "seed": 1, **fields}, tokenizer=TOKENIZER, parsers=PARSERS)
+    answer = call(pool, PATHS[endpoint], OWN[endpoint] | fields, tokenizer=TOKENIZER, parsers=PARSERS)
     return answer, pool
+
+
+def text(answer: dict[str, Any]) -> Any:
+    """What was written, without the ids that differ between two answers."""
+    parts = answer.get("choices") or answer.get("output") or answer["content"]
+    return [{name: value for name, value in part.items() if name != "id"} for part in parts]
 
 
 EACH = [(endpoint, name) for endpoint in KINDS for name in names(endpoint)]
 
 
 def test_every_field_of_the_other_servers_is_known():
-    assert {len(fields[endpoint]) > 40 for fields in FIELDS.values() for endpoint in KINDS} == {True}
+    assert {len(fields[endpoint]) > 40 for fields in FIELDS.values() for endpoint in (CHAT, COMPLETIONS)} == {True}
+    assert [len(names(endpoint)) > least for endpoint, least in ((RESPONSES, 50), (MESSAGES, 20))] == [True, True]
     assert [(endpoint, name) for endpoint, name in EACH if kind_of(endpoint, name) == "unknown"] == []
 
 
@@ -90,7 +109,7 @@ def test_what_is_without_effect_changes_neither_the_request_nor_the_text():
                 assert answer.status_code == 200, (endpoint, name, answer.text)
                 assert pool.requests[0].params == plain_pool.requests[0].params
                 assert pool.requests[0].prompt_token_ids == plain_pool.requests[0].prompt_token_ids
-                assert answer.json()["choices"] == plain.json()["choices"]
+                assert text(answer.json()) == text(plain.json())
 
 
 @pytest.mark.slow
@@ -107,6 +126,72 @@ def test_a_grammar_of_another_server_is_refused_at_every_endpoint(path):
     for name in ("regex", "ebnf", "grammar", "json_schema", "stop_regex", "thinking_token_budget"):
         answer = call(ToolPool("x"), path, {**own, name: "a"}, tokenizer=TOKENIZER, parsers=PARSERS)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+SHAPING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"65": 5},
+    "allowed_token_ids": [65, 66],
+    "bad_words": ["bad"],
+    "min_tokens": 2,
+    "stop_token_ids": [67],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "priority": 3,
+    "cache_salt": "salt",
+    "structured_outputs": {"regex": "[a-z]+"},
+    "speculation": {"enabled": False},
+}
+"""A value of each that its default is not."""
+OF_ROUTERS = ("include_stop_str_in_output", "skip_special_tokens")
+"""What no engine is told."""
+TOLD_OTHERWISE = {
+    "stop",
+    "response_format",
+    "seed",
+    "prompt_logprobs",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+}
+"""Fields of sampling that those bodies have under another name, that `ask` gives, or that their answers have no room
+for."""
+
+
+def test_whatever_shapes_a_chat_shapes_a_response_and_a_message_alike():
+    assert SamplingFields.model_fields.keys() - TOLD_OTHERWISE <= SHAPING.keys() <= SharedWithChat.model_fields.keys()
+    for endpoint in (RESPONSES, MESSAGES):
+        own = {"max_output_tokens" if endpoint == RESPONSES else "max_tokens": 5}
+        plain = asked(endpoint, **own)
+        for name, value in SHAPING.items():
+            ours = asked(endpoint, **own, **{name: value})
+            assert ours == asked(CHAT, max_tokens=5, **{name: value}), (endpoint, name)
+            assert ours != plain or name in OF_ROUTERS, (endpoint, name)
+            bad, _ = ask(endpoint, **{name: [[]]})
+            assert (bad.status_code, bad.json()["error"]["param"].partition("[")[0]) == (400, name)
+
+
+@pytest.mark.parametrize(("endpoint", "stop"), [(RESPONSES, "stop"), (MESSAGES, "stop_sequences")])
+def test_a_stop_string_is_kept_where_that_is_asked_for(endpoint, stop):
+    most = {"max_tokens": 100} if endpoint == MESSAGES else {}
+    for kept, end in ((False, "fi"), (True, "fine")):
+        answer, _ = ask(endpoint, include_stop_str_in_output=kept, **{stop: ["ne"]}, **most)
+        written = text(answer.json())[-1]
+        assert (written["content"][0] if endpoint == RESPONSES else written)["text"] == end
+
+
+def asked(endpoint: str, **fields: Any) -> tuple[Any, ...]:
+    """What an engine is asked for."""
+    answer, pool = ask(endpoint, **fields)
+    assert (answer.status_code, HEADER in answer.headers) == (200, False), (endpoint, fields, answer.text)
+    (request,) = pool.requests
+    return (request.params, request.prompt_token_ids)
 
 
 @pytest.mark.parametrize(
