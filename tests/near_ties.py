@@ -8,6 +8,9 @@ decided by more has to be equal. Texts need no such gap where every token of the
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
+from itertools import pairwise
+
+import torch
 
 from wingbeat.runtime.protocol.messages import TokenTree
 
@@ -23,11 +26,12 @@ Drafted = Mapping[Path, float]
 
 
 def drafted_paths(tree: TokenTree, row: int) -> Drafted:
-    """The drafted nodes of a row, whatever their order."""
-    token_ids, parents, scores = (part[row].tolist() for part in (tree.token_ids, tree.parents, tree.scores))
+    """The drafted nodes of a row, in their order."""
+    token_ids, parents, depths, scores = (part[row].tolist() for part in tree[:4])
     paths: list[Path] = [()]
     for node in range(1, int(tree.num_valid[row])):
         paths.append((*paths[parents[node]], token_ids[node]))
+        assert depths[node] == len(paths[node]), f"node {node} is said to be at depth {depths[node]}"
     nodes = {path: scores[node] for node, path in enumerate(paths) if node > 0}
     assert len(nodes) == len(paths) - 1, "two siblings have one token"
     return nodes
@@ -94,3 +98,30 @@ def check_same_drafts(
     assert len(both) >= at_least
     others = [key for key in both if not same_drafts(found[key], expected[key], gap)]
     assert len(others) <= -(-len(both) // 10), others
+
+
+def check_same_trees(found: TokenTree, expected: TokenTree, gap: float = GAP) -> None:
+    """Trees of one batch are the same, up to near-ties in at most a tenth of them, rounded up: roots, nodes, their
+    order, and whatever stands in the place of nodes that are not there."""
+    assert found.num_valid.tolist() == expected.num_valid.tolist()
+    settled = torch.arange(expected.token_ids.shape[1]) >= expected.num_valid[:, None]
+    settled[:, 0] = True
+    for name in ("token_ids", "parents", "depths", "scores"):
+        one, other = (getattr(tree, name) for tree in (found, expected))
+        assert one.shape == other.shape, name
+        assert one[settled].tolist() == other[settled].tolist(), name
+    ours, theirs = ({row: drafted_paths(tree, row) for row in range(len(settled))} for tree in (found, expected))
+    for row, drafted in ours.items():
+        _check_order(drafted, theirs[row], gap)
+    check_same_drafts(ours, theirs, len(settled), gap)
+
+
+def _check_order(found: Drafted, expected: Drafted, gap: float) -> None:
+    """Nodes of both trees change places within a level alone, and where the scores by which they are ranked are within
+    `gap`: their own among siblings, else their parents'."""
+    places = {path: place for place, path in enumerate(expected)}
+    for one, other in pairwise(path for path in found if path in expected):
+        if places[one] > places[other]:
+            ranked = (one, other) if one[:-1] == other[:-1] else (one[:-1], other[:-1])
+            assert len(one) == len(other), (one, other)
+            assert abs(expected[ranked[0]] - expected[ranked[1]]) <= gap, (one, other)

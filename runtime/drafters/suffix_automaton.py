@@ -5,7 +5,7 @@ and one more token costs amortised constant time. Several texts share one automa
 (Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; generalised to several texts).
 
 Plain Python, on purpose: a token's work is a handful of dictionary look-ups that depend on one another, which tensors
-would only make slower. `benchmarks/suffix_drafter.py` measures it.
+would only make slower.
 """
 
 from itertools import islice

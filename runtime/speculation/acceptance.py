@@ -83,7 +83,7 @@ def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
 
 
 def along_rows(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """`values[row, index[row]]` of each row: `np.take_along_axis` in a fraction of its time, where arrays are small."""
+    """`values[row, index[row]]` of each row: quicker than numpy.take_along_axis where arrays are small."""
     return values[np.arange(len(index))[:, None], index]
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.drafters.test_head_swap import changed
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
 DEMO_HEADS = tuple(name for name in ("dspark", "dflash2") if (DEMO / name).is_dir())
@@ -58,13 +56,6 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert len(phases) == 6
         assert min(phases) >= 0
         assert total > 0
-
-
-def test_host_round_reports_the_parts_of_plain_and_drafted_rounds(tmp_path):
-    (turns,) = quick_run("host_round.py", tmp_path / "round.json")["turns"].values()
-    for plain, drafted in (one.values() for one in turns):
-        assert plain["draft"] == 0 < drafted["draft"]
-        assert min(plain["model"], plain["rest"], drafted["model"], drafted["rest"]) > 0
 
 
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
@@ -162,13 +153,6 @@ def test_learning_is_measured_in_process(tmp_path):
     figures = quick_run("learning.py", tmp_path / "learning.json", "--domain", "html")
     assert len(figures["marks"]) == 3
     assert figures["marks"][-1]["minutes"] > figures["marks"][0]["minutes"]
-
-
-def test_a_swap_of_heads_is_measured_three_ways_with_equal_texts(tmp_path):
-    changed(DEMO / "drafter", tmp_path / "other")
-    rows = quick_run("head_swap.py", tmp_path / "swap.json", str(tmp_path / "other"))["rows"]
-    assert [row[0] for row in rows] == ["swap", "computed again", "from the beginning"]
-    assert int(rows[1][2]) > 0 == int(rows[0][2])
 
 
 @pytest.mark.ray

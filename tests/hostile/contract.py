@@ -46,7 +46,7 @@ BAD_GRAMMARS: tuple[dict[str, Any], ...] = (
     {"regex": "("},
     {"regex": "[z-a]"},
     {"regex": "a{3,1}"},
-    {"grammar": "root ::= "},
+    {"grammar": 'root ::= "a'},
     {"grammar": 'start ::= "a"'},
     {"grammar": "root ::= unknown"},
     {"grammar": "no grammar"},

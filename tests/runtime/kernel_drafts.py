@@ -2,6 +2,7 @@
 
 import torch
 
+from tests.near_ties import ROUNDING, check_same_trees
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.cpu.ops import use_kernels
@@ -20,9 +21,7 @@ def by_torch(function):
 
 
 def assert_same(tree, expected):
-    for name in ("token_ids", "parents", "depths", "num_valid"):
-        assert getattr(tree, name).tolist() == getattr(expected, name).tolist(), name
-    torch.testing.assert_close(tree.scores, expected.scores, atol=2e-5, rtol=1e-5)
+    check_same_trees(tree, expected, ROUNDING)
 
 
 def reply_of(drafter, with_rule, spoil=lambda outcome: None):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.near_ties import check_same_trees
 from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import CHAIN, TREE, random_head, reference
@@ -38,9 +39,7 @@ def new_world(drafter, temperatures=MIXED):
 
 
 def assert_same(tree, expected, tolerance=1e-5):
-    for name in ("token_ids", "parents", "depths", "num_valid"):
-        assert getattr(tree, name).tolist() == getattr(expected, name).tolist(), name
-    torch.testing.assert_close(tree.scores, expected.scores, atol=tolerance, rtol=0)
+    check_same_trees(tree, expected, tolerance)
 
 
 def a_round(world, slots, depth, device="cpu"):
