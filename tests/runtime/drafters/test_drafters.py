@@ -5,6 +5,7 @@ import torch
 
 from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
 from tests.runtime.models import CHAIN, TREE, random_head, reference
+from tests.runtime.slow_growth import assert_tree
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
@@ -41,7 +42,7 @@ def slow_tree(head, world, slot, speculation):
         return list(zip(head.draft_token_ids[best.indices].tolist(), best.values.tolist(), strict=True))
 
     # An entry is (token, parent entry, depth, score, path, hidden states the path was fed with).
-    table = [(0, -1, 0, 0.0, [], [])]
+    table = [(int(world.tokens[slot, length - 1]), -1, 0, 0.0, [], [])]
     frontier = [0]
     for level in range(speculation.max_path - 1):
         added = []
@@ -56,11 +57,6 @@ def slow_tree(head, world, slot, speculation):
     kept = [0, *sorted(best[: speculation.num_nodes - 1])]
     number = {entry: index for index, entry in enumerate(kept)}
     return [(table[entry][0], number.get(table[entry][1], -1), *table[entry][2:4]) for entry in kept]
-
-
-def drafted(tree, row):
-    columns = (tree.token_ids[row], tree.parents[row], tree.depths[row], tree.scores[row])
-    return [list(column.tolist()) for column in columns]
 
 
 @pytest.mark.few(3)
@@ -83,11 +79,7 @@ def test_trees_equal_the_slow_ones(speculation, draft_vocab_size, temperature):
     chosen = world.slots[1:] + world.slots[:1]
     tree = drafter.propose(world.batch(proposals=chosen))
     for row, slot in enumerate(chosen):
-        expected = [list(column) for column in zip(*slow_tree(head, world, slot, speculation), strict=True)]
-        tokens, parents, depths, scores = drafted(tree, row)
-        assert tokens[0] == world.tokens[slot, world.lens[slot] - 1]
-        assert (tokens[1:], parents, depths) == (expected[0][1:], expected[1], expected[2])
-        assert scores == pytest.approx(expected[3], abs=1e-3)
+        assert_tree(tree, row, slow_tree(head, world, slot, speculation))
     assert tree.num_valid.tolist() == [speculation.num_nodes] * len(chosen)
 
 
