@@ -1,4 +1,7 @@
-"""Over keys and values of eight bits: texts are those of plain decoding with the same setting, whatever is drafted."""
+"""Over keys and values of eight bits: texts are those of plain decoding with the same setting, whatever is drafted.
+
+A key that rounding leaves between two neighbours of eight bits may be either of them, by what else is in its round.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.near_ties import FLIPPED, check_same_texts
 from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import (
     CHAIN,
@@ -21,6 +25,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.prefix_world import Kept, finish, prefix_of
 from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.written_texts import write
 from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.kv import pool
@@ -50,7 +55,16 @@ def mixed():
 def plain(model):
     """Of an engine with much room and no drafter."""
     ref = reference(model)
-    return generate(ref.loaded, engine_config(**FP8), None, ref.prompts, mixed())[0]
+    return plainly(ref.loaded, engine_config(**FP8), ref.prompts, mixed())
+
+
+def plainly(loaded, config, prompts, params):
+    """What a fresh engine writes without drafts."""
+    engine = new_engine(loaded, config)
+    try:
+        return write(engine, prompts, params)
+    finally:
+        engine.model.remove_taps()
 
 
 @pytest.mark.parametrize("room", list(ROOMS))
@@ -60,7 +74,7 @@ def test_speculation_changes_no_token(model, shape, room):
     ref, speculation = reference(model), SHAPES[shape]
     config = engine_config(speculation, **FP8, **ROOMS[room])
     tokens, engine = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
-    assert tokens == plain(model)
+    check_same_texts(tokens, plain(model), FLIPPED)
     assert all(part.dtype == torch.float8_e4m3fn for pair in engine.cache.layers for part in pair)
     assert (engine.stats().num_preemptions > 0) == (room == "tight")
     assert engine.speculation.num_drafts > 0
@@ -69,12 +83,12 @@ def test_speculation_changes_no_token(model, shape, room):
 @pytest.mark.parametrize("on_host", [True, False], ids=["own-shapes", "fixed-shapes"])
 def test_accepted_paths_leave_the_text_as_it_is(on_host):
     ref, expected = reference("llama"), plain("llama")
-    sequences = [prompt + more for prompt, more in zip(ref.prompts, expected, strict=True)]
+    sequences = [prompt + text.token_ids for prompt, text in zip(ref.prompts, expected, strict=True)]
     engine = new_engine(
         ref.loaded, engine_config(**FP8), ScriptedDrafter(sequences, right_tree, ref.loaded.vocab_size), on_host
     )
     try:
-        assert Run(engine, ref.prompts, mixed()).finish() == expected
+        check_same_texts(Run(engine, ref.prompts, mixed()).finish(), expected, FLIPPED)
     finally:
         engine.model.remove_taps()
     assert engine.speculation.acceptance_length > 4
@@ -84,7 +98,7 @@ def test_a_policy_measures_its_costs_over_such_a_pool():
     ref, speculation = reference("llama"), SpeculationConfig(draft_steps=3, draft_top_k=2, adaptive=True)
     config = engine_config(speculation, **FP8)
     tokens, _ = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
-    assert tokens == plain("llama")
+    check_same_texts(tokens, plain("llama"), FLIPPED)
 
 
 def test_a_prefix_that_is_found_gives_the_text_of_one_that_is_computed():
@@ -93,7 +107,7 @@ def test_a_prefix_that_is_found_gives_the_text_of_one_that_is_computed():
     try:
         for again in (False, True):
             run = Run(engine, ref.prompts, mixed())
-            assert run.finish() == plain("llama")
+            check_same_texts(run.finish(), plain("llama"), FLIPPED)
             assert (run.last[4].num_cached_tokens > 0) == again
     finally:
         engine.model.remove_taps()
@@ -120,7 +134,7 @@ def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
     ref = reference("llama")
     system = ref.prompts[4][:40]
     prompts = [system + prompt for prompt in ref.prompts[:2]]
-    expected, _ = generate(ref.loaded, engine_config(**FP8), None, prompts, greedy_params(12))
+    expected = plainly(ref.loaded, engine_config(**FP8), prompts, [greedy_params(12)] * 2)
     first = Kept(ref.loaded, tmp_path, **FP8)
     first.save(prefix_of(system))
     first.close()
@@ -131,7 +145,10 @@ def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
         finish(one.engine, one.keeper)
         tokens, cached = one.run(prompts, 12)
         one.close()
-        assert (tokens == expected) == bool(limits)
+        if limits:
+            check_same_texts(tokens, expected, FLIPPED)
+        else:
+            assert tokens != [text.token_ids for text in expected]
         assert cached == [40, 40]
     assert "of torch.uint8, not" in caplog.text
 
@@ -147,11 +164,9 @@ def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
 @pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_speculation_changes_no_token_of_a_hybrid(name):
     ref, limits = hybrid(name), {"block_size": 4, "state_interval": 8, "num_kv_blocks": 400}
-    texts, params = [], mixed()[: len(ref.prompts)]
-    for drafter in (None, eagle_drafter(ref.loaded, TREE)):
-        tokens, engine = generate(ref.loaded, engine_config(**FP8, **limits), drafter, ref.prompts, params)
-        texts.append(tokens)
-    assert texts[0] == texts[1]
+    config, params = engine_config(**FP8, **limits), mixed()[: len(ref.prompts)]
+    tokens, engine = generate(ref.loaded, config, eagle_drafter(ref.loaded, TREE), ref.prompts, params)
+    check_same_texts(tokens, plainly(ref.loaded, config, ref.prompts, params), FLIPPED)
     assert {part.dtype for pair in engine.cache.layers for part in pair} == {torch.float8_e4m3fn}
 
 
