@@ -15,7 +15,7 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all test-models test-versions with-ray without-ray chaos soak lint clean anew
+.PHONY: serve test test-all test-models test-versions test-without with-ray without-ray chaos soak lint clean anew
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -47,6 +47,10 @@ test-models: $(STAMP)
 # allows (torch's is fixed where there is no GPU): ten minutes, and pip's index has to be within reach.
 test-versions: $(STAMP)
 	$(VENV)/bin/python -m tests.versions.environments build/versions
+
+# A copy of the tree without each optional feature, and without all at once: what is left passes `make test` and serves.
+test-without: $(STAMP)
+	$(VENV)/bin/python -m tests.without --each --all
 
 # Whatever an application consists of is killed, stopped and cut off under load: half an hour.
 chaos: $(STAMP)

@@ -98,6 +98,20 @@ def gpus_of_node(resources: Mapping[str, float], available: Mapping[str, float])
     return [Gpu(kind, None if size is None else size * _GIB, index < free) for index in range(whole)]
 
 
+def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
+    """GPUs of this machine where torch sees none, and why it does not; None where the driver tells of none.
+
+    Args:
+        torch_version, cuda_version: as of `driver_problem`.
+    """
+    try:
+        here = LibraryNvml().devices()
+    except NvmlError:
+        return None
+    names = ", ".join(gpu.name for gpu in here)
+    return f"{names} stays unused: {driver_problem(torch_version, cuda_version)}" if here else None
+
+
 def driver_problem(torch_version: str, cuda_version: str | None, nvml: Nvml | None = None) -> str:
     """Why torch sees no GPU, as far as the driver tells, and what to change: one line without an end.
 

@@ -20,20 +20,20 @@ cluster.placement:
 cluster.process_tree: cluster.channels
 cluster.routing: runtime.kv
 deployments.api: deployments.fleet deployments.host_names deployments.limits deployments.media deployments.metrics
-    deployments.page deployments.parsing deployments.request_context runtime.head_versions runtime.lora runtime.media
+    deployments.parsing deployments.parts deployments.request_context runtime.head_versions runtime.lora runtime.media
     runtime.metrics runtime.prefixes runtime.scheduling runtime.text_stream runtime.tokenizer
 deployments.app: cluster.autoscaling cluster.placement deployments.app_config deployments.door deployments.fleet
     deployments.gpu_shares deployments.log deployments.options deployments.ray_cluster deployments.replica
     deployments.router deployments.surface
 deployments.app_config: cluster.placement deployments.options runtime.config runtime.hub runtime.refusals
-deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.doctor deployments.door
-    deployments.gpu_shares deployments.launch deployments.log deployments.options deployments.start_up runtime.checks
+deployments.cli: cluster.channels cluster.gpus deployments.app_config deployments.door deployments.gpu_shares
+    deployments.launch deployments.log deployments.options deployments.parts deployments.start_up runtime.checks
     runtime.config runtime.config_fields runtime.drafters runtime.folder_kinds runtime.free_memory runtime.heads
     runtime.hub runtime.hugging_face runtime.kv runtime.llm runtime.metrics runtime.recordings runtime.scheduling
     runtime.tensor_files runtime.tensorrt runtime.text_stream runtime.tokenizer_file runtime.training
     runtime.verifier.checkpoints runtime.verifier.loading
-deployments.doctor: cluster.channels cluster.gpus cluster.nvml kernels.comparison kernels.cpu kernels.disk_cache
-    runtime.checks runtime.free_memory runtime.graphs
+deployments.doctor: cluster.channels cluster.gpus cluster.nvml deployments.cli kernels.comparison kernels.cpu
+    kernels.disk_cache runtime.checks runtime.free_memory runtime.graphs runtime.scheduling
 deployments.door:
 deployments.fleet: cluster.routing deployments.handle_calls runtime.kv runtime.lora runtime.metrics runtime.prefixes
     runtime.scheduling
@@ -57,8 +57,9 @@ deployments.offline: cluster.channels deployments.api deployments.cli deployment
 deployments.options: deployments.host_names deployments.limits deployments.log runtime.config runtime.config_fields
     runtime.demo runtime.drafters runtime.folder_kinds runtime.hub runtime.lora runtime.refusals runtime.scheduling
     runtime.settings runtime.static_tree runtime.tensor_files runtime.tensor_parallel
-deployments.page: deployments.fleet
+deployments.page: deployments.api deployments.fleet
 deployments.parsing: deployments.options
+deployments.parts:
 deployments.ray_cluster: cluster.process_tree deployments.replica
 deployments.ray_llm: deployments.app deployments.app_config deployments.options
 deployments.replica: cluster.autoscaling cluster.channels cluster.child_process cluster.cores cluster.engine_speed

@@ -115,12 +115,17 @@ def script(name: str, most_s: float = MOST_S, *options: str) -> Part:
     return Part(name, [sys.executable, str(HERE / f"{name}.py"), *options], most_s)
 
 
+def scripts(name: str, most_s: float) -> list[Part]:
+    """A script of what can be deleted; none where it is."""
+    return [part for part in [script(name, most_s)] if (HERE / f"{name}.py").is_file()]
+
+
 def sessions() -> dict[str, list[Part]]:
     """By name, the parts of a session, what is wanted most first; each session fits the budget."""
     ipc = gpu_files("tests/cluster")
     return {
         "first": [
-            script("doctor", 90),
+            *scripts("doctor", 90),
             script("round_stages", 200),
             script("losslessness", 60),
             pytest_part("tests_graphs", ["tests/runtime/graphs"], 45, only="-m gpu", workers=1),
@@ -145,7 +150,7 @@ def sessions() -> dict[str, list[Part]]:
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
         "served": [script("served_8b", 240), script("served", 200), script("prompt_rounds", 90)],
         "next": [
-            script("doctor", 40),
+            *scripts("doctor", 40),
             script("real_acceptance", 160),
             script("kernel_profile", 80, "--only", "prompt", "fp8", "adapter"),
             script("served_8b", 130, "--only", "start", "64 at once", "killed"),
@@ -193,18 +198,23 @@ def machine() -> dict[str, str]:
 
 
 def why_none() -> str | None:
-    """Why there is no GPU to measure, in the doctor's words; None where torch sees one.
+    """Why there is no GPU to measure; None where torch sees one.
 
     Asked by another process: a driver that hangs would hold this one for good.
     """
-    from wingbeat.deployments.doctor.driver import sees_gpu
-    from wingbeat.deployments.doctor.gpu import gpu_parts
+    import torch
+
+    from wingbeat.cluster.gpus import unseen_gpus
     from wingbeat.runtime.checks.bounded_step import StepTimeout
+    from wingbeat.runtime.checks.driver import sees_gpu
 
     try:
-        return None if sees_gpu(most_s=DRIVER_S) else gpu_parts(False)[0].ask()[1]
+        if sees_gpu(most_s=DRIVER_S):
+            return None
     except StepTimeout as error:
         return str(error)
+    unseen = unseen_gpus(torch.__version__, torch.version.cuda)
+    return unseen or f"torch {torch.__version__} sees none: everything runs on the CPU"
 
 
 def target(figure: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.page.playground import add_page
+from wingbeat.deployments.parts import hooks
 
 
 def create_app(
@@ -94,8 +94,8 @@ def create_app(
         generation = await (service := models.choose(body.model)).plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
-    chats = models.first.tokenizer.chat_template is not None
-    add_page(app, models.pools, None if heads is None else DRAFTER_PATH, chats)
+    for add_routes in hooks("add_routes"):
+        add_routes(app, models, None if heads is None else DRAFTER_PATH)
     add_load(app, models.pools)
     add_description(app, version_of_package())
     return app

@@ -13,6 +13,7 @@ import typer
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
+from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, Level, new_app, run_now, show_log_from
 from wingbeat.deployments.cli.drafter_command import add_drafter_commands
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
@@ -23,27 +24,15 @@ from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.cli.vllm_words import without_vllm
 from wingbeat.deployments.cli.weights_command import add_weights_commands
 from wingbeat.deployments.gpu_shares import shares_here
-from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_lines, show_log
+from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.options.foreign_names import hint
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
 
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
-_READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-Level = Annotated[
-    LogLevel | None,
-    typer.Option(
-        "--log-level",
-        metavar="|".join(LogLevel),
-        show_default=False,
-        help="Least level of Wingbeat's own log lines.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -> None:
@@ -77,18 +66,8 @@ def _complain(message: str) -> int:
     return USAGE_ERROR
 
 
-def _new_app(help_text: str, add_completion: bool = False) -> typer.Typer:
-    return typer.Typer(
-        help=help_text,
-        add_completion=add_completion,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    )
-
-
 def _app(open_engine: OpenEngine) -> typer.Typer:
-    app = _new_app("EAGLE speculative decoding as a Ray Serve application.", add_completion=True)
+    app = new_app("EAGLE speculative decoding as a Ray Serve application.", add_completion=True)
 
     @app.callback()
     def top(
@@ -106,39 +85,33 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         log_level: Level = None,
     ) -> None:
         """Continue a prompt in this process."""
-        _show_log_from(log_level)
+        show_log_from(log_level)
         generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
 
     def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
         """Compare speculative with plain decoding in this process."""
-        _show_log_from(log_level)
+        show_log_from(log_level)
         bench_command(config, as_json, open_engine)
 
     app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     app.command("generate", cls=GroupedCommand)(model_command(GenerateConfig, generate))
     app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
-    _add_doctor(app, open_engine)
+    for add_commands in hooks("add_commands"):
+        add_commands(app, open_engine)
     _add_build_engine(app)
     _add_train(app)
     _add_extract(app)
-    prefix = _new_app("Saved prefixes, such as system prompts, of a server that runs.")
+    prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
     add_prefix_commands(prefix)
     app.add_typer(prefix, name="prefix")
-    drafter = _new_app("Versions of the draft head of a server that learns.")
+    drafter = new_app("Versions of the draft head of a server that learns.")
     add_drafter_commands(drafter)
     app.add_typer(drafter, name="drafter")
-    weights = _new_app("The verifier's weights on a server that runs.")
+    weights = new_app("The verifier's weights on a server that runs.")
     add_weights_commands(weights)
     app.add_typer(weights, name="weights")
     return app
-
-
-def _show_log_from(level: LogLevel | None) -> None:
-    """Show log lines from a level up; without a level, warnings alone, as Python does."""
-    if level is not None:
-        os.environ[LEVEL_VARIABLE] = level.value
-        show_log()
 
 
 def _show_version(asked: bool) -> None:
@@ -217,29 +190,9 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
 
             inspect_command(config, folder, as_json, open_engine)
 
-        _run_now(context, InspectConfig, run)
+        run_now(context, InspectConfig, run)
 
-    app.command("inspect", context_settings=_READS_LATER)(inspect)
-
-
-def _add_doctor(app: typer.Typer, open_engine: OpenEngine) -> None:
-    """`doctor` reads its own arguments later, as `train` does."""
-
-    def doctor(context: typer.Context) -> None:
-        """Say what this machine can serve with, part by part."""
-        from wingbeat.deployments.cli.doctor_options import DoctorConfig
-
-        def run(config: DoctorConfig, as_json: JsonOption = False) -> None:
-            """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
-            from wingbeat.deployments.cli.doctor_command import doctor_command
-
-            raise typer.Exit(doctor_command(config, as_json, open_engine))
-
-        own = _new_app(run.__doc__)
-        own.command(cls=GroupedCommand)(model_command(DoctorConfig, run, arguments=("model", "drafter")))
-        raise typer.Exit(own(context.args, prog_name=context.command_path, standalone_mode=False))
-
-    app.command("doctor", context_settings=_READS_LATER)(doctor)
+    app.command("inspect", context_settings=READS_LATER)(inspect)
 
 
 def _add_build_engine(app: typer.Typer) -> None:
@@ -256,9 +209,9 @@ def _add_build_engine(app: typer.Typer) -> None:
 
             build_engine_command(config)
 
-        _run_now(context, BuildEngineConfig, run)
+        run_now(context, BuildEngineConfig, run)
 
-    app.command("build-engine", context_settings=_READS_LATER)(build_engine)
+    app.command("build-engine", context_settings=READS_LATER)(build_engine)
 
 
 def _add_train(app: typer.Typer) -> None:
@@ -269,7 +222,7 @@ def _add_train(app: typer.Typer) -> None:
         check_named_folders(context.args)
         _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
 
-    app.command("train", context_settings=_READS_LATER)(train)
+    app.command("train", context_settings=READS_LATER)(train)
 
 
 def _add_extract(app: typer.Typer) -> None:
@@ -286,22 +239,15 @@ def _add_extract(app: typer.Typer) -> None:
 
             extract_command(config)
 
-        _run_now(context, ExtractConfig, run)
+        run_now(context, ExtractConfig, run)
 
-    app.command("extract", context_settings=_READS_LATER)(extract)
-
-
-def _run_now(context: typer.Context, config_class: type[Config], run: Callable[..., None]) -> None:
-    """Read the arguments that were left for later."""
-    own = _new_app(run.__doc__)
-    own.command(cls=GroupedCommand)(model_command(config_class, run))
-    own(context.args, prog_name=context.command_path, standalone_mode=False)
+    app.command("extract", context_settings=READS_LATER)(extract)
 
 
 def _train_app() -> typer.Typer:
     from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
-    app = _new_app("Train a draft head for a verifier.")
+    app = new_app("Train a draft head for a verifier.")
 
     def drafter(config: TrainDrafterConfig) -> None:
         """Train a draft head for a verifier."""

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from wingbeat.cluster.gpus import driver_problem
+from wingbeat.cluster.gpus import unseen_gpus
 from wingbeat.cluster.nvml import LibraryNvml, NvmlError
 from wingbeat.deployments.doctor.examination import Part, Verdict
 from wingbeat.deployments.doctor.machine import gib
@@ -25,14 +25,10 @@ def gpu_parts(seen: bool) -> list[Part]:
 def _no_gpu() -> tuple[Verdict, str]:
     import torch
 
-    try:
-        here = LibraryNvml().devices()
-    except NvmlError:
-        here = []
-    if not here:
+    unseen = unseen_gpus(torch.__version__, torch.version.cuda)
+    if unseen is None:
         return Verdict.WARNING, f"torch {torch.__version__} sees none: everything runs on the CPU"
-    names = ", ".join(gpu.name for gpu in here)
-    return Verdict.FAILED, f"{names} stays unused: {driver_problem(torch.__version__, torch.version.cuda)}"
+    return Verdict.FAILED, unseen
 
 
 def _driver() -> tuple[Verdict, str]:

@@ -51,7 +51,7 @@ for part in _suite.sessions()["first"]:
     elif not part.is_tests:
         __import__(part.name)
 # What the doctor asks of a GPU is imported where it is asked.
-import wingbeat.deployments.doctor.driver
+import wingbeat.runtime.checks.driver
 import wingbeat.deployments.doctor.gpu as asked
 for node in ast.walk(ast.parse(open(asked.__file__).read())):
     if isinstance(node, ast.ImportFrom):

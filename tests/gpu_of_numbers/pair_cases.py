@@ -13,7 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.gpu_of_numbers.device import CUDA
+from tests.near_ties import GAP, Written, check_same_texts
 from tests.runtime.lora_world import merge, write_adapter
+from tests.runtime.written_texts import scores_of
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
@@ -49,6 +51,8 @@ WAYS = {
     "grammar": {"temperature": 0.0, "grammar": GrammarSpec("regex", r"[a-z]{3,9}\([a-z]{1,6}(, [a-z]{1,6}){2,4}\)")},
 }
 NUM_TOKENS = 10
+GAPS = {"float32": GAP, "bfloat16": 0.5}
+"""By how much logits of the pair differ at most between two implementations."""
 FACTORY = partial(InProcessChannel, device=CUDA)
 
 
@@ -89,6 +93,23 @@ def tokens(llm: LLM, wanted: SamplingParams) -> list[list[int]]:
     return [result.token_ids for result in llm.generate(prompts(llm), [wanted] * len(TEXTS))]
 
 
+def check_same(llm: LLM, found: list[list[int]], expected: list[list[int]], way: str, dtype: str) -> None:
+    """Texts of `TEXTS` are the same; up to near-ties where nothing but temperature and noise alters the logits."""
+    if not WAYS[way].keys() <= {"temperature", "top_p", "seed"}:
+        assert found == expected
+        return
+
+    def scores_at(index: int, place: int) -> dict[int, float]:
+        model = AutoModelForCausalLM.from_pretrained(PAIR.verifier, dtype=torch.float32)
+        token_ids = prompts(llm)[index] + expected[index][:place]
+        with torch.inference_mode():
+            logits = model(torch.tensor([token_ids])).logits[0, -1]
+        return scores_of(dict(enumerate(logits.tolist())), params(way), len(token_ids))
+
+    texts = [Written(text, partial(scores_at, index)) for index, text in enumerate(expected)]
+    check_same_texts(found, texts, GAPS[dtype])
+
+
 def test_a_start_tries_everything_and_every_stage_is_captured(gpu, llm):
     assert llm.engine.loaded.device.type == "cuda"
     assert llm.self_test.passed
@@ -103,9 +124,9 @@ def test_drafted_tokens_are_those_of_plain_decoding_and_of_the_cpu(gpu, llm, on_
     accepted = llm.engine.speculation.num_accepted_tokens
     replays, before = gpu.num_replays, dict(llm.engine.runner.graphs.stats.eager_runs)
     drafted = tokens(llm, params(way, force_drafts=True))
-    assert drafted == tokens(llm, params(way, speculation=False))
+    check_same(llm, drafted, tokens(llm, params(way, speculation=False)), way, dtype)
     if dtype == "float32":
-        assert drafted == tokens(on_cpu, params(way, speculation=False))
+        check_same(llm, drafted, tokens(on_cpu, params(way, speculation=False)), way, dtype)
     assert all(drafted)
     assert llm.engine.speculation.num_accepted_tokens > accepted
     assert gpu.num_replays > replays
@@ -134,7 +155,7 @@ def test_log_probabilities_are_those_of_the_cpu(llm, on_cpu, dtype):
     assert reported(llm, True) == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_drafter_that_is_lost_in_the_middle_and_replaced_changes_no_token(llm, monkeypatch):
+def test_a_drafter_that_is_lost_in_the_middle_and_replaced_changes_no_token(llm, monkeypatch, dtype):
     wanted = params("top-p", force_drafts=True)
     expected = tokens(llm, params("top-p", speculation=False))
     outputs = llm.stream(prompts(llm), [wanted] * len(TEXTS))
@@ -152,7 +173,7 @@ def test_a_drafter_that_is_lost_in_the_middle_and_replaced_changes_no_token(llm,
         elif states[-1] == "lost" and EagleDrafter.draft is fail:
             monkeypatch.setattr(EagleDrafter, "draft", draft)
             connect(llm.engine, new_drafter(llm), FACTORY)
-    assert found == expected
+    check_same(llm, found, expected, "top-p", dtype)
     assert states[0] == states[-1] == "attached"
     assert "lost" in states
 

@@ -11,11 +11,15 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import panels
 from wingbeat.deployments.cli.bench import BenchConfig
 from wingbeat.deployments.cli.generate import GenerateConfig
+from wingbeat.deployments.cli.local import open_engine
+from wingbeat.deployments.cli.main import _app as main_app
 from wingbeat.deployments.cli.options import option_name
 
+OWN = {"serve", "generate", "bench", "inspect", "build-engine", "train", "extract"}
 HEAVY = ("torch", "transformers", "ray", "numpy", "fastapi", "uvicorn", "xgrammar", "matplotlib")
+OF_PARTS = tuple(sorted({command.name for command in main_app(open_engine).registered_commands} - OWN))
 COMMANDS = (
-    *("", "serve", "generate", "bench", "inspect", "doctor", "build-engine", "train", "train drafter", "extract"),
+    *("", "serve", "generate", "bench", "inspect", *OF_PARTS, "build-engine", "train", "train drafter", "extract"),
     *("prefix", "prefix save", "prefix load", "prefix list", "prefix delete"),
     *("drafter", "drafter list", "drafter promote", "drafter rollback", "weights", "weights show", "weights update"),
 )

@@ -154,13 +154,6 @@ def test_a_model_of_an_unknown_type_is_refused_in_one_line(command: str, tmp_pat
     assert "trust_remote_code=True" not in got.err
 
 
-def test_doctor_names_the_type_and_runs_none(tmp_path: Path, trace: Path, run):
-    got = run("doctor", "--model", plant(VERIFIER, tmp_path / "model", trace), "--drafter", "none")
-    assert got.code == 1
-    assert "model_type 'planted'" in got.out
-    assert "Traceback" not in got.out + got.err
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["generate", "serve", "inspect"])
 def test_a_pickle_that_is_code_is_refused_in_one_line(command: str, tmp_path: Path, trace: Path, run):

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.deployments.cli.test_planted_code import VERIFIER, plant, trace  # noqa: F401 - a fixture
+from tests.deployments.cli.test_planted_code import run as planted_run  # noqa: F401 - a fixture
 from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.deployments.cli import doctor_command as command
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.doctor import driver, gpu
+from wingbeat.deployments.doctor import command, gpu
 from wingbeat.deployments.doctor.examination import Part, Verdict, examine
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.runtime import free_memory
+from wingbeat.runtime.checks import driver
 
 
 def fine() -> tuple[Verdict, str]:
@@ -148,3 +150,10 @@ def test_ipc_is_tried_on_the_same_gpu_and_on_the_next(monkeypatch, carries, verd
     assert names == ["driver", "GPU", "GPU kernels", "CUDA IPC", "CUDA graphs"]
     part = gpu.gpu_parts(True)[names.index("CUDA IPC")]
     assert part.ask() == (verdict, detail)
+
+
+def test_planted_code_is_named_and_not_run(tmp_path, trace, planted_run):  # noqa: F811 - fixtures
+    got = planted_run("doctor", "--model", plant(VERIFIER, tmp_path / "model", trace), "--drafter", "none")
+    assert got.code == 1
+    assert "model_type 'planted'" in got.out
+    assert "Traceback" not in got.out + got.err

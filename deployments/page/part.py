@@ -1,0 +1,19 @@
+"""`GET /` among the routes; imported by commands too, so that it imports what it adds where it adds it."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from wingbeat.deployments.api.served_models import ServedModels
+
+
+def add_routes(app: "FastAPI", models: "ServedModels", drafter: str | None) -> None:
+    """Serve the page; it opens on a chat where the first model has a chat template.
+
+    Args:
+        drafter: where the versions of the draft head are; None where there are none.
+    """
+    from wingbeat.deployments.page.playground import add_page
+
+    add_page(app, models.pools, drafter, models.first.tokenizer.chat_template is not None)
