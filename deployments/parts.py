@@ -5,19 +5,23 @@ takes a part out.
 
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
 - `add_routes(app, models, drafter)`: routes of the HTTP application, see `api.routes`.
+- `bodies()`: what is posted to these routes, by path.
+- `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
-PARTS = ("doctor", "page")
+PARTS = ("doctor", "api.responses_api", "api.messages_api", "page")
 """Their folders, in the order in which they add."""
 
 
-def hooks(name: str) -> Iterator[Callable[..., None]]:
+@cache
+def hooks(name: str) -> tuple[Callable[..., Any], ...]:
     """The functions of that name in the parts that are there."""
-    for part in PARTS:
-        folder = f"{__package__}.{part}"
-        if find_spec(folder) is not None and hasattr(module := import_module(f"{folder}.part"), name):
-            yield getattr(module, name)
+    folders = (f"{__package__}.{part}" for part in PARTS)
+    modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
+    return tuple(getattr(module, name) for module in modules if hasattr(module, name))

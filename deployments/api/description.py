@@ -18,16 +18,12 @@ from wingbeat.deployments.api.endpoints.embedding_routes import EMBEDDINGS_PATH
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.api.endpoints.weights_routes import UPDATE_PATH, UpdateWeightsBody
-from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
-from wingbeat.deployments.api.responses_api.body import ResponsesBody
+from wingbeat.deployments.parts import hooks
 
-BODIES: Mapping[str, type[BaseModel]] = {
+BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
-    "/v1/responses": ResponsesBody,
     EMBEDDINGS_PATH: EmbeddingsBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountBody,
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
     PREFIXES_PATH: SavePrefixBody,
@@ -37,6 +33,8 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+for bodies in hooks("bodies"):
+    BODIES |= bodies()
 ERROR = {
     "type": "object",
     "properties": {

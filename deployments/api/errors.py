@@ -11,6 +11,7 @@ from wingbeat.deployments.fleet.interface import (
     RequestRefused,
     TryLater,
 )
+from wingbeat.deployments.parts import hooks
 
 logger = logging.getLogger(__name__)
 
@@ -52,18 +53,10 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-MESSAGES_PATH = "/v1/messages"
-_ANTHROPIC_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_ANTHROPIC_KINDS |= {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
-
-
 def error_body(path: str, error: ApiError) -> dict:
-    """The JSON body of an error as clients of this path read it: below `/v1/messages` in Anthropic's form."""
-    body = error.body()
-    if not path.startswith(MESSAGES_PATH):
-        return body
-    kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {**body["error"], "type": kind}}
+    """The JSON body of an error as clients of this path read it."""
+    forms = (form(path, error) for form in hooks("error_body"))
+    return next((form for form in forms if form is not None), None) or error.body()
 
 
 def unknown_model(model: str, served: str) -> ApiError:

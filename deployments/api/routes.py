@@ -30,8 +30,6 @@ from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, 
 from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
 from wingbeat.deployments.api.endpoints.weights_routes import add_weights_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
-from wingbeat.deployments.api.messages_api.routes import add_messages_routes
-from wingbeat.deployments.api.responses_api.routes import add_responses_route
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parts import hooks
@@ -79,8 +77,6 @@ def create_app(
     add_weights_routes(app, models)
     if heads is not None:
         add_drafter_routes(app, heads)
-    add_responses_route(app, models)
-    add_messages_routes(app, models)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

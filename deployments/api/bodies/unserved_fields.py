@@ -218,11 +218,11 @@ def _is_number(value: Any) -> bool:
 
 
 _OLD_FORM = "'structured_outputs' has taken its place"
-_NO_STATE = "nothing is kept between requests"
-_NO_AUDIO = "answers are text"
-_CHECKS = "a client that asks for checks would take what is unchecked for checked"
+NO_STATE = "nothing is kept between requests"
+TEXT_ALONE = "answers are text"
+CHECKS = "a client that asks for checks would take what is unchecked for checked"
 
-_COMMON: Mapping[str, Unserved] = {
+COMMON: Mapping[str, Unserved] = {
     "length_penalty": refused("it belongs to beam search", 1),
     "spaces_between_special_tokens": refused("the text would have other spaces", True),
     "guided_json": refused(_OLD_FORM),
@@ -236,26 +236,26 @@ _COMMON: Mapping[str, Unserved] = {
 }
 
 COMPLETION: Mapping[str, Unserved] = {
-    **_COMMON,
+    **COMMON,
     "suffix": refused("no text is written between two others", ""),
     "prompt_embeds": refused("a prompt is text or tokens"),
 }
 
 CHAT: Mapping[str, Unserved] = {
-    **_COMMON,
+    **COMMON,
     "echo": refused("an answer of a chat is the answer alone", False),
     "best_of": refused("choices are not ranked", 1),
     "mm_processor_kwargs": refused("images and audio would be others"),
     "functions": refused("'tools' has taken its place", []),
     "function_call": refused("'tool_choice' has taken its place", "none", "auto"),
-    "modalities": refused(_NO_AUDIO, ["text"], []),
-    "audio": refused(_NO_AUDIO),
-    "moderation": refused(_CHECKS),
+    "modalities": refused(TEXT_ALONE, ["text"], []),
+    "audio": refused(TEXT_ALONE),
+    "moderation": refused(CHECKS),
     "verbosity": passed_over("no chat template reads it", "medium"),
     "web_search_options": passed_over("tools of other services are not run here"),
     "prediction": hint("a guess at the answer saves time, and changes no token"),
     "service_tier": hint("all requests are served alike"),
-    "store": hint(_NO_STATE),
+    "store": hint(NO_STATE),
     "prompt_cache_key": hint("prefixes are cached anyway"),
     "prompt_cache_options": hint("prefixes are cached anyway"),
     "prompt_cache_retention": hint("prefixes are cached anyway"),
@@ -267,49 +267,4 @@ MESSAGE: Mapping[str, Unserved] = {
     "audio": refused("it stands for words that only another service has kept"),
     "refusal": refused("no chat template reads it: make it the content", ""),
     "annotations": passed_over("no chat template reads them", []),
-}
-
-RESPONSE: Mapping[str, Unserved] = {
-    **_COMMON,
-    "mm_processor_kwargs": refused("images and audio would be others"),
-    "previous_input_messages": refused(f"{_NO_STATE}: send the whole input", []),
-    "enable_response_messages": passed_over("the answer has no such field", False),
-    "previous_response_id": refused(f"{_NO_STATE}: send the whole input"),
-    "conversation": refused(f"{_NO_STATE}: send the whole input"),
-    "background": refused(f"{_NO_STATE}, so that nobody could fetch the response", False),
-    "background_options": refused(_NO_STATE),
-    "prompt": refused(f"{_NO_STATE}: send its text"),
-    "top_logprobs": refused("log-probabilities are told in chat completions", 0),
-    "moderation": refused(_CHECKS),
-    "access_programs": refused("no such programs are known here"),
-    "image": refused(_NO_AUDIO),
-    "context_management": passed_over("an input that is too long is refused, not shortened", []),
-    "truncation": passed_over("an input that is too long is refused, not shortened", "disabled"),
-    "store": hint(_NO_STATE),
-    "service_tier": hint("all requests are served alike"),
-    "max_tool_calls": hint("it counts calls of hosted tools, of which there are none"),
-    "client_metadata": hint("it says who asks"),
-    "prompt_cache_key": hint("prefixes are cached anyway"),
-    "prompt_cache_options": hint("prefixes are cached anyway"),
-    "prompt_cache_retention": hint("prefixes are cached anyway"),
-    "safety_identifier": hint("it says who asks"),
-}
-
-ANTHROPIC_PROMPT: Mapping[str, Unserved] = {
-    "cache_control": hint("prefixes are cached anyway"),
-    "mcp_servers": passed_over("tools of other services are not run here", []),
-    "context_management": passed_over("a prompt that is too long is refused, not shortened"),
-    "container": passed_over("tools of other services are not run here"),
-    "speed": hint("all requests are served alike"),
-    "diagnostics": passed_over("the answer has 'metrics'"),
-    "user_profile_id": hint("it says who asks"),
-    "betas": hint("what is served is served without a beta's name"),
-    "workspace_id": hint("it says who asks"),
-}
-
-ANTHROPIC_MESSAGE: Mapping[str, Unserved] = {
-    **_COMMON,
-    **ANTHROPIC_PROMPT,
-    "service_tier": hint("all requests are served alike"),
-    "inference_geo": refused("where texts are computed is a promise that this server cannot give"),
 }

@@ -7,7 +7,8 @@ from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.parsed_answer import Piece
 from wingbeat.deployments.api.answers.responses import Totals
 from wingbeat.deployments.api.answers.typed_events import Event
-from wingbeat.deployments.api.errors import MESSAGES_PATH, as_api_error, error_body
+from wingbeat.deployments.api.errors import as_api_error
+from wingbeat.deployments.api.messages_api.error_form import error_form
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason
 
@@ -54,7 +55,7 @@ class MessageOutput:
 
     def fail(self, error: Exception) -> list[Event]:
         """The message ends by an error."""
-        return [Event("error", {"error": error_body(MESSAGES_PATH, as_api_error(error))["error"]})]
+        return [Event("error", {"error": error_form(as_api_error(error))["error"]})]
 
     def message(self, piece: Piece) -> dict[str, Any]:
         """The whole message, once it has ended."""

@@ -9,9 +9,10 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.bodies.tool_requests import Function
-from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Part, Unserved, ignored_fields
+from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
+from wingbeat.deployments.api.responses_api.unserved import RESPONSE
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = ("tool_choice", "parallel_tool_calls", "stop", "include_reasoning", "user", "metadata")

@@ -1,0 +1,15 @@
+"""Errors in Anthropic's form."""
+
+from typing import Any
+
+from wingbeat.deployments.api.errors import ApiError
+
+MESSAGES_PATH = "/v1/messages"
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_KINDS |= {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
+def error_form(error: ApiError) -> dict[str, Any]:
+    """The JSON body: `{"type": "error", "error": {"type", "message", ..}}`."""
+    kind = _KINDS.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
