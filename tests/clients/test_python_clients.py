@@ -14,7 +14,6 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL
-from wingbeat.deployments.api.messages_api.body import MessagesBody
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 MESSAGES = [{"role": "user", "content": "def main("}]
@@ -72,67 +71,6 @@ class TestOpenAI:
             model=MODEL, messages=MESSAGES, response_format=City, max_tokens=150, seed=1
         )
         assert isinstance(got.choices[0].message.parsed, City)
-
-    def test_responses_whole_streamed_and_with_a_tool(self, client):
-        fields = {"model": MODEL, "input": "def main(", "max_output_tokens": 16, "temperature": 0}
-        whole = client.responses.create(**fields)
-        events = list(client.responses.create(**fields, stream=True))
-        assert events[-1].type == "response.incomplete"
-        assert events[-1].response.output_text == whole.output_text
-        tool = {"type": "function", "strict": True, **TOOL["function"]}
-        called = client.responses.create(
-            model=MODEL,
-            input="x",
-            tools=[tool],
-            tool_choice="required",
-            max_output_tokens=150,
-            parallel_tool_calls=False,
-        )
-        (call,) = [item for item in called.output if item.type == "function_call"]
-        assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
-
-    def test_a_schema_of_a_response(self, client):
-        got = client.responses.parse(model=MODEL, input="x", text_format=City, max_output_tokens=150, temperature=0)
-        assert isinstance(got.output_parsed, City)
-
-
-class TestAnthropic:
-    @pytest.fixture
-    def client(self, url):
-        anthropic = pytest.importorskip("anthropic")
-        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
-            yield client
-
-    def test_messages_whole_streamed_and_counted(self, client):
-        fields = {"model": MODEL, "messages": MESSAGES, "system": "Be kind."}
-        whole = client.messages.create(**fields, max_tokens=16, extra_body={"temperature": 0})
-        with client.messages.stream(**fields, max_tokens=16, extra_body={"temperature": 0}) as stream:
-            assert stream.get_final_text() == whole.content[0].text
-        counted = client.messages.count_tokens(**fields).input_tokens
-        assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
-
-    def test_a_tool_that_must_be_used_and_its_result(self, client):
-        tool = {"name": "weather", "description": "Weather.", "input_schema": CITY}
-        choice = {"type": "any", "disable_parallel_tool_use": True}
-        fields = {"model": MODEL, "tools": [tool], "max_tokens": 150}
-        with client.messages.stream(**fields, messages=MESSAGES, tool_choice=choice) as stream:
-            got = stream.get_final_message()
-        assert got.stop_reason == "tool_use"
-        (use,) = [block for block in got.content if block.type == "tool_use"]
-        assert use.input.keys() == {"city", "days"}
-        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}
-        messages = [*MESSAGES, {"role": "assistant", "content": got.content}, result]
-        assert client.messages.create(**{**fields, "max_tokens": 4}, messages=messages).stop_reason == "max_tokens"
-
-    def test_no_field_of_its_schema_is_unknown(self):
-        schema = pytest.importorskip("anthropic.types.message_create_params")
-        known = {*MessagesBody.model_fields, *MessagesBody.unserved}
-        assert schema.MessageCreateParamsBase.__annotations__.keys() <= known
-
-    def test_errors_have_its_classes(self, client):
-        anthropic = pytest.importorskip("anthropic")
-        with pytest.raises(anthropic.NotFoundError):
-            client.messages.create(model="other", messages=MESSAGES, max_tokens=4)
 
 
 class TestLangchain:

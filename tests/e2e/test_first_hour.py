@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.agent_bodies import AGENT_BODIES
+from tests.e2e.agent_bodies import AGENT_BODIES, AgentBody
 from tests.e2e.readme_commands import ROOT, commands, readme_commands
 from tests.ports import free_port
 from wingbeat.runtime.demo import demo_pair
@@ -203,9 +203,9 @@ def test_a_curl_of_the_readme_gets_what_it_says(command: str, demo: int, home: P
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("agent", AGENT_BODIES)
-def test_an_agent_is_answered(agent: str, demo: int):
-    path, body, headers = AGENT_BODIES[agent]
+@pytest.mark.parametrize("agent", AGENT_BODIES.values(), ids=AGENT_BODIES)
+def test_an_agent_is_answered(agent: AgentBody, demo: int):
+    path, body, headers = agent
     request = urllib.request.Request(
         f"http://127.0.0.1:{demo}{path}", json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
     )

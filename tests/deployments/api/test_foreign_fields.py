@@ -11,21 +11,18 @@ import pytest
 from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA, MESSAGES, RESPONSES
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
-from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER, WITHOUT_EFFECT
-from wingbeat.deployments.api.messages_api.body import MessagesBody
-from wingbeat.deployments.api.responses_api.body import ResponsesBody
+from wingbeat.deployments.api.description import BODIES
 
 FIELDS: dict[str, dict[str, list[str]]] = json.loads(DATA.read_text(encoding="utf-8"))
-KINDS = {CHAT: ChatBody, COMPLETIONS: CompletionBody, RESPONSES: ResponsesBody, MESSAGES: MessagesBody}
 PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"} | {
     RESPONSES: "/v1/responses",
     MESSAGES: "/v1/messages",
 }
+KINDS = {endpoint: BODIES[path] for endpoint, path in PATHS.items() if path in BODIES}
 OWN: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER], "seed": 1},
     COMPLETIONS: {"prompt": "hi", "seed": 1},
@@ -166,7 +163,7 @@ for."""
 
 def test_whatever_shapes_a_chat_shapes_a_response_and_a_message_alike():
     assert SamplingFields.model_fields.keys() - TOLD_OTHERWISE <= SHAPING.keys() <= SharedWithChat.model_fields.keys()
-    for endpoint in (RESPONSES, MESSAGES):
+    for endpoint in {RESPONSES, MESSAGES} & KINDS.keys():
         own = {"max_output_tokens" if endpoint == RESPONSES else "max_tokens": 5}
         plain = asked(endpoint, **own)
         for name, value in SHAPING.items():
@@ -177,8 +174,9 @@ def test_whatever_shapes_a_chat_shapes_a_response_and_a_message_alike():
             assert (bad.status_code, bad.json()["error"]["param"].partition("[")[0]) == (400, name)
 
 
-@pytest.mark.parametrize(("endpoint", "stop"), [(RESPONSES, "stop"), (MESSAGES, "stop_sequences")])
-def test_a_stop_string_is_kept_where_that_is_asked_for(endpoint, stop):
+@pytest.mark.parametrize(("path", "stop"), [("/v1/responses", "stop"), ("/v1/messages", "stop_sequences")])
+def test_a_stop_string_is_kept_where_that_is_asked_for(path, stop):
+    endpoint = next(name for name in PATHS if PATHS[name] == path)
     most = {"max_tokens": 100} if endpoint == MESSAGES else {}
     for kept, end in ((False, "fi"), (True, "fine")):
         answer, _ = ask(endpoint, include_stop_str_in_output=kept, **{stop: ["ne"]}, **most)

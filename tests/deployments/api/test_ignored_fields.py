@@ -126,11 +126,11 @@ def test_hints_that_cannot_change_a_text_are_accepted_without_a_word(path, limit
     assert HEADER not in answer.headers
 
 
-def test_hints_are_accepted_at_every_depth():
+@pytest.mark.parametrize(("path", "tool"), [(CHAT, WEATHER), (MESSAGES, ANTHROPIC_TOOL)], ids=["chat", "messages"])
+def test_hints_are_accepted_at_every_depth(path, tool):
     cache = {"cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "id": "m1", **cache, "content": [{"type": "text", "text": "hi", **cache}]}]
-    assert HEADER not in ask(CHAT, STRICT, messages=messages, tools=[{**WEATHER, **cache}]).headers
-    assert HEADER not in ask(MESSAGES, STRICT, messages=messages, tools=[{**ANTHROPIC_TOOL, **cache}]).headers
+    assert HEADER not in ask(path, STRICT, messages=messages, tools=[{**tool, **cache}]).headers
     assert ask(CHAT, STRICT, prediction={"type": "content", "content": "x"}).status_code == 200
 
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from tests.optional import served
 from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
@@ -57,10 +58,11 @@ def test_the_name_chooses_the_model(world: World, model: str, text: str, named: 
     assert (answer["choices"][0]["text"], answer["model"]) == (text, named)
     answer = world.ask("/v1/chat/completions", {"model": model, "messages": MESSAGES}).json()
     assert answer["choices"][0]["message"]["content"] == text
-    answer = world.ask("/v1/messages", {"model": model, "messages": MESSAGES, "max_tokens": 20}).json()
-    assert answer["content"][0]["text"] == text
-    answer = world.ask("/v1/responses", {"model": model, "input": "hi"}).json()
-    assert answer["output"][-1]["content"][0]["text"] == text
+    others = {"/v1/messages": {"messages": MESSAGES, "max_tokens": 20}, "/v1/responses": {"input": "hi"}}
+    for path, body in served(others).items():
+        answer = world.ask(path, body | {"model": model}).json()
+        parts = answer["content"] if path == "/v1/messages" else answer["output"][-1]["content"]
+        assert parts[0]["text"] == text
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ def test_a_later_system_message_is_served(path, template, roles, expected):
 
 def test_a_template_that_takes_them_gets_them_as_they_are():
     pool, tokenizer = FakePool(), byte_tokenizer(ANY_ORDER)
-    call(pool, "/v1/messages", {"messages": turn("user", "system", "user"), "max_tokens": 4}, tokenizer=tokenizer)
+    call(
+        pool, "/v1/chat/completions", {"messages": turn("user", "system", "user"), "max_tokens": 4}, tokenizer=tokenizer
+    )
     assert tokenizer.decode(pool.requests[0].prompt_token_ids) == "<user>u0<system>s1<user>u2"
 
 

@@ -68,8 +68,8 @@ def test_every_recorded_body_is_sent():
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("name", PATHS)
-def test_a_recorded_body_is_answered(name):
+@pytest.mark.parametrize(("name", "path"), PATHS.items(), ids=PATHS)
+def test_a_recorded_body_is_answered(name, path):
     answer = CALL if "tools" in name else TEXT
     response = send(name, ToolPool(answer))
     assert response.status_code == 200, response.text

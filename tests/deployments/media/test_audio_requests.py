@@ -15,9 +15,8 @@ from tests.runtime.media_world import AUDIO_CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.description import BODIES
 from wingbeat.deployments.api.media_prompts import media_reader
-from wingbeat.deployments.api.messages_api.body import MessagesBody
-from wingbeat.deployments.api.responses_api.body import ResponsesBody
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.media.limits import MediaLimits
@@ -106,7 +105,8 @@ def test_usage_tells_the_tokens_of_audio(qwen2_audio):
     assert [one.kind for one in pool.requests[0].media] == ["audio"]
 
 
-def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio):
+@pytest.mark.parametrize("other", ["/v1/chat/completions", "/v1/responses"])
+def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio, other):
     service, data = service_of(qwen2_audio, 261), wav(sound(1))
     text = {"type": "text", "text": "hear"}
     chats = [
@@ -116,8 +116,9 @@ def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio):
             {"type": "audio_url", "audio_url": {"url": data_url(data, "audio/wav")}},
         )
     ]
-    parts = [{"type": "input_text", "text": "hear"}, audio_part(data)]
-    chats.append(ResponsesBody.parse(json.dumps({"input": [{"role": "user", "content": parts}]}).encode()).as_chat())
+    if other != "/v1/chat/completions":
+        parts = [{"type": "input_text", "text": "hear"}, audio_part(data)]
+        chats.append(BODIES[other].of_fields({"input": [{"role": "user", "content": parts}]}).as_chat())
     prompts = [asyncio.run(service.prompts.of_chat(chat)) for chat in chats]
     assert len({prompt.token_ids for prompt in prompts}) == 1
     assert len({prompt.media[0].digest for prompt in prompts}) == 1
@@ -125,15 +126,15 @@ def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio):
 
 IMAGE = data_url(b"an image", "image/png")
 PARTS = {
-    "responses": (ResponsesBody, {"type": "input_image", "image_url": IMAGE, "detail": "auto"}, "input", IMAGE),
+    "responses": ("/v1/responses", {"type": "input_image", "image_url": IMAGE, "detail": "auto"}, "input", IMAGE),
     "messages": (
-        MessagesBody,
+        "/v1/messages",
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "YW4gaW1hZ2U="}},
         "messages",
         "YW4gaW1hZ2U=",
     ),
     "messages by url": (
-        MessagesBody,
+        "/v1/messages",
         {"type": "image", "source": {"type": "url", "url": "https://a.test/b.png"}},
         "messages",
         "https://a.test/b.png",
@@ -141,14 +142,14 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_images_of_the_other_apis_are_those_of_a_chat_between_their_texts(name):
-    body, part, field, expected = PARTS[name]
-    kind = "input_text" if body is ResponsesBody else "text"
+@pytest.mark.parametrize("case", PARTS.values(), ids=PARTS)
+def test_images_of_the_other_apis_are_those_of_a_chat_between_their_texts(case):
+    path, part, field, expected = case
+    kind = "input_text" if field == "input" else "text"
     content = [{"type": kind, "text": "one"}, part, {"type": kind, "text": "two"}]
     fields = {field: [{"role": "user", "content": content}]}
-    fields |= {} if body is ResponsesBody else {"max_tokens": 5}
-    chat = body.parse(json.dumps(fields).encode()).as_chat()
+    fields |= {} if field == "input" else {"max_tokens": 5}
+    chat = BODIES[path].of_fields(fields).as_chat()
     assert [part["type"] for part in chat.template_messages()[0]["content"]] == ["text", "image", "text"]
     assert [one.source.text for one in chat.media] == [expected]
     assert chat.media[0].path.startswith(f"{field}[0].content[1].")
