@@ -204,7 +204,7 @@ def check_lint(tree: Path) -> None:
 
 def check_collected(tree: Path) -> None:
     """Raises Broken where a test module that is left cannot be collected."""
-    run(tree, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "tests")
+    run(tree, "-m", "pytest", "--collect-only", "-qq", "--assert=plain", "-p", "no:cacheprovider", "tests")
 
 
 def check_tests(tree: Path) -> None:
