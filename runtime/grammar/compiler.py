@@ -55,8 +55,12 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._making = threading.Lock()
 
-    def compile(self, spec: GrammarSpec) -> RequestGrammar:
+    def compile(self, spec: GrammarSpec, lark: str | None = None) -> RequestGrammar:
         """The grammar of a request.
+
+        Args:
+            lark: what `lark_of_spec` makes of it. Making it keeps Python's lock, which a thread beside an engine's is
+                not to hold for long; compiling it does not.
 
         Raises:
             ValueError: it is none, it is not served, or the model has no token to end an answer with; the message
@@ -64,7 +68,7 @@ class Grammars:
         """
         if not self._eos_token_ids:
             raise ValueError(f"{spec.field} cannot be used: the model names no token that ends a text")
-        return compile_spec(self.vocabulary(), spec)
+        return compile_spec(self.vocabulary(), spec, lark)
 
     def vocabulary(self) -> Vocabulary:
         """The tokens, which take a second or more to read; from any thread."""
@@ -74,15 +78,20 @@ class Grammars:
             return self._vocabulary
 
 
-def compile_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> RequestGrammar:
-    """The grammar of a request; raises as `Grammars.compile`."""
+def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
+    """A request's grammar in Lark, as llguidance reads it; raises as `Grammars.compile`."""
     make = _LARK_OF.get(spec.kind)
     if make is None:
         raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
     try:
-        lark = make(spec, vocabulary)
+        return make(spec, vocabulary)
     except RecursionError:
         raise ValueError(f"{spec.field} is nested too deeply") from None
+
+
+def compile_spec(vocabulary: Vocabulary, spec: GrammarSpec, lark: str | None = None) -> RequestGrammar:
+    """The grammar of a request; arguments and errors as of `Grammars.compile`."""
+    lark = lark_of_spec(vocabulary, spec) if lark is None else lark
     try:
         return RequestGrammar(_compiled(lark, vocabulary, spec.field), vocabulary, spec)
     except ValueError:

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 
 from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -20,7 +21,7 @@ MOST_BYTES = 2**29
 """Memory of a compile."""
 CHEAP_KINDS = ("json_object", "choice")
 """They take milliseconds at any length that a request may have."""
-_NUM_KNOWN = 1024
+_NUM_KNOWN = 512
 _PATIENCE_S = 120.0
 _MOST_TRIES = 12
 """Processes that may end under one grammar by no fault of the grammar's."""
@@ -33,34 +34,36 @@ class GrammarTrial:
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
-        self._grammars = grammars
+        self.grammars = grammars
+        """Those of the engine."""
         self._limits = cpu_s, memory_bytes
-        self._known: OrderedDict[GrammarSpec, str] = OrderedDict()
-        """What is wrong with the last ones, "" where nothing is."""
+        self._known: OrderedDict[GrammarSpec, Verdict] = OrderedDict()
+        """Of the last ones."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
         self._closed = False
 
-    def check(self, spec: GrammarSpec) -> None:
-        """Try a grammar out, unless it is known.
+    def check(self, spec: GrammarSpec) -> str | None:
+        """Try a grammar out, unless it is known; its Lark, or None where it is cheap to make and was not tried.
 
         Raises:
             ValueError: it does not compile, or takes more time or memory than it may; begins with the field's name.
             RuntimeError: the process ends again and again.
         """
         if spec.kind in CHEAP_KINDS:
-            return
+            return None
         with self._lock:
-            problem = self._known.get(spec)
-        if problem is None:
-            problem = self._try(spec)
+            verdict = self._known.get(spec)
+        if verdict is None:
+            verdict = self._try(spec)
             with self._lock:
-                self._known[spec] = problem
+                self._known[spec] = verdict
                 if len(self._known) > _NUM_KNOWN:
                     self._known.popitem(last=False)
-        if problem:
-            raise ValueError(problem)
+        if verdict.problem:
+            raise ValueError(verdict.problem)
+        return verdict.lark
 
     def warm(self) -> None:
         """Start the process, unless it runs, and make ready what the first grammar needs in this one."""
@@ -80,8 +83,7 @@ class GrammarTrial:
             process.wait()
             self._control.close()
 
-    def _try(self, spec: GrammarSpec) -> str:
-        """Problem of a grammar; "" where nothing is wrong."""
+    def _try(self, spec: GrammarSpec) -> Verdict:
         for _ in range(_MOST_TRIES):
             process = None
             try:
@@ -103,7 +105,7 @@ class GrammarTrial:
                 continue
             # Without a word it was ended by others.
             if told:
-                return json.loads(told)
+                return Verdict(*json.loads(told))
         raise RuntimeError("grammars cannot be tried out: the process for it ends again and again")
 
     def _ensure_started(self) -> subprocess.Popen:
@@ -118,7 +120,7 @@ class GrammarTrial:
         return self._process
 
     def _start(self) -> None:
-        tokens = self._grammars.vocabulary()
+        tokens = self.grammars.vocabulary()
         self._control, its = socket.socketpair()
         command = module_command("wingbeat.runtime.grammar.worker", its.fileno(), *self._limits)
         with its:

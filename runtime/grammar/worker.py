@@ -16,8 +16,9 @@ from random import Random
 
 import numpy as np
 
-from wingbeat.runtime.grammar.compiler import RequestGrammar, compile_spec
+from wingbeat.runtime.grammar.compiler import RequestGrammar, compile_spec, lark_of_spec
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
+from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary
 from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
@@ -54,14 +55,14 @@ def main() -> None:
 
 
 def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: int) -> None:
-    """Read a grammar and write what is wrong with it; nothing where something else ended what finds that out."""
+    """Read a grammar and write a `Verdict` of it; nothing where something else ended what finds that out."""
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
     finder = os.fork()
     if finder == 0:
         try:
             limit(cpu_s, memory_bytes)
-            peer.sendall(json.dumps(problem_of(spec, tokens)).encode())
+            peer.sendall(json.dumps(verdict_of(spec, tokens)).encode())
         except MemoryError:
             os.abort()
         finally:
@@ -69,7 +70,7 @@ def answer(peer: socket.socket, tokens: Vocabulary, cpu_s: int, memory_bytes: in
     _, status = os.waitpid(finder, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _BY_ITSELF:
         told = f"{spec.field} takes more than {cpu_s} s or {memory_bytes // 2**20} MiB to compile"
-        peer.sendall(json.dumps(told).encode())
+        peer.sendall(json.dumps(Verdict(told, "")).encode())
 
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
@@ -82,15 +83,16 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def problem_of(spec: GrammarSpec, tokens: Vocabulary) -> str:
-    """Problem of a grammar, beginning with its field; empty where nothing is found."""
+def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
+    """What is wrong with a grammar, and its Lark."""
     try:
-        grammar = compile_spec(tokens, spec)
+        lark = lark_of_spec(tokens, spec)
+        grammar = compile_spec(tokens, spec, lark)
         for seed in range(3):
             _walk(grammar, Random(seed), again=seed == 0)
     except (ValueError, TooDear) as error:
-        return str(error)
-    return ""
+        return Verdict(str(error), "")
+    return Verdict("", lark)
 
 
 def _walk(grammar: RequestGrammar, rng: Random, again: bool) -> None:

@@ -14,11 +14,13 @@ import json
 import statistics
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count, cycle
 
 from benchmarks.local_engine import add_model_options, chosen_pair, greedy, open_llm, quiet
 from tests.hostile.grammar_bombs import BOMBS, ENDLESS, spec_of
+from wingbeat.runtime.grammar.compiler import lark_of_spec
 from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request
@@ -36,6 +38,7 @@ class Beside:
     def __init__(self, llm: LLM) -> None:
         self._llm, self._numbers = llm, count()
         self._written: dict[str, list[int]] = {}
+        self._larks: dict[GrammarSpec, str] = {}
         self._prompt_of: dict[str, tuple[int, ...]] = {}
         self.alone: dict[tuple[int, ...], list[int]] = {}
         """What each prompt without a grammar is answered, by the first that was."""
@@ -48,6 +51,8 @@ class Beside:
     ) -> tuple[list[float], int]:
         """Seconds of each round in which another request was, and how many requests with the grammar were refused."""
         engine, rounds, refused = self._llm.engine, [], 0
+        if spec is not None and trial is None:
+            self._lark_of(spec)
         pool, pending = ThreadPoolExecutor(1), None
         others: set[str] = set()
         bombs: set[str] = set()
@@ -77,9 +82,15 @@ class Beside:
         return rounds, refused
 
     def _compiled(self, spec: GrammarSpec, trial: GrammarTrial | None) -> object:
-        if trial is not None:
-            trial.check(spec)
-        return self._llm.engine.grammars.compile(spec)
+        lark = self._lark_of(spec) if trial is None else trial.check(spec)
+        return self._llm.engine.grammars.compile(spec, lark)
+
+    def _lark_of(self, spec: GrammarSpec) -> str | None:
+        """As another process makes it, which here none does; None of what is refused."""
+        if spec not in self._larks:
+            with suppress(ValueError):
+                self._larks[spec] = lark_of_spec(self._llm.engine.grammars.vocabulary(), spec)
+        return self._larks.get(spec)
 
     def _take(self, pending: "Future[object]", spec: GrammarSpec, bombs: set[str]) -> bool:
         if pending.exception() is not None:

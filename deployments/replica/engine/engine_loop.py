@@ -240,9 +240,8 @@ class EngineLoop:
         # One that was aborted meanwhile must not keep others waiting.
         if request.request_id not in self._owners:
             return None
-        if self._trial is not None:
-            self._trial.check(request.params.grammar)
-        return self._engine.grammars.compile(request.params.grammar)
+        lark = None if self._trial is None else self._trial.check(request.params.grammar)
+        return self._engine.grammars.compile(request.params.grammar, lark)
 
     def _warm_trial(self) -> None:
         """Have ready what the first grammar needs, beside the rounds."""

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from tests.runtime.small_tokenizers import byte_level_tokenizer
-from wingbeat.runtime.grammar.compiler import Grammars
-from wingbeat.runtime.grammar.trial import GrammarTrial
+from wingbeat.runtime.grammar import compiler
+from wingbeat.runtime.grammar.compiler import Grammars, lark_of_spec
+from wingbeat.runtime.grammar.trial import CHEAP_KINDS, GrammarTrial
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 BOMB = GrammarSpec(
@@ -20,6 +21,9 @@ BOMB = GrammarSpec(
     "structured_outputs.json",
 )
 """What is asked for at once has more than a million ways to be begun."""
+
+
+TEXTS = {"regex": "ax", "json": "{", "grammar": "ba", "choice": "b"}
 
 
 def spec_of(kind, text):
@@ -43,8 +47,15 @@ def trial():
     ],
     ids=lambda spec: spec.kind,
 )
-def test_what_compiles_passes(trial, spec):
-    trial.check(spec)
+def test_what_compiles_passes_and_is_not_made_again_beside_the_rounds(trial, spec, monkeypatch):
+    """What makes Lark keeps Python's lock, and an engine's rounds would wait: the other process has made it."""
+    vocabulary = trial.grammars.vocabulary()
+    expected, lark = lark_of_spec(vocabulary, spec), trial.check(spec)
+    assert lark == (None if spec.kind in CHEAP_KINDS else expected)
+    monkeypatch.setattr(compiler, "lark_of_spec", lambda *_: pytest.fail("made again"))
+    for _ in range(2):
+        made = trial.grammars.compile(spec, expected if lark is None else trial.check(spec))
+        assert made.matcher().try_consume_tokens(byte_level_tokenizer().encode(TEXTS[spec.kind])) > 0
 
 
 def test_what_does_not_compile_is_refused_with_the_reason(trial):
@@ -148,7 +159,7 @@ def test_a_process_that_was_started_ahead_answers_at_once():
 
 def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
     made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])))
-    made._grammars.vocabulary()  # imported, so that the process itself is what starts
+    made.grammars.vocabulary()  # imported, so that the process itself is what starts
     starting = threading.Thread(target=made.warm)
     starting.start()
     while made._process is None:
