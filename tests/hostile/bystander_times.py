@@ -10,6 +10,7 @@ must be those that they get alone.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -124,6 +125,9 @@ def main() -> None:
     llm = open_llm(chosen_pair(args), max_num_seqs=NUM_OTHERS + 2)
     beside, trial, rows = Beside(llm), GrammarTrial(llm.engine.grammars), []
     trial.warm()
+    # As an engine's process does: no collection looks at what was loaded.
+    gc.collect()
+    gc.freeze()
     beside.run(None, seconds)
     untried = {**ORDINARY, **{name: spec for name, spec in BOMBS.items() if name not in ENDLESS}}
     cases = [("none", None, None), *((name, spec, None) for name, spec in untried.items())]
