@@ -49,7 +49,7 @@ def only_text(mask: np.ndarray, table: Vocabulary) -> int | None:
 
 
 def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
-    """The shortest tokens from `first` on while there is no choice; the matcher stays where it is."""
+    """The shortest tokens from `first` on while there is no choice; the matcher goes there."""
     mask, token_ids, until = np.zeros(table.num_words, np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
@@ -58,8 +58,6 @@ def walk(matcher: "LLMatcher", first: int, table: Vocabulary) -> CertainWalk:
         token_ids.append(following)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         following = None if matcher.is_error() else only_text(mask, table)
-    if token_ids:
-        matcher.rollback(len(token_ids))
     return CertainWalk(token_ids, following is not None)
 
 

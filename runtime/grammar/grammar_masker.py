@@ -42,9 +42,10 @@ class _Tree(NamedTuple):
 class GrammarMasker:
     """Follows a grammar.
 
-    llguidance bounds a call by what it may compute, and a matcher that met a bound is of no use any more: where only a
-    draft met it, another matcher takes its place. A request whose grammar is too dear ends by `TooDear` at its next
-    token.
+    Drafts are followed by copies of the text's own matcher, which takes microseconds, and no matcher is ever rolled
+    back: in llguidance 1.9.1 masks behind a rollback may be those of the way that was left. llguidance bounds a call by
+    what it may compute, and a matcher that met a bound is of no use any more. A request whose grammar is too dear ends
+    by `TooDear` at its next token.
 
     Args:
         output_token_ids: what was generated already, by another engine.
@@ -59,7 +60,6 @@ class GrammarMasker:
         self.problem: TooDear | None = None
         """What the request ends by at its next token."""
         self._matcher = grammar.matcher()
-        self._taken: list[int] = []
         self._spent_s = 0.0
         """CPU time, less what tokens have earned."""
         self._tree: _Tree | None = None
@@ -93,8 +93,6 @@ class GrammarMasker:
             raise self._too_dear()
         if not fits:
             raise ValueError(f"token {token_id} breaks the grammar")
-        if not is_end:
-            self._taken.append(token_id)
         self._foretold(token_id)
         return is_end
 
@@ -183,47 +181,45 @@ class GrammarMasker:
         return self._root if self.problem is None else None
 
     def _fill_tree(self, matcher: "LLMatcher", token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
-        depth, in_time, until = 0, True, time.thread_time() + MOST_TREE_S
-        walk = _Walk(parents)
+        until, walk, path = time.thread_time() + MOST_TREE_S, _Walk(parents), [matcher]
         for node, above in walk:
             token_id = int(token_ids[node])
-            if depth > above:
-                matcher.rollback(depth - above)
-                depth = above
-            if token_id in self._vocabulary.stop_token_ids or matcher.try_consume_tokens([token_id]) != 1:
+            below = path[above].deep_copy()
+            if token_id in self._vocabulary.stop_token_ids or below.try_consume_tokens([token_id]) != 1:
                 continue
-            depth += 1
-            fill_row(matcher, masks, node)
-            if matcher.is_error() or time.thread_time() > until:
-                in_time = False
-                break
+            fill_row(below, masks, node)
+            if below.is_error():
+                self._leave_drafts()
+                return False
+            if time.thread_time() > until:
+                return False
+            path[above + 1 :] = [below]
             walk.descend()
-        if depth:
-            matcher.rollback(depth)
-        return in_time
+        return True
 
     def _look_ahead(self, matcher: "LLMatcher", token_ids: list[int]) -> np.ndarray | None:
-        num_taken, found = 0, None
-        if not self._vocabulary.stop_token_ids.intersection(token_ids):
-            num_taken = matcher.try_consume_tokens(token_ids)
-            if num_taken == len(token_ids):
-                found = np.zeros((1, self._vocabulary.num_words), np.int32)
-                fill_row(matcher, found, 0)
-        if num_taken:
-            matcher.rollback(num_taken)
+        if self._vocabulary.stop_token_ids.intersection(token_ids):
+            return None
+        if matcher.try_consume_tokens(token_ids) != len(token_ids):
+            return None
+        found = np.zeros((1, self._vocabulary.num_words), np.int32)
+        fill_row(matcher, found, 0)
         return found
 
     def _for_drafts(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Result of `work` by the matcher; None where the matcher met a bound, which the text has no part in."""
+        """Result of `work` by a matcher of its own; None where that met a bound, which the text has no part in."""
         if self._matcher.is_error():
             return None
-        found = work(self._matcher, *args)
-        if self._matcher.is_error():
-            self._num_late = self._num_slow = MOST_SLOW
-            self._matcher = self._grammar.matcher()
-            self._matcher.consume_tokens(self._taken)
+        matcher = self._matcher.deep_copy()
+        found = work(matcher, *args)
+        if matcher.is_error():
+            self._leave_drafts()
             return None
         return found
+
+    def _leave_drafts(self) -> None:
+        """Follow none any more: a bound was met."""
+        self._num_late = self._num_slow = MOST_SLOW
 
     def _spend(self, seconds: float) -> None:
         """Count time that the text itself takes: drafts change nothing about when a request ends."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import wait_until
+from wingbeat.cluster import fork_server
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.fork_server import ForkServer
 from wingbeat.cluster.mps import under_mps
@@ -57,6 +58,8 @@ def test_the_end_of_one_is_seen_and_another_one_can_be_had(server: ForkServer, h
 def test_under_mps_a_process_is_asked_before_it_is_killed_by_whoever_ends_it(monkeypatch, tmp_path: Path, how: str):
     if how != "alone":
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    if how == "killed":  # beside other tests two seconds may be too short
+        monkeypatch.setattr(fork_server, "ASKED_S", 30.0)
     server = ForkServer("tests.cluster.forked:rest")
     forked, rested = server.fork(), tmp_path / "rested"
     forked.connection.send(str(rested))

@@ -10,6 +10,7 @@ import torch
 
 from tests.deployments.cli.test_planted_code import VERIFIER, plant, trace  # noqa: F401 - a fixture
 from tests.deployments.cli.test_planted_code import run as planted_run  # noqa: F401 - a fixture
+from wingbeat.cluster import gpus
 from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.cli import main as cli
@@ -120,7 +121,7 @@ def test_the_question_itself_is_answered(monkeypatch):
 @pytest.mark.parametrize(("installed", "verdict"), [(["H100"], Verdict.FAILED), ([], Verdict.WARNING)])
 def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verdict):
     machine = SimpleNamespace(devices=lambda: [SimpleNamespace(name=name) for name in installed])
-    monkeypatch.setattr(gpu, "LibraryNvml", lambda: machine)
+    monkeypatch.setattr(gpus, "LibraryNvml", lambda: machine)
     (part,) = gpu.gpu_parts(False)
     found, detail = part.ask()
     assert found is verdict

@@ -19,7 +19,7 @@ class SlowGrammars:
     def __init__(self):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def compile(self, spec):
+    def compile(self, spec, lark=None):
         if spec.text == "bad":
             raise ValueError(f"{spec.field} cannot be compiled: it is bad")
         self.begun.set()

@@ -160,3 +160,25 @@ def test_drafts_of_json_are_accepted_more_often(loaded, grammars, monkeypatch, s
     untold, without = generate(loaded, grammars, prompts, params, demo_drafter(shape), shape)
     assert told == untold
     assert run.engine.speculation.num_drafts < 0.9 * without.engine.speculation.num_drafts
+
+
+def test_a_draft_that_was_left_changes_no_mask_behind_it(loaded, grammars):
+    """llguidance 1.9.1 keeps rows of what was rolled back: behind a key of a draft a value was masked as a key."""
+    grammar = grammars.compile(GrammarSpec("json_object", ""))
+    ids = {text: TOKENIZER.encode(text)[0] for text in ("{", '"', '":', ' "', "M", "S", "G")}
+    before, draft, after = ["{", '"', '":'], ["{", '"', "M"], [' "', "M", "S", "G"]
+    assert all(TOKENIZER.decode([token_id]) == text for text, token_id in ids.items())
+    masker, alone = GrammarMasker(grammar), GrammarMasker(grammar)
+    num_words = grammar.vocabulary.num_words
+    for text in before:
+        masker.accept(ids[text])
+        alone.accept(ids[text])
+    nodes = np.array([0, *(ids[text] for text in draft)], np.int64)
+    masker.fill(nodes, np.array([-1, 0, 1, 2], np.int64), np.zeros((4, num_words), np.int32))
+    assert masker.ahead([ids[text] for text in draft], np.zeros(num_words, np.int32))
+    for text in after:
+        masks = np.zeros((2, 1, num_words), np.int32)
+        for one, mask in zip((masker, alone), masks, strict=True):
+            one.accept(ids[text])
+            one.fill(np.zeros(1, np.int64), np.full(1, -1, np.int64), mask)
+        assert np.array_equal(*masks), text
