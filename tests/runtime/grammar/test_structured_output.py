@@ -30,7 +30,7 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 def test_answers_match_and_drafts_change_no_token(loaded, grammars, spec):
     prompts = [TOKENIZER.encode(text) for text in ("import json\n", "x = ", "")] * 2
     prompts = [prompt or [5] for prompt in prompts]
-    params = [params_of(spec, seed, temperature) for seed, temperature in enumerate([1.0, 1.0, 1.0, 0.0, 0.0, 0.7])]
+    params = [params_of(spec, seed, temperature) for seed, temperature in enumerate([1.0, 1.0, 1.0, 0.0, 0.0, 0.7], 20)]
     plain, run = generate(loaded, grammars, prompts, params)
     for tokens, last in zip(plain, map(run.last.get, range(len(plain))), strict=True):
         if last.finish_reason == "stop":
