@@ -35,7 +35,7 @@ from tests.test_layering import IMPORT_PATH
 ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
 OURS = (*LAYERS, "tests", "benchmarks")
-READY_S, TESTS_S, ANSWER_S = 300, 3600, 60
+READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
 EXTRAS = ("tensorrt", "soundfile", "matplotlib", "tensorboard")
 """Libraries that an environment need not have: modules that import one of them may fail for it."""
 IMPORT_ALL = f"""
@@ -96,7 +96,7 @@ def stands(tree: Path, names: set[str], *, light: bool, whole: bool) -> bool:
             if step == "imports":
                 copy(tree, files_of(names))
             check(tree)
-        except Broken as error:
+        except (Broken, subprocess.TimeoutExpired) as error:
             print(f"without {title}: {step}: {error}", flush=True)
             return False
         print(f"without {title}: {step}: fine, {time.monotonic() - begun:.0f} s", flush=True)
@@ -252,7 +252,11 @@ def completions(tree: Path) -> list[str]:
         return [completion(port, speculates) for speculates in (False, True)]
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            raise Broken("the server does not end") from None
 
 
 def answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the commands of `wingbeat` are made of; loads no torch."""
+"""Pieces that the commands of `wingbeat` are made of; loads no torch."""
 
 import os
 from collections.abc import Callable

@@ -184,17 +184,21 @@ class GrammarMasker:
         until, walk, path = time.thread_time() + MOST_TREE_S, _Walk(parents), [matcher]
         for node, above in walk:
             token_id = int(token_ids[node])
-            below = path[above].deep_copy()
-            if token_id in self._vocabulary.stop_token_ids or below.try_consume_tokens([token_id]) != 1:
+            if token_id in self._vocabulary.stop_token_ids:
                 continue
-            fill_row(below, masks, node)
+            below = path[above].deep_copy()
+            fits = below.try_consume_tokens([token_id]) == 1
+            if fits:
+                fill_row(below, masks, node)
+            # A node that met a bound is not forbidden: the text may go there, and its row is not to be read.
             if below.is_error():
                 self._leave_drafts()
                 return False
             if time.thread_time() > until:
                 return False
-            path[above + 1 :] = [below]
-            walk.descend()
+            if fits:
+                path[above + 1 :] = [below]
+                walk.descend()
         return True
 
     def _look_ahead(self, matcher: "LLMatcher", token_ids: list[int]) -> np.ndarray | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from wingbeat.runtime.grammar.compiler import RequestGrammar, compile_spec, lark_of_spec
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
-from wingbeat.runtime.grammar.verdict import Verdict
+from wingbeat.runtime.grammar.trial import Verdict
 from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary
 from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
@@ -84,7 +84,7 @@ def limit(cpu_s: int, memory_bytes: int) -> None:
 
 
 def verdict_of(spec: GrammarSpec, tokens: Vocabulary) -> Verdict:
-    """What is wrong with a grammar, and its Lark."""
+    """Verdict of a grammar that is compiled and followed here."""
     try:
         lark = lark_of_spec(tokens, spec)
         grammar = compile_spec(tokens, spec, lark)

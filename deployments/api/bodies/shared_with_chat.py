@@ -6,7 +6,7 @@ from wingbeat.deployments.api.bodies.request_body import RequestBody
 
 
 class SharedWithChat(RequestBody):
-    """What chooses tokens and ends the text; each is checked where the chat's body is made, under the same name."""
+    """Fields that choose tokens and end the text, each checked where the chat's body is made, under the same name."""
 
     model: str | None = None
     stream: bool | None = None
@@ -33,6 +33,6 @@ class SharedWithChat(RequestBody):
     speculation: Any = None
 
     def shared_fields(self) -> dict[str, Any]:
-        """Those that were given, by name."""
+        """Fields that were given, by name."""
         given = {name: getattr(self, name) for name in SharedWithChat.model_fields}
         return {name: value for name, value in given.items() if value is not None}

@@ -182,3 +182,33 @@ def test_a_draft_that_was_left_changes_no_mask_behind_it(loaded, grammars):
             one.accept(ids[text])
             one.fill(np.zeros(1, np.int64), np.full(1, -1, np.int64), mask)
         assert np.array_equal(*masks), text
+
+
+class MeetsABound:
+    """A matcher of which a copy meets a bound by the first token that it is to take."""
+
+    def __init__(self, own, is_copy=False):
+        self._own, self._is_copy, self._met = own, is_copy, False
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def deep_copy(self):
+        return MeetsABound(self._own.deep_copy(), is_copy=True)
+
+    def try_consume_tokens(self, token_ids):
+        self._met = self._is_copy
+        return 0 if self._is_copy else self._own.try_consume_tokens(token_ids)
+
+    def is_error(self):
+        return self._met or self._own.is_error()
+
+
+def test_a_draft_that_meets_a_bound_is_not_taken_for_a_forbidden_one(grammars):
+    masker = GrammarMasker(grammars.compile(GrammarSpec("regex", "[a-z]+")))
+    masker._matcher = MeetsABound(masker._matcher)
+    a, b = (TOKENIZER.encode(text)[0] for text in "ab")
+    masks = np.zeros((2, masker._vocabulary.num_words), np.int32)
+    assert not masker.fill(np.array([0, a], np.int64), np.array([-1, 0], np.int64), masks)
+    masker.accept(a)
+    assert masker.allows(b)
