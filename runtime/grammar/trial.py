@@ -7,9 +7,9 @@ import socket
 import subprocess
 import threading
 from collections import OrderedDict
-from typing import NamedTuple
 
 from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -25,15 +25,6 @@ _NUM_KNOWN = 512
 _PATIENCE_S = 120.0
 _MOST_TRIES = 12
 """Processes that may end under one grammar by no fault of the grammar's."""
-
-
-class Verdict(NamedTuple):
-    """Result of trying a grammar out."""
-
-    problem: str
-    """What is wrong with it, beginning with its field; empty where nothing was found."""
-    lark: str
-    """What `lark_of_spec` makes of it; empty where something is wrong."""
 
 
 class GrammarTrial:
