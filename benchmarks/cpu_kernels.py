@@ -19,7 +19,7 @@ from workload import held_out_prompts
 from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.recordings.standard_library import stdlib_root
+from wingbeat.runtime.standard_library import stdlib_root
 
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS = 128

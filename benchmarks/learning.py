@@ -27,20 +27,20 @@ from narrow_head import OLD, first_head
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.learning_folder import learning_root
-from wingbeat.deployments.replica.engine.live_recording import start_recording
+from wingbeat.deployments.learning.folder import learning_root
+from wingbeat.deployments.recordings.live_recording import start_recording
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.drafters.head_follower import HeadFollower
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.head_versions import learner_figures
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.inner_drafter import attach
+from wingbeat.runtime.learning.head_follower import HeadFollower
+from wingbeat.runtime.learning.head_versions import learner_figures
+from wingbeat.runtime.learning.learner import Learner
+from wingbeat.runtime.learning.settings import LearnerSettings
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.training.online.learner import Learner
-from wingbeat.runtime.training.online.settings import LearnerSettings
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 TOKENS, CLIENTS, BATCH = 96, 4, 32

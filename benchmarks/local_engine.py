@@ -13,8 +13,8 @@ from wingbeat.runtime.config import EngineConfig, ForcedAcceptance, SpeculationC
 from wingbeat.runtime.demo import DEMO_FOLDER, demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.standard_library import stdlib_root
 
 DEMO_HEADS = ("dspark", "dflash2")
 """Folders of the demo's heads that draft in one pass."""

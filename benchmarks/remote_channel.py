@@ -32,7 +32,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec
-from wingbeat.runtime.recordings.standard_library import stdlib_root
+from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
 SPEC = ChannelSpec(

@@ -23,16 +23,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.corpus import read_text, split_files
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.recordings.corpus import read_text, split_files
-from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from wingbeat.runtime.recordings.corpus import read_text, split_files
+from wingbeat.runtime.corpus import read_text, split_files
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PROMPT_TOKENS = (64, 128, 192, 256)

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.embedding_options import EmbeddingOptions
-from wingbeat.deployments.options.learn_options import LearningOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
@@ -19,9 +18,11 @@ from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.several_models import SeveralModels
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
+from wingbeat.runtime.settings import Settings
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
@@ -33,19 +34,25 @@ CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
 
+PartSettings = create_model(
+    "PartSettings", __base__=Settings, **{name: field for of in hooks("settings") for name, field in of().items()}
+)
+"""Settings of the parts that are there."""
+
+
 class AppConfig(
     ScalingOptions,
     RankOptions,
     DrafterPlaceOptions,
     LoraOptions,
     PrefixOptions,
-    LearningOptions,
     MediaOptions,
     EmbeddingOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,
     SeveralModels,
+    PartSettings,
 ):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
@@ -132,13 +139,6 @@ class AppConfig(
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
 
-    recording_dir: Path | None = Field(
-        None,
-        description="Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing.",
-    )
-    recording_share: float = Field(0.01, gt=0, le=1, description="Share of the requests that are recorded.")
-    recording_max_bytes: int = Field(10 * 10**9, ge=1, description="Of all recordings in recording_dir together.")
-
     engine_factory: str | None = Field(
         None, description="`module:function` from this config to an engine other than Wingbeat's own."
     )
@@ -174,13 +174,8 @@ class AppConfig(
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         """Refuse what no single field can see, naming field, value and what is allowed."""
-        if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
-            raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
-        if self.recording_dir is not None and self.forced_acceptance is not None:
-            raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
-        self.check_learning(self.recording_dir is not None, self.forced_acceptance is not None)
-        if self.learn is not None and self.drafter_factory is not None:
-            raise ValueError(f"learn is given and drafter_factory is {self.drafter_factory}: its worker has no head")
+        for check in hooks("check_settings"):
+            check(self)
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         self.check_ranks(self.num_gpus_per_verifier)
@@ -197,7 +192,7 @@ class AppConfig(
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         """Features that do not go with everything: whether each is asked for, and how."""
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
@@ -205,23 +200,31 @@ class AppConfig(
         weighted = 0 < share <= 1 and not self.drafts_in_engine() and self.choice().needs_gpu
         where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
         on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
-        return super().asked() | {
-            Feature.CPU: (device == "cpu" and not is_open, on),
-            Feature.CUDA: (device == "cuda", on),
-            Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
-            Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
-            Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
-            Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
-            Feature.NAMED_CHANNEL: (self.channel in ("shm", "cuda_ipc"), f"channel is {self.channel}"),
-            Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
-            Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
-            Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
-            Feature.OTHER_NODE: (node, where),
-            Feature.OWN_ENGINE: (self.engine_factory is not None, f"engine_factory is {self.engine_factory}"),
-            Feature.PART_OF_GPU: (0 < share < 1, verifier),
-            Feature.VERIFIER_SHARE: (share > 0, verifier),
-            Feature.WEIGHTED_DRAFTER: (weighted, f"drafter {self.drafter!r} has weights beside a verifier on a GPU"),
-        }
+        of_parts = {feature: said for asked in hooks("asked") for feature, said in asked(self).items()}
+        return (
+            super().asked()
+            | of_parts
+            | {
+                Feature.CPU: (device == "cpu" and not is_open, on),
+                Feature.CUDA: (device == "cuda", on),
+                Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
+                Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
+                Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
+                Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
+                Feature.NAMED_CHANNEL: (self.channel in ("shm", "cuda_ipc"), f"channel is {self.channel}"),
+                Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
+                Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
+                Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
+                Feature.OTHER_NODE: (node, where),
+                Feature.OWN_ENGINE: (self.engine_factory is not None, f"engine_factory is {self.engine_factory}"),
+                Feature.PART_OF_GPU: (0 < share < 1, verifier),
+                Feature.VERIFIER_SHARE: (share > 0, verifier),
+                Feature.WEIGHTED_DRAFTER: (
+                    weighted,
+                    f"drafter {self.drafter!r} has weights beside a verifier on a GPU",
+                ),
+            }
+        )
 
     def leaves_gpus_open(self) -> bool:
         """Whether it is for the GPUs there are to decide device and shares (`wingbeat.deployments.gpu_shares`).

@@ -7,13 +7,11 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
 from wingbeat.deployments.api.media_prompts import media_reader
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.named_adapters import NamedAdapters
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
-from wingbeat.deployments.learning_folder import ledger_of
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
@@ -49,8 +47,6 @@ class ModelFront:
         self._named_adapters = NamedAdapters(self.pool.adapters)
         self.own = RouterFigures(router_id, lambda: self.pool.num_admitted)
         self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
-        self.heads = None if config.learn is None else HeadVersions(ledger_of(config), self.figures)
-        """Versions of its draft head, where that may be replaced."""
 
     async def start(self) -> None:
         """Read the tokenizer; wait for the first engine."""

@@ -1,12 +1,32 @@
 """Optional parts of the application: a part is a folder that can be deleted, and no other file names one.
 
 A part's module `part` has what it adds, under the names below, and is light to import; `python -m tests.without NAME`
-takes a part out.
+takes a part out. `config` is an `AppConfig`; a part whose settings ask for nothing returns None.
+
+Settings:
+
+- `settings()`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
+  the `panel` of `cli.panels` that they stand in.
+- `check_settings(config)`: raises ValueError, one line, for what no single field can see.
+- `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
+
+The command and HTTP:
 
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
-- `add_routes(app, models, drafter)`: routes of the HTTP application, see `api.routes`.
+- `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
+- `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
+- `operator_paths()`: those of them that are for operators.
 - `bodies()`: what is posted to these routes, by path.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
+- `families(snapshot)`: metrics of Prometheus.
+
+A replica and its processes:
+
+- `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
+- `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
+- `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
+- `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
+- `follow_head(config, worker)`: called with each drafter that is built.
 """
 
 from collections.abc import Callable
@@ -15,7 +35,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("doctor", "api.responses_api", "api.messages_api", "page")
+PARTS = ("doctor", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page")
 """Their folders, in the order in which they add."""
 
 
@@ -25,3 +45,8 @@ def hooks(name: str) -> tuple[Callable[..., Any], ...]:
     folders = (f"{__package__}.{part}" for part in PARTS)
     modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
     return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def first(name: str, *given: Any) -> Any:
+    """What the first part answers that has an answer; None where none has."""
+    return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)

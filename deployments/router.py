@@ -5,6 +5,7 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,6 +26,7 @@ from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.torchless import keep_torch_out
@@ -144,7 +146,7 @@ class Router(HandleCalls):
             monitor=self._monitor,
             marks=marks,
             updates_adapters=any(front.config.lora_update_dir is not None for front in self._fronts),
-            heads=next((front.heads for front in self._fronts if front.heads is not None), None),
+            more_routes=[partial(add_routes, fronts=self._fronts) for add_routes in hooks("add_router_routes")],
         )
 
     async def __del__(self) -> None:

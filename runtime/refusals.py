@@ -1,6 +1,6 @@
 """Pairs of features that do not go together: one table, for the start, for what only checkpoints tell, and for docs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ class Feature(StrEnum):
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
     INT8 = "`dtype` `int8`"
-    LEARN = "`learn`"
     KV_READER = "a drafter that reads the verifier's KV"
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
@@ -59,13 +58,13 @@ class Known(StrEnum):
 class Refusal(NamedTuple):
     """A pair that is refused."""
 
-    one: Feature
-    other: Feature
+    one: str
+    other: str
     why: str
     remedy: str = "leave one out"
     known: Known = Known.AT_START
 
-    def sentence(self, said: Mapping[Feature, str]) -> str:
+    def sentence(self, said: Mapping[str, str]) -> str:
         """One line for whoever asked for both.
 
         Args:
@@ -135,10 +134,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
-    Refusal(_F.LEARN, _F.NO_DRAFTER, "there is no head to train", "leave learn out"),
-    Refusal(_F.LEARN, _F.TEXT_DRAFTER, "earlier text has no head to train", "leave learn out"),
-    Refusal(_F.LEARN, _F.TENSORRT, "an engine's weights are fixed", "leave learn out"),
-    Refusal(_F.LEARN, _F.OWN_ENGINE, "that engine shows nobody its rounds", "leave learn out"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
@@ -155,16 +150,16 @@ REFUSED_TOGETHER = (
 )
 
 
-def problem(said: Mapping[Feature, str]) -> str | None:
+def problem(said: Mapping[str, str], rows: Iterable[Refusal] = REFUSED_TOGETHER) -> str | None:
     """What is wrong with what is asked for together, in one line; None where all of it goes together.
 
     Args:
         said: by each feature that is asked for or there, how that was said.
     """
-    return next((one.sentence(said) for one in REFUSED_TOGETHER if one.one in said and one.other in said), None)
+    return next((one.sentence(said) for one in rows if one.one in said and one.other in said), None)
 
 
-def refuse(said: Mapping[Feature, str]) -> None:
+def refuse(said: Mapping[str, str], rows: Iterable[Refusal] = REFUSED_TOGETHER) -> None:
     """Raises ValueError, with one line, where two do not go together; as for `problem`."""
-    if (wrong := problem(said)) is not None:
+    if (wrong := problem(said, rows)) is not None:
         raise ValueError(wrong)

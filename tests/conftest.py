@@ -14,7 +14,7 @@ import torch
 
 from tests.covering import meeting, spread
 from tests.hostile.contract import KEY
-from tests.optional import endpoints_gone
+from tests.optional import is_gone, words_gone
 from tests.ports import free_port
 from wingbeat.kernels.disk_cache import cache_dir
 
@@ -46,17 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
-def _sent(item: pytest.Item) -> list[str]:
-    """Values that a test is parametrized with."""
-    return [repr(value) for value in item.callspec.params.values()] if hasattr(item, "callspec") else []
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Apply `few`: of a parametrized test, so many cases stay in the default run, and of the others those in the slow
     one in which two values meet that have not met before."""
-    if gone := endpoints_gone():
-        items[:] = [item for item in items if not any(path in sent for path in gone for sent in _sent(item))]
+    if words_gone() is not None:
+        items[:] = [item for item in items if not (hasattr(item, "callspec") and is_gone(item.callspec.params))]
     cases: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("few") and hasattr(item, "callspec"):

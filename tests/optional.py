@@ -4,7 +4,9 @@ This table is the one place that says it; `python -m tests.without NAME` deletes
 its line in `deployments/parts.py`.
 """
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,11 +21,41 @@ class Feature(NamedTuple):
     """Files and folders below the root, as globs."""
     needs: tuple[str, ...] = ()
     """Features that it cannot be without: it is deleted with any of them."""
-    endpoint: str | None = None
-    """Path of HTTP that it serves, with all below; cases that send something there are deleted with it."""
+    words: tuple[str, ...] = ()
+    """Its endpoints, commands and settings: cases of other tests that have one are deleted with it."""
 
 
 FEATURES = {
+    "recordings": Feature(
+        (
+            *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),
+            *("tests/deployments/recordings", "tests/runtime/recordings"),
+        ),
+        words=("extract", "recording_dir", "recording_share", "recording_max_bytes"),
+    ),
+    "training": Feature(
+        (
+            *("deployments/training", "runtime/training", "docs/training.md"),
+            *("tests/deployments/training", "tests/runtime/training", "tests/runtime/training_world.py"),
+            "benchmarks/narrow_head.py",
+        ),
+        needs=("recordings",),
+        words=("train", "train drafter"),
+    ),
+    "learning": Feature(
+        (
+            *("deployments/learning", "runtime/learning", "docs/learning.md"),
+            *("tests/deployments/learning", "tests/runtime/learning"),
+            *("tests/e2e/test_learning.py", "tests/e2e/test_page_heads.py", "benchmarks/learning*.py"),
+            "benchmarks/results/learning*",
+        ),
+        needs=("training",),
+        words=(
+            *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "learn"),
+            *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
+            *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
+        ),
+    ),
     "doctor": Feature(
         (
             *("deployments/doctor", "tests/deployments/doctor"),
@@ -38,14 +70,14 @@ FEATURES = {
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
             "tests/clients/test_responses_client.py",
         ),
-        endpoint="/v1/responses",
+        words=("/v1/responses",),
     ),
     "messages": Feature(
         (
             *("deployments/api/messages_api", "tests/deployments/api/test_messages_api.py"),
             "tests/clients/test_anthropic_client.py",
         ),
-        endpoint="/v1/messages",
+        words=("/v1/messages",),
     ),
 }
 
@@ -56,12 +88,32 @@ def without(names: set[str]) -> set[str]:
     return without(names | more) if more else names
 
 
-def endpoints_gone(root: Path = ROOT) -> set[str]:
-    """Endpoints of features that are deleted."""
-    return {one.endpoint for one in FEATURES.values() if one.endpoint and not any(root.glob(one.paths[0]))}
+@cache
+def words_gone() -> re.Pattern[str] | None:
+    """Words of features that are deleted; None where none is."""
+    words = [word for one in FEATURES.values() if is_deleted(one) for word in one.words]
+    return re.compile("|".join(rf"(?<![\w/-]){re.escape(word)}(?![\w-])" for word in words)) if words else None
 
 
-def served(by_path: Mapping[str, Value]) -> dict[str, Value]:
-    """What is sent to each path, without those of endpoints that are deleted."""
-    gone = tuple(endpoints_gone())
-    return {path: sent for path, sent in by_path.items() if not (gone and path.startswith(gone))}
+def is_deleted(feature: Feature, root: Path = ROOT) -> bool:
+    """Whether a feature is not in this tree."""
+    return not any(root.glob(feature.paths[0]))
+
+
+def is_gone(case: object) -> bool:
+    """Whether a case of a test has a word of a feature that is deleted."""
+    words = words_gone()
+    return words is not None and words.search(repr(case)) is not None
+
+
+def kept(table: Mapping[str, Value]) -> dict[str, Value]:
+    """The rows of a table without those of deleted features."""
+    return {name: value for name, value in table.items() if not is_gone((name, value))}
+
+
+def belongs_to_deleted(path: str) -> bool:
+    """Whether a path below the root is that of a feature that is deleted."""
+    return any(
+        is_deleted(one) and any(Path(path).match(glob) or path.startswith(f"{glob}/") for glob in one.paths)
+        for one in FEATURES.values()
+    )

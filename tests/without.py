@@ -17,6 +17,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,11 +31,12 @@ from pathlib import Path
 
 from tests.optional import FEATURES, without
 from tests.ports import free_port
-from tests.test_layering import IMPORT_PATH
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
 OURS = (*LAYERS, "tests", "benchmarks")
+IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
+"""A name of ours in a string, such as the path of a factory."""
 READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
 EXTRAS = ("tensorrt", "soundfile", "matplotlib", "tensorboard")
 """Libraries that an environment need not have: modules that import one of them may fail for it."""

@@ -18,14 +18,14 @@ from engine_speed import engine_of
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.corpus import read_text, split_files
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.llm import LLM, build_engine
-from wingbeat.runtime.recordings.corpus import read_text, split_files
-from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
 BATCHES = (1, 16, 64)

@@ -13,7 +13,6 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
-from wingbeat.deployments.api.endpoints.drafter_routes import PROMOTE_PATH, ROLLBACK_PATH, PromoteBody, RollbackBody
 from wingbeat.deployments.api.endpoints.embedding_routes import EMBEDDINGS_PATH
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
@@ -27,8 +26,6 @@ BODIES: dict[str, type[BaseModel]] = {
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
     PREFIXES_PATH: SavePrefixBody,
-    PROMOTE_PATH: PromoteBody,
-    ROLLBACK_PATH: RollbackBody,
     UPDATE_PATH: UpdateWeightsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

@@ -20,6 +20,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import HEADER, IgnoredField
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
 from wingbeat.deployments.api.incoming import Bodies, BodyRoom, Incoming, answer_early
 from wingbeat.deployments.limits import MAX_BODY_BYTES
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.request_context import RequestContext, enter
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _OPERATORS = frozenset({"/trace", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-_OPERATORS |= {"/v1/prefixes", "/v1/prefixes/{name}", "/v1/drafter/promote", "/v1/drafter/rollback"}
-_OPERATORS |= {"/v1/weights/update"}
+_OPERATORS |= {"/v1/prefixes", "/v1/prefixes/{name}", "/v1/weights/update"}
+_OPERATORS = _OPERATORS.union(*(paths() for paths in hooks("operator_paths")))
 """Paths for those who run the server, whose key alone opens them."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""

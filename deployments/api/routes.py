@@ -1,6 +1,6 @@
 """The HTTP surface as a FastAPI application; knows the OpenAI API and a completion service, but not Ray."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -20,7 +20,6 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
-from wingbeat.deployments.api.endpoints.drafter_routes import DRAFTER_PATH, HeadVersions, add_drafter_routes
 from wingbeat.deployments.api.endpoints.embedding_routes import add_embedding_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
@@ -43,13 +42,13 @@ def create_app(
     monitor: Monitor | None = None,
     updates_adapters: bool = False,
     marks: Mapping[str, str] | None = None,
-    heads: HeadVersions | None = None,
+    more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
     """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `updates_adapters`: whether operators may
-    load and unload LoRA adapters. `marks`: headers of every answer. `heads`: versions of the draft head, where it
-    may be replaced.
+    load and unload LoRA adapters. `marks`: headers of every answer. `more_routes`: add routes that
+    need more than this.
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
@@ -75,8 +74,6 @@ def create_app(
         add_adapter_routes(app, models)
     add_prefix_routes(app, models)
     add_weights_routes(app, models)
-    if heads is not None:
-        add_drafter_routes(app, heads)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -90,8 +87,10 @@ def create_app(
         generation = await (service := models.choose(body.model)).plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
+    for add_more in more_routes:
+        add_more(app)
     for add_routes in hooks("add_routes"):
-        add_routes(app, models, None if heads is None else DRAFTER_PATH)
+        add_routes(app, models)
     add_load(app, models.pools)
     add_description(app, version_of_package())
     return app

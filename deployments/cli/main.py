@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +12,10 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, Level, new_app, run_now, show_log_from
-from wingbeat.deployments.cli.drafter_command import add_drafter_commands
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
-from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
+from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.cli.vllm_words import without_vllm
@@ -100,14 +97,9 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     for add_commands in hooks("add_commands"):
         add_commands(app, open_engine)
     _add_build_engine(app)
-    _add_train(app)
-    _add_extract(app)
     prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
     add_prefix_commands(prefix)
     app.add_typer(prefix, name="prefix")
-    drafter = new_app("Versions of the draft head of a server that learns.")
-    add_drafter_commands(drafter)
-    app.add_typer(drafter, name="drafter")
     weights = new_app("The verifier's weights on a server that runs.")
     add_weights_commands(weights)
     app.add_typer(weights, name="weights")
@@ -170,7 +162,7 @@ def _serve(
 
 
 def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
-    """`inspect` reads its own arguments later, as `train` does."""
+    """`inspect` reads its own arguments later."""
 
     def inspect(context: typer.Context) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
@@ -196,7 +188,7 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
 
 
 def _add_build_engine(app: typer.Typer) -> None:
-    """`build-engine` reads its own arguments later, as `train` does."""
+    """`build-engine` reads its own arguments later."""
 
     def build_engine(context: typer.Context) -> None:
         """Make an engine directory of a model and its drafter, for --engine-dir."""
@@ -212,60 +204,3 @@ def _add_build_engine(app: typer.Typer) -> None:
         run_now(context, BuildEngineConfig, run)
 
     app.command("build-engine", context_settings=READS_LATER)(build_engine)
-
-
-def _add_train(app: typer.Typer) -> None:
-    """`train` reads its own arguments later, so that folders which are not there are said first."""
-
-    def train(context: typer.Context) -> None:
-        """Train a drafter for a verifier."""
-        check_named_folders(context.args)
-        _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
-
-    app.command("train", context_settings=READS_LATER)(train)
-
-
-def _add_extract(app: typer.Typer) -> None:
-    """`extract` reads its own arguments later, as `train` does."""
-
-    def extract(context: typer.Context) -> None:
-        """Record a verifier's hidden states, for training a drafter."""
-        check_named_folders(context.args)
-        from wingbeat.runtime.recordings.extract_config import ExtractConfig
-
-        def run(config: ExtractConfig) -> None:
-            """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
-            from wingbeat.deployments.cli.extract_command import extract_command
-
-            extract_command(config)
-
-        run_now(context, ExtractConfig, run)
-
-    app.command("extract", context_settings=READS_LATER)(extract)
-
-
-def _train_app() -> typer.Typer:
-    from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
-
-    app = new_app("Train a draft head for a verifier.")
-
-    def drafter(config: TrainDrafterConfig) -> None:
-        """Train a draft head for a verifier."""
-        from wingbeat.cluster.channels.channel import InProcessChannel
-        from wingbeat.runtime.training.drafter import train_drafter
-
-        _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
-
-    app.command("drafter", cls=GroupedCommand)(model_command(TrainDrafterConfig, drafter))
-    app.callback()(lambda: None)  # so that one command has its name too
-    return app
-
-
-def _run_training(train: Callable[[Config], None], config: Config) -> None:
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    try:
-        train(config)
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error

@@ -37,7 +37,6 @@ _OF_CLASS = {
     "MediaOptions": FEATURES,
     "PrefixOptions": FEATURES,
     "LoraOptions": FEATURES,
-    "LearningOptions": LEARNING,
     "DrafterPlaceOptions": CLUSTER,
     "RankOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
@@ -50,7 +49,6 @@ _OF_FIELD = {
     **dict.fromkeys(("drafter_timeout_s", "drafter_back_off_s", "stream_interval_ms"), LIMITS),
     **dict.fromkeys(("num_gpus_per_verifier", "num_gpus_per_drafter", "num_cpus_per_verifier", "channel"), CLUSTER),
     **dict.fromkeys(("engine_factory", "drafter_factory"), CLUSTER),
-    **dict.fromkeys(("recording_dir", "recording_share", "recording_max_bytes"), LEARNING),
     "served_model_name": API,
 }
 """Settings that are not about the subject of their class."""
@@ -66,6 +64,9 @@ def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
     def panel(name: str) -> str | None:
         if name in MOST_USED:
             return None
+        more = config_class.model_fields[name].json_schema_extra
+        if isinstance(more, dict) and "panel" in more:
+            return more["panel"]
         return _OF_FIELD.get(name) or _OF_CLASS.get(_owner(config_class, name))
 
     return panel

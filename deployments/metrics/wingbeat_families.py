@@ -163,30 +163,6 @@ def _heads(snapshot: FleetSnapshot) -> Iterator[Metric]:
             (*LABELS, "version"),
             by_key(snapshot, lambda figures, at=index: {key: row[at] for key, row in figures["by_head"].items()}),
         )
-    yield counter(
-        "wingbeat_head_decisions",
-        "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",
-        (*LABELS, "decision"),
-        by_key(snapshot, lambda figures: (figures.get("heads") or {}).get("decisions")),
-    )
-    yield counter(
-        "wingbeat_learner_seconds",
-        "Seconds of a core that the learner has trained for.",
-        LABELS,
-        rows(snapshot, _of_learner("seconds")),
-    )
-    yield gauge(
-        "wingbeat_learner_samples",
-        "Requests on disk that are learnt from, held-out ones not counted.",
-        LABELS,
-        rows(snapshot, _of_learner("samples")),
-    )
-    yield gauge("wingbeat_learner_bytes", "Of the rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
-
-
-def _of_learner(name: str) -> Read:
-    """A figure of the learner's; None where there is none."""
-    return lambda figures: ((figures.get("heads") or {}).get("learner") or {}).get(name)
 
 
 def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:

@@ -28,7 +28,7 @@ class DrafterPlaceOptions(ModelOptions):
         description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         num_shared = self.drafters and self.drafters.num
         return super().asked() | {
             Feature.DRAFTER_IN_ENGINE: (self.drafts_in_engine(), "drafter_place is engine"),

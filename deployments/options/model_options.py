@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.deployments.options.words import object_of_json, with_nothing_by_word
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.config import (
     INT8,
     PROMPT_TOKENS,
@@ -21,7 +22,7 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.static_tree import EXAMPLE, StaticTree
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
@@ -228,10 +229,11 @@ class ModelOptions(LoadOptions):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_go_together(self) -> Self:
-        refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked})
+        rows = (*REFUSED_TOGETHER, *(row for refusals in hooks("refusals") for row in refusals()))
+        refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked}, rows)
         return self
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         """Features that do not go with everything: whether each is asked for, and how."""
         return {
             Feature.COMPILE: (self.compile, "compile is True"),

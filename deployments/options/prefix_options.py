@@ -27,5 +27,5 @@ class PrefixOptions(ModelOptions):
             raise ValueError(f"prefix_dir is {str(self.prefix_dir)!r}: must be a directory, or not there yet")
         return self
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         return super().asked() | {Feature.PREFIX_DIR: (self.prefix_dir is not None, "prefix_dir is given")}

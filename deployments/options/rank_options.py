@@ -29,7 +29,7 @@ class RankOptions(ModelOptions):
         """As of a single process; ranks all have the same dtype."""
         return self.tensor_parallel_size == 1 and super().tries_bfloat16()
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         size = self.tensor_parallel_size
         return super().asked() | {Feature.RANKS: (size > 1, f"tensor_parallel_size is {size}")}
 

@@ -46,7 +46,7 @@ class ScalingOptions(ModelOptions):
             check_autoscaling(value)
         return value
 
-    def asked(self) -> dict[Feature, tuple[bool, str]]:
+    def asked(self) -> dict[str, tuple[bool, str]]:
         return super().asked() | {
             Feature.AUTOSCALING: (self.autoscaling_config is not None, "autoscaling_config is given"),
             Feature.NUM_REPLICAS: (self.num_replicas is not None, f"num_replicas is {self.num_replicas}"),

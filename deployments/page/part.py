@@ -8,12 +8,8 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_routes(app: "FastAPI", models: "ServedModels", drafter: str | None) -> None:
-    """Serve the page; it opens on a chat where the first model has a chat template.
-
-    Args:
-        drafter: where the versions of the draft head are; None where there are none.
-    """
+def add_routes(app: "FastAPI", models: "ServedModels") -> None:
+    """Serve the page; it opens on a chat where the first model has a chat template."""
     from wingbeat.deployments.page.playground import add_page
 
-    add_page(app, models.pools, drafter, models.first.tokenizer.chat_template is not None)
+    add_page(app, models.pools, models.first.tokenizer.chat_template is not None)

@@ -11,17 +11,17 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
+DRAFTER_PATH = "/v1/drafter"
 FOLDER = Path(__file__).parent
 SCRIPTS = ("elements.js", "stream.js", "markdown.js", "run.js", "tree.js", "panel.js", "heads.js", "controls.js")
 SCRIPTS += ("turns.js", "main.js")
 """Parts of the page's one script, in their order."""
 
 
-def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = None, chats: bool = False) -> None:
+def add_page(app: FastAPI, pools: Sequence[EnginePool], chats: bool = False) -> None:
     """Serve `/`; the files are read once, here.
 
     Args:
-        drafter: where the versions of the draft head are; None where there are none.
         chats: whether the model has a chat template; then the page opens on a chat.
     """
     html = page(chats)
@@ -33,7 +33,9 @@ def add_page(app: FastAPI, pools: Sequence[EnginePool], drafter: str | None = No
             return HTMLResponse(html, headers=headers)
         names = [pool.info.model_name for pool in pools]
         body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
-        body |= {} if drafter is None else {"drafter": drafter}
+        # The page shows versions of the draft head where there are any.
+        paths = {getattr(route, "path", None) for route in app.routes}
+        body |= {"drafter": DRAFTER_PATH} if DRAFTER_PATH in paths else {}
         return JSONResponse(body, headers={"Vary": "Accept"})
 
 

@@ -128,8 +128,7 @@ class EngineLife:
         # Last, so that nothing of the drafter's self-test is in either.
         if config.prefix_dir is not None or self._prefixes.changes():
             self._prefixes.merge(await self.client.call("open_prefixes", self._prefixes.changes()))
-        if config.recording_dir is not None or config.learns():
-            await self.client.call("start_recording")
+        await self.client.call("observe")
 
     @property
     def drafter_place(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.weights import Refusal, Weights
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor, Life
@@ -221,11 +222,7 @@ def _refused_by(config: AppConfig) -> str | None:
     """Why these settings go with no weights but those that they name."""
     if config.engine_dir is not None:
         return "engine_dir is given, whose engines hold the weights: build others, and serve them"
-    if config.learns():
-        return (
-            "learn is given, which trains the head for the weights of the settings: with trains false they go together"
-        )
-    return None
+    return first("refuses_weights", config)
 
 
 async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:

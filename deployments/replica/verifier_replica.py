@@ -27,12 +27,12 @@ from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.learner.replica_learning import ReplicaLearning
 from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.replica.replica_weights import ClusterStore, ReplicaWeights
@@ -100,9 +100,9 @@ class Verifier(LiveReplica):
         self._spawn(self._expire_clients())
         self._spawn(self._export())
         self._spawn(self._measure())
-        learns = config.learn is not None
-        self._learning = ReplicaLearning(config, lambda: self._engines.client.call("figures")) if learns else None
-        for task in self._learning.tasks() if self._learning else ():
+        made = (begin(config, lambda: self._engines.client.call("figures")) for begin in hooks("beside_engine"))
+        self._beside = [one for one in made if one is not None]
+        for task in (task for one in self._beside for task in one.tasks()):
             self._spawn(task)
 
     async def describe(self) -> ModelInfo:
@@ -185,6 +185,7 @@ class Verifier(LiveReplica):
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
         drafter_pid = 0 if supervisor is None else supervisor.pid
+        of_parts = {name: figure for one in self._beside for name, figure in one.figures().items()}
         return {
             **figures.stats,
             "engine_id": self._engine_id,
@@ -199,7 +200,7 @@ class Verifier(LiveReplica):
             "num_engine_restarts": self._engines.num_restarts,
             "weights": figures.weights,
             "recording": figures.recording,
-            **(self._learning.figures() if self._learning else {}),
+            **of_parts,
             "clients": self._reports.clients(),
             "routers": self._reports.routers(),
         }

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from wingbeat.runtime.corpus import encode_documents, split_files
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.recordings.corpus import encode_documents, split_files
 from wingbeat.runtime.recordings.extract_config import MIN_ANSWER, ExtractConfig
 from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingIndex, RecordingSpec
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier

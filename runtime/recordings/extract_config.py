@@ -9,8 +9,8 @@ from wingbeat.runtime.config import FloatName
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.settings import Settings
+from wingbeat.runtime.standard_library import stdlib_root
 
 MIN_ANSWER = 16
 """Tokens an answer must have room for, or its prompt is left out."""

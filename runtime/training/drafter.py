@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from wingbeat.runtime.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from wingbeat.runtime.recordings.standard_library import stdlib_root
 from wingbeat.runtime.settings import Settings
+from wingbeat.runtime.standard_library import stdlib_root
 
 Family = Literal["eagle3", "eagle3.1", "eagle1", "mtp", "dflash", "jetspec", "dspark", "dflash2", "p-eagle"]
 UNROLLED = frozenset({"eagle3", "eagle3.1", "eagle1", "mtp"})

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wingbeat.kernels.replaced_file import replacing
-from wingbeat.runtime.recordings.corpus import WindowSampler
+from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 ROLLOUTS_FILE = "rollouts.safetensors"

@@ -10,8 +10,8 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.recordings.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.reader import RecordingBatch, RecordingReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig

@@ -1,9 +1,8 @@
 """An application's start without Ray: its engine and its drafter, loaded in this process."""
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.build import build_setup, needs_of_shared_drafter
-from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
+from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError, DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.drafters.base import DrafterNeeds
 

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +16,6 @@ from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind
-from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
@@ -230,13 +230,19 @@ def app_for(
     marks: dict[str, str] | None = None,
     media: "MediaReader | MediaRefused | None" = None,
     embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
-    heads: HeadVersions | None = None,
+    more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ):
     service = CompletionService(
         pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes, embedding_kind=embedding_kind
     )
     return create_app(
-        service, access, limits, monitor=monitor, updates_adapters=updates_adapters, marks=marks, heads=heads
+        service,
+        access,
+        limits,
+        monitor=monitor,
+        updates_adapters=updates_adapters,
+        marks=marks,
+        more_routes=more_routes,
     )
 
 

@@ -47,11 +47,6 @@ def test_rates_out_of_range_are_refused(benchmarking, given):
         AppConfig(forced_acceptance=given)
 
 
-def test_drawn_text_is_not_recorded_for_training(benchmarking, tmp_path):
-    with pytest.raises(ValidationError, match="recording_dir and forced_acceptance"):
-        AppConfig(forced_acceptance=0.8, recording_dir=tmp_path)
-
-
 def test_engines_that_draw_do_not_continue_the_text_of_others(benchmarking):
     assert AppConfig(forced_acceptance=0.8).text_identity() != AppConfig().text_identity()
 

@@ -3,11 +3,12 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from unittest import mock
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tests.deployments.pool_world import LocalEngines
@@ -15,7 +16,6 @@ from tests.runtime.losing_policy import POLICY
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -54,13 +54,13 @@ def serving(
     access: Access | None = None,
     parsers: Parsers | None = None,
     policy: type[SpeculationPolicy] | None = None,
-    heads: HeadVersions | None = None,
+    more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> Iterator[str]:
     """The URL of a server that answers with the demo pair, for as long as the block lasts.
 
     Args:
         policy: decides what is drafted, in place of trees of a fixed shape.
-        heads: versions of the draft head that `/v1/drafter` is about.
+        more_routes: add routes of optional parts.
     """
     llm = demo_llm(policy)
 
@@ -71,7 +71,7 @@ def serving(
         await pool.start()
         try:
             yield create_app(
-                CompletionService(pool, llm.tokenizer, parsers), access, heads=heads, updates_adapters=True
+                CompletionService(pool, llm.tokenizer, parsers), access, more_routes=more_routes, updates_adapters=True
             )
         finally:
             await pool.close()

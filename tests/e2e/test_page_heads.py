@@ -1,16 +1,17 @@
 """Tokens per round over time on the page, with a mark where another version of the draft head took over."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.page_driver import MARKS, open_page, text
 from tests.e2e.page_server import serving
-from tests.runtime.test_head_versions import added, of_length
-from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
+from tests.runtime.learning.test_head_versions import added, of_length
+from wingbeat.deployments.learning.routes import HeadVersions, add_drafter_routes
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.runtime.head_versions import HeadLedger
+from wingbeat.runtime.learning.head_versions import HeadLedger
 
 pytestmark = list(MARKS)
 LINE = "document.querySelector('#head-picture polyline')?.points.length ?? 0"
@@ -38,7 +39,7 @@ def ledger(tmp_path):
 
 def test_acceptance_is_drawn_over_time_and_a_swap_is_marked(chromium, ledger):
     """The environment variable WINGBEAT_PICTURES names a folder for a picture."""
-    with serving(heads=HeadVersions(ledger, Fleet(ledger))) as url:
+    with serving(more_routes=[partial(add_drafter_routes, heads=HeadVersions(ledger, Fleet(ledger)))]) as url:
         open_page(chromium, url)
         chromium.until("!document.querySelector('#heads').hidden")
         assert text(chromium, "#head-version") == "version 0"

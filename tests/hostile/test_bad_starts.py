@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.deployments.engine_in_process import build_in_process
+from tests.optional import kept
 from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
@@ -260,7 +261,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@pytest.mark.parametrize("case", BAD_STARTS)
+@pytest.mark.parametrize("case", kept(BAD_STARTS))
 def test_a_bad_start_is_refused_by_one_line_that_says_why(
     case: str, model: Path, port: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

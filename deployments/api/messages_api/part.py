@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_routes(app: "FastAPI", models: "ServedModels", drafter: str | None) -> None:
+def add_routes(app: "FastAPI", models: "ServedModels") -> None:
     """Add both endpoints."""
     from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 

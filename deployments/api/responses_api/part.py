@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.served_models import ServedModels
 
 
-def add_routes(app: "FastAPI", models: "ServedModels", drafter: str | None) -> None:
+def add_routes(app: "FastAPI", models: "ServedModels") -> None:
     """Add the endpoint."""
     from wingbeat.deployments.api.responses_api.routes import add_responses_route
 

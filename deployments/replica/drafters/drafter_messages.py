@@ -1,22 +1,9 @@
 """What a drafter's process and its actor are told, and tell those that use them."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.deployments.replica.actor_process import ActorProcess
-
-if TYPE_CHECKING:
-    from wingbeat.cluster.channels.cuda.lent_memory import Loan
-    from wingbeat.runtime.heads.contract import HeadConvention
-
-
-class DrafterTerms(NamedTuple):
-    """What a verifier tells its drafter before it is asked for its needs, and each of its successors."""
-
-    convention: "HeadConvention | None" = None
-    """How its head is to be read; None where its files say that."""
-    loan: "Loan | None" = None
-    """Weights of the verifier on the GPU that both share; None where it lends none."""
 
 
 class Placed(NamedTuple):

@@ -16,8 +16,8 @@ from wingbeat.cluster.channels.doorbell import POLL_NAP_S
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.build import build_draft_worker, draft_room
+from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, attach_channel
 from wingbeat.deployments.replica.lent_weights import BorrowedWeights, may_lend

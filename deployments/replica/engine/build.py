@@ -12,16 +12,14 @@ import torch
 from wingbeat.cluster.gpus import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.learning_folder import ledger_of
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
-from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, EngineSetup
+from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
 from wingbeat.deployments.replica.lent_weights import loan_of
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
-from wingbeat.runtime.drafters.head_follower import HeadFollower
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
@@ -46,8 +44,6 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
         DrafterStartError: the drafter's checkpoint cannot be read.
     """
-    from wingbeat.deployments.replica.engine.live_recording import needs_with_recording
-
     _check_device(config)
     inner, read_as = _inner_drafter(config), None
 
@@ -58,7 +54,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
             asked = inner.needs(convention, loaded)
         else:
             asked = ask_needs(DrafterTerms(convention, loan_of(config, loaded, OWN_DEVICE)))
-        return needs_with_recording(config, asked, len(loaded.layers))
+        return first("tapped", config, asked, len(loaded.layers)) or asked
 
     try:
         settings = pair_settings(config)._replace(ranks=ranks)
@@ -150,8 +146,8 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     worker = DraftWorker(drafter)
-    if config.learn is not None:
-        HeadFollower(ledger_of(config), worker).start()
+    for follow_head in hooks("follow_head"):
+        follow_head(config, worker)
     return worker
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.replica.engine.engine_operations import OPERATIONS, EngineOperations
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wingbeat.cluster.channels.tcp.remote_address import ChannelName
-    from wingbeat.deployments.replica.engine.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.clocks import RoundTrace
 
@@ -62,7 +62,7 @@ class EngineCalls:
         self._channel = channel
         self._weights = weights
         self._take_drafter_in = setup.take_drafter_in
-        self._recording: TrafficRecording | None = None
+        self._recording: Any = None
         self._traces: dict[int, RoundTrace] = {}
         self._numbers = itertools.count()
 
@@ -152,18 +152,17 @@ class EngineCalls:
 
         return found.as_dict() if isinstance(found, SelfTest) else None
 
-    def start_recording(self) -> None:
-        """Write what is served from now on, as the configuration has it.
+    def observe(self) -> None:
+        """Have what is served from now on written, where the configuration asks for it.
 
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        from wingbeat.deployments.replica.engine.live_recording import start_recording
-
         # A recording is of one verifier.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
-        self._recording = start_recording(self._config, self._engine, name)
-        self._engine.observe(self._recording.rounds)
+        self._recording = first("observe", self._config, self._engine, name)
+        if self._recording is not None:
+            self._engine.observe(self._recording.rounds)
 
     def start_trace(self) -> int:
         """Record what the rounds do; returns the recording's number."""

@@ -20,7 +20,6 @@ from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import set_log_level, show_log
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
 from wingbeat.deployments.replica.engine.engine_messages import (
@@ -31,7 +30,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
     ToReplica,
     portable,
 )
-from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.prefixes.identity import check_digest

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
+    from wingbeat.cluster.channels.cuda.lent_memory import Loan
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.compiler import Grammars
+    from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.inner_drafter import ChannelFactory
     from wingbeat.runtime.kv.block_hashes import CacheLog
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 class DrafterStartError(RuntimeError):
     """No drafter could be started; one line naming the cause."""
+
+
+class DrafterTerms(NamedTuple):
+    """What a verifier tells its drafter before it is asked for its needs, and each of its successors."""
+
+    convention: "HeadConvention | None" = None
+    """How its head is to be read; None where its files say that."""
+    loan: "Loan | None" = None
+    """Weights of the verifier on the GPU that both share; None where it lends none."""
 
 
 class AskNeeds(Protocol):

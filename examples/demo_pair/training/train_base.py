@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files, texts
-from wingbeat.runtime.recordings.standard_library import stdlib_root
+from wingbeat.runtime.corpus import WindowSampler, encode_documents, split_files, texts
+from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.training.optimizers import build_optimizers
 
 SETTINGS = {

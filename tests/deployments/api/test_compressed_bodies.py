@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.deployments.http_world import FakePool, call
-from tests.optional import served
+from tests.optional import kept
 
 BODY = {"model": "demo", "prompt": "hi", "max_tokens": 4}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize", "/v1/embeddings")
@@ -16,7 +16,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/respons
 def test_a_compressed_body_is_a_415_that_names_what_is_taken(encoding):
     pool = FakePool()
     body = gzip.compress(json.dumps(BODY).encode())
-    for path in served(dict.fromkeys(PATHS)):
+    for path in kept(dict.fromkeys(PATHS)):
         answer = call(pool, path, body, headers={"Content-Encoding": encoding})
         assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type"), path
         assert "Content-Encoding" in answer.json()["error"]["message"]

@@ -1,32 +1,27 @@
 """The description of the API names every endpoint and every field that is read, and its page loads nothing."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.deployments.http_world import FakePool, app_for, call
-from wingbeat.deployments.api.description import BODIES, SCHEMAS, endpoints
-from wingbeat.deployments.api.endpoints.drafter_routes import HeadVersions
-from wingbeat.runtime.head_versions import HeadLedger
-
-HEADS = HeadVersions(HeadLedger(Path("nowhere"), Path("head"), "demo"), None)
+from wingbeat.deployments.api.description import BODIES, SCHEMAS, Endpoint, describe, endpoints
 
 
 def document() -> dict:
-    return call(FakePool(), "/openapi.json", method="GET", updates_adapters=True, heads=HEADS).json()
+    return call(FakePool(), "/openapi.json", method="GET", updates_adapters=True).json()
 
 
 def test_every_endpoint_is_described():
     paths = document()["paths"]
-    for method, path in endpoints(app_for(FakePool(), updates_adapters=True, heads=HEADS)):
+    for method, path in endpoints(app_for(FakePool(), updates_adapters=True)):
         if path not in ("/openapi.json", "/docs"):
             assert method in paths[path.replace(":path}", "}")]
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_the_fields_of_a_body_are_those_that_are_read(path):
-    described = document()
+    described = describe([Endpoint("post", path)], "1")
     reference = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = described["components"]["schemas"][reference.removeprefix(SCHEMAS)]
     assert set(schema["properties"]) == set(BODIES[path].model_fields)

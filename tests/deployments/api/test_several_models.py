@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, URL, FakePool
-from tests.optional import served
+from tests.optional import kept
 from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
@@ -59,7 +59,7 @@ def test_the_name_chooses_the_model(world: World, model: str, text: str, named: 
     answer = world.ask("/v1/chat/completions", {"model": model, "messages": MESSAGES}).json()
     assert answer["choices"][0]["message"]["content"] == text
     others = {"/v1/messages": {"messages": MESSAGES, "max_tokens": 20}, "/v1/responses": {"input": "hi"}}
-    for path, body in served(others).items():
+    for path, body in kept(others).items():
         answer = world.ask(path, body | {"model": model}).json()
         parts = answer["content"] if path == "/v1/messages" else answer["output"][-1]["content"]
         assert parts[0]["text"] == text

@@ -215,18 +215,11 @@ def test_prompts_that_do_not_fit_are_refused(wingbeat, args, hint):
     assert hint in got.err
 
 
-@pytest.mark.parametrize("command", [[], ["--help"], ["serve", "--help"], ["train"], ["train", "drafter", "-h"]])
+@pytest.mark.parametrize("command", [[], ["--help"], ["serve", "--help"]])
 def test_help_is_no_error(wingbeat, command):
     got = wingbeat(*command)
     assert got.code == 0
     assert "Usage: wingbeat" in got.out
-
-
-def test_every_training_setting_is_an_option(wingbeat):
-    from wingbeat.runtime.training.drafter import TrainDrafterConfig
-
-    shown = wingbeat("train", "drafter", "--help").out
-    assert all("--" + name.replace("_", "-") in shown for name in TrainDrafterConfig.model_fields)
 
 
 @pytest.mark.slow

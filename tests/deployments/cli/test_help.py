@@ -15,13 +15,15 @@ from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app as main_app
 from wingbeat.deployments.cli.options import option_name
 
-OWN = {"serve", "generate", "bench", "inspect", "build-engine", "train", "extract"}
 HEAVY = ("torch", "transformers", "ray", "numpy", "fastapi", "uvicorn", "xgrammar", "matplotlib")
-OF_PARTS = tuple(sorted({command.name for command in main_app(open_engine).registered_commands} - OWN))
+APP = main_app(open_engine)
+GROUPS = {
+    group.name: [command.name or command.callback.__name__ for command in group.typer_instance.registered_commands]
+    for group in APP.registered_groups
+}
 COMMANDS = (
-    *("", "serve", "generate", "bench", "inspect", *OF_PARTS, "build-engine", "train", "train drafter", "extract"),
-    *("prefix", "prefix save", "prefix load", "prefix list", "prefix delete"),
-    *("drafter", "drafter list", "drafter promote", "drafter rollback", "weights", "weights show", "weights update"),
+    *("", *(command.name for command in APP.registered_commands), *GROUPS),
+    *(f"{group} {command}" for group, commands in GROUPS.items() for command in commands),
 )
 SCRIPT = f"""
 import contextlib, io, json, sys

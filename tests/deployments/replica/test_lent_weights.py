@@ -16,7 +16,7 @@ from wingbeat.cluster.channels.cuda.lent_memory import LentTensor, Loan, lend
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters import drafter_actor
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
+from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.lent_weights import BorrowedWeights, loan_of, may_lend
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD, TargetDescription

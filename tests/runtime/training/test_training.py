@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.demo_pair.training.train_base import arguments, train, train_tokenizer
-from wingbeat.runtime.recordings.corpus import WindowSampler, split_files
-from wingbeat.runtime.recordings.standard_library import stdlib_root
+from wingbeat.runtime.corpus import WindowSampler, split_files
+from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 SOURCE = "def f{i}(x):\n    if x > {i}:\n        return [x, {i}]\n    return f{i}(x + 1)\n\n\n"

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.runtime.training_world import HIDDEN, TAPS, VOCAB, losses, make_corpus, make_verifier, metrics, short_run
+from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.unroll import matches, unroll
-from wingbeat.runtime.recordings.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.training import drafter
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter

@@ -1,0 +1,37 @@
+"""Metrics of a head that learns."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+
+from wingbeat.deployments.metrics.families import counter, gauge
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, rows
+
+
+def learning_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Decisions about versions of the head, and the learner's own figures."""
+    yield counter(
+        "wingbeat_head_decisions",
+        "Versions of the draft head promoted, rejected, rolled back and refused, the same for all engines of a fleet.",
+        (*LABELS, "decision"),
+        by_key(snapshot, lambda figures: (figures.get("heads") or {}).get("decisions")),
+    )
+    yield counter(
+        "wingbeat_learner_seconds",
+        "Seconds of a core that the learner has trained for.",
+        LABELS,
+        rows(snapshot, _of_learner("seconds")),
+    )
+    yield gauge(
+        "wingbeat_learner_samples",
+        "Requests on disk that are learnt from, held-out ones not counted.",
+        LABELS,
+        rows(snapshot, _of_learner("samples")),
+    )
+    yield gauge("wingbeat_learner_bytes", "Of the rounds on disk.", LABELS, rows(snapshot, _of_learner("bytes")))
+
+
+def _of_learner(name: str) -> Read:
+    """A figure of the learner's; None where there is none."""
+    return lambda figures: ((figures.get("heads") or {}).get("learner") or {}).get(name)

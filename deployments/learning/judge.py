@@ -1,0 +1,77 @@
+"""Rolls a version of the head back where its drafts are accepted less often than those of the one before it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.learning.head_counts import CountedSince, HeadCounts
+from wingbeat.runtime.learning.head_versions import (
+    Accepted,
+    HeadLedger,
+    Ledger,
+    LedgerError,
+    fell_below,
+    learner_figures,
+)
+
+logger = logging.getLogger(__name__)
+LOOK_S = 1.0
+SHOWN = ("promoted", "rejected", "rolled_back", "refused")
+JUDGED_ROUNDS = 20_000
+"""Of a version, after which what is measured says more of the text than of the head."""
+
+
+class HeadJudge:
+    """Of one engine; whichever of a fleet sees it first rolls the version back for all.
+
+    The counts of all engines are added up beside the ledger, so that one that starts anew loses none.
+
+    Args:
+        figures: of the engine.
+    """
+
+    def __init__(self, ledger: HeadLedger, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
+        self._ledger, self._figures = ledger, figures
+        self._counts, self._since = HeadCounts(ledger.folder), CountedSince()
+        self.said: dict[str, Any] = {"decisions": {}, "learner": None}
+        """For metrics: decisions by what they were, and what the learner says of itself."""
+
+    def _read(self) -> tuple[Ledger, dict[str, Any] | None]:
+        return self._ledger.read(), learner_figures(self._ledger.folder)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(EngineFailed):
+                await self.look()
+
+    async def look(self) -> None:
+        """Judge the version that is served, where it is one that has another before it."""
+        try:
+            ledger, learner = await asyncio.to_thread(self._read)
+        except LedgerError as error:
+            logger.error("%s", error)
+            return
+        self.said = {"decisions": {what: ledger.counts.get(what, 0) for what in SHOWN}, "learner": learner}
+        figures = await self._figures()
+        more = self._since.take(figures.pid, figures.stats["by_head"])
+        try:
+            counted = await asyncio.to_thread(self._counts.add, more, ledger, figures.weights)
+        except OSError as error:  # a full disk, or a lock that is held for long: what was counted since is lost
+            logger.error("what was accepted of the head's versions cannot be kept: %s", error)
+            return
+        if not ledger.served or ledger.previous is None:
+            return
+        new, old = (counted.get(number, Accepted()) for number in (ledger.served, ledger.previous))
+        if new.rounds > JUDGED_ROUNDS:
+            return
+        why = fell_below(new, old)
+        if why is None:
+            return
+        if await asyncio.to_thread(self._ledger.roll_back, f"measured: {why}", ledger.served) is not None:
+            logger.warning("version %d of the head is rolled back: %s", ledger.served, why)

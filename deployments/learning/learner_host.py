@@ -1,0 +1,88 @@
+"""One learner for all replicas that share a folder: whichever of them has the lock keeps it running."""
+
+import asyncio
+import json
+import logging
+import os
+import time
+
+from wingbeat.cluster.child_process import ChildProcess
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning.folder import learning_root, ledger_of
+from wingbeat.deployments.replica.drafters.back_off import BackOff
+from wingbeat.kernels.disk_cache import compiler_env
+
+logger = logging.getLogger(__name__)
+MODULE = "wingbeat.deployments.learning.learner_process"
+LOCK = "learner.lock"
+LOOK_S = 5.0
+"""Between two looks at whether the learner of another replica is gone."""
+CORES_BUSY = 2.0
+"""Load average by core at which the learner pauses, where no other is given."""
+
+
+class LearnerHost:
+    """Starts the learner's process, and another one when that has ended."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self._config, self._ledger = config, ledger_of(config)
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the learner's process; 0 where it runs elsewhere, or not at all."""
+        return 0 if self._child is None else self._child.pid
+
+    async def run(self) -> None:
+        """For ever; whoever cancels this ends the process."""
+        while True:
+            try:
+                with self._ledger.turn(LOCK) as is_own:
+                    if is_own:
+                        await self._keep()
+            except OSError as error:  # such as a full disk, or no memory for a process
+                logger.error("the learner cannot be started: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _keep(self) -> None:
+        back_off = BackOff(1.0)
+        while True:
+            await asyncio.sleep(back_off.take())
+            began = time.monotonic()
+            try:
+                self._child = self._start()
+                code = await self._child.wait()
+            finally:
+                if self._child is not None:
+                    self._child.kill()
+                    self._child = None
+            logger.error("the learner's process has ended (%d); another one takes over", code)
+            back_off.lasted(time.monotonic() - began)
+
+    def _start(self) -> ChildProcess:
+        options, config = self._config.learn, self._config
+        settings = {
+            "root": str(learning_root(config)),
+            "verifier": str(config.model_dir()),
+            "verifier_name": config.model_name(),
+            "configured_head": str(config.choice().source),
+            "max_bytes": options.max_bytes,
+            "expire_s": options.expire_s,
+            "core_share": options.core_share,
+            "max_load": options.max_load or CORES_BUSY * len(os.sched_getaffinity(0)),
+            "margin": options.margin,
+        }
+        return start_learner(settings)
+
+
+def start_learner(settings: dict) -> ChildProcess:
+    """A learner's process for `LearnerSettings`."""
+    read, write = os.pipe()
+    try:
+        # A pipe holds 64 KiB: nobody waits for the child to read.
+        os.write(write, json.dumps(settings).encode())
+        os.close(write)
+        env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **compiler_env()}
+        return ChildProcess(MODULE, [read], env)
+    finally:
+        os.close(read)

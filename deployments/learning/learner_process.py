@@ -1,0 +1,38 @@
+"""The learner's own process: of the lowest priority, with one thread, and without a GPU."""
+
+import json
+import logging
+import os
+import signal
+import sys
+
+import torch
+
+from wingbeat.cluster.child_process import die_with_parent, show_stacks
+from wingbeat.deployments.log import show_log
+from wingbeat.runtime.learning.learner import Learner
+from wingbeat.runtime.learning.settings import LearnerSettings
+
+logger = logging.getLogger(__name__)
+NICENESS = 19
+"""Not below: who gets no time at all keeps the locks it has, for which others would wait."""
+
+
+def main() -> None:
+    """Learn until the replica is gone."""
+    fd, parent = map(int, sys.argv[1:])
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_log()
+    show_stacks()
+    with os.fdopen(fd) as pipe:
+        settings = LearnerSettings(**json.load(pipe))
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    logger.info("the learner has %s", settings.root)
+    Learner(settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What a replica does for the head to learn: it judges the version that is served, and one replica has the learner."""
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning.folder import ledger_of, said_at_start
+from wingbeat.deployments.learning.judge import HeadJudge
+from wingbeat.deployments.learning.learner_host import LearnerHost
+from wingbeat.deployments.learning.settings import learns
+from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLearning:
+    """Of one replica whose settings have `learn`.
+
+    Args:
+        figures: of its engine; raises EngineFailed where there is none.
+    """
+
+    def __init__(self, config: AppConfig, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
+        logger.warning("%s", said_at_start(config))
+        self._judge = HeadJudge(ledger_of(config), figures)
+        self._host = LearnerHost(config) if learns(config) else None
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What is to run as long as the replica does."""
+        return [self._judge.run()] + ([] if self._host is None else [self._host.run()])
+
+    def figures(self) -> dict[str, Any]:
+        """For `Verifier.stats`."""
+        return {"heads": self._judge.said, "learner_pid": 0 if self._host is None else self._host.pid}

@@ -1,0 +1,21 @@
+"""Rounds of live traffic, kept for the learner."""
+
+from typing import Any
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning.folder import rounds_folder
+from wingbeat.deployments.recordings.live_recording import TrafficRecording, check_engine, recording_spec
+from wingbeat.runtime.recordings.ring import RingWriter, RoundRing
+
+
+def record_rounds(config: AppConfig, engine: Any) -> TrafficRecording:
+    """Ready to watch an engine; files are made once there is something to write.
+
+    Raises:
+        ValueError: the engine is not Wingbeat's own.
+    """
+    check_engine(engine, "learn")
+    options = config.learn
+    spec = recording_spec(config, engine, options.share)
+    writer = RingWriter(RoundRing(rounds_folder(config), options.max_bytes, options.expire_s), spec)
+    return TrafficRecording.of(writer, options.share, spec)

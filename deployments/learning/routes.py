@@ -1,0 +1,181 @@
+"""`/v1/drafter`: versions of the draft head, how often each one's drafts are accepted, and which one is served."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
+from wingbeat.deployments.api.errors import ApiError, invalid
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures, FleetSnapshot
+from wingbeat.runtime.learning.head_versions import Accepted, HeadLedger, Ledger, LedgerError, learner_figures
+
+DRAFTER_PATH = "/v1/drafter"
+PROMOTE_PATH, ROLLBACK_PATH = DRAFTER_PATH + "/promote", DRAFTER_PATH + "/rollback"
+INCOMING = "incoming"
+"""Below the ledger's folder: where heads lie that operators have served."""
+TOLD_S, LOOK_S = 10.0, 0.2
+"""For drafters to say that a version does not fit; it takes them as long as to read it."""
+FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
+SIGMAS = 1.96
+"""Of the intervals that are shown, which cover 95 %."""
+
+
+class PromoteBody(RequestBody):
+    """`POST /v1/drafter/promote`."""
+
+    version: int | None = Field(None, ge=0)
+    """One that is there."""
+    folder: str | None = Field(None, min_length=1, max_length=4096)
+    """Or a head's folder below `incoming` in the folder of the versions."""
+    verifier: str | None = None
+    """Refused: weights of the verifier have a door of their own."""
+    reason: str = Field("an operator asks for it", max_length=1024)
+
+
+class RollbackBody(RequestBody):
+    """`POST /v1/drafter/rollback`."""
+
+    reason: str = Field("an operator asks for it", max_length=1024)
+
+
+@dataclass(frozen=True)
+class HeadVersions:
+    """What a router knows of the versions."""
+
+    ledger: HeadLedger
+    fleet: FleetFigures | None
+    """None where nobody counts."""
+
+    async def described(self) -> dict[str, Any]:
+        """The answer of `GET /v1/drafter`."""
+        ledger = await _told(self.ledger.read)
+        snapshot = None if self.fleet is None else await self.fleet.snapshot()
+        learner = await asyncio.to_thread(learner_figures, self.ledger.folder)
+        return {"object": "drafter", **_card(ledger, snapshot), "learner": learner, "folder": str(self.ledger.folder)}
+
+
+def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
+    """Add the three endpoints."""
+    ledger = heads.ledger
+
+    @app.get(DRAFTER_PATH)
+    async def drafter() -> dict[str, Any]:
+        return await heads.described()
+
+    @app.post(PROMOTE_PATH)
+    async def promote(request: Request) -> dict[str, Any]:
+        with none_ignored():
+            body = await read_body(PromoteBody, request)
+        if body.verifier is not None:
+            raise invalid("verifier", "is pushed by POST /v1/weights/update")
+        if (body.version is None) == (body.folder is None):
+            raise invalid("version", "or 'folder' must be given, and not both")
+        number = body.version
+        if number is None:
+            source = await asyncio.to_thread(_incoming, ledger, body.folder or "")
+            number = await _told(lambda: ledger.add(lambda folder: _copy(source, folder), "operator", body.reason))
+        await _told(lambda: ledger.promote(number, body.reason))
+        await _not_refused(ledger, number, "version" if body.folder is None else "folder")
+        return await heads.described()
+
+    @app.post(ROLLBACK_PATH)
+    async def roll_back(request: Request) -> dict[str, Any]:
+        with none_ignored():
+            body = await read_body(RollbackBody, request)
+        await _told(lambda: ledger.roll_back(body.reason))
+        return await heads.described()
+
+
+async def _told(call: Callable[[], Any]) -> Any:
+    """What a call of a ledger returns, in a thread.
+
+    Raises:
+        ApiError: 409, the ledger refuses; 500, its folder cannot be read or written.
+    """
+    try:
+        return await asyncio.to_thread(call)
+    except LedgerError as error:
+        raise ApiError(f"{str(error)[:1].upper()}{str(error)[1:]}.", status=409, code="head_version") from None
+    except OSError as error:
+        message = f"The folder of the versions: {error}."
+        raise ApiError(message, status=500, kind="server_error", code="head_version") from error
+
+
+async def _not_refused(ledger: HeadLedger, number: int, param: str) -> None:
+    """Wait until drafters have had the time to refuse a version.
+
+    Raises:
+        ApiError: they have; says why.
+    """
+    deadline = asyncio.get_running_loop().time() + TOLD_S
+    while asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(LOOK_S)
+        version = (await _told(ledger.read)).version(number)
+        if version.state == "refused":
+            raise invalid(param, f"cannot be served: {version.reason}")
+        if version.taken:
+            return
+
+
+def _incoming(ledger: HeadLedger, name: str) -> Path:
+    root = ledger.folder / INCOMING
+    try:
+        root, source = root.resolve(), (root / name).resolve()
+        if source.is_relative_to(root) and (source / "config.json").is_file():
+            return source
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name that is too long, a circle of links
+        raise invalid("folder", f"must be a head's folder below {root}: {error}") from None
+    raise invalid("folder", f"must be a head's folder below {root}")
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    for shard in source.glob("model-*.safetensors"):
+        shutil.copyfile(shard, folder / shard.name)
+
+
+def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
+    engines = {} if snapshot is None else snapshot.engines
+    counts: dict[int, Accepted] = {}
+    for figures in engines.values():
+        for number, found in figures["by_head"].items():
+            counts[int(number)] = counts.get(int(number), Accepted()) + tuple(found)
+    last = ledger.decisions[-1].model_dump() if ledger.decisions else None
+    return {
+        "served": ledger.served,
+        "previous": ledger.previous,
+        "versions": [
+            version.model_dump(exclude={"folder"}) | {"acceptance": _acceptance(counts.get(version.number))}
+            for version in ledger.versions
+        ],
+        "engines": {engine_id: figures["head_version"] for engine_id, figures in engines.items()},
+        "counts": ledger.counts,
+        "last_decision": last,
+        "decisions": [decision.model_dump() for decision in ledger.decisions],
+    }
+
+
+def _acceptance(counts: Accepted | None) -> dict[str, Any] | None:
+    """Tokens per round, and the 95 % interval of that; None where nothing was drafted."""
+    if counts is None or not counts.rounds:
+        return None
+    half = SIGMAS * counts.error
+    known = counts.rounds > 1
+    return {
+        "length": round(counts.length, 4),
+        "low": round(counts.length - half, 4) if known else None,
+        "high": round(counts.length + half, 4) if known else None,
+        "rounds": counts.rounds,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+    }

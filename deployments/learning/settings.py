@@ -1,0 +1,109 @@
+"""Settings of a learner, which trains the draft head on what is served."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from wingbeat.deployments.cli.panels import LEARNING
+from wingbeat.deployments.options.pool_options import MOST_SECONDS
+from wingbeat.deployments.options.words import object_of_json
+from wingbeat.runtime.drafters.choice import USER
+from wingbeat.runtime.refusals import Feature, Refusal
+from wingbeat.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+LEARN = "`learn`"
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class LearnOptions(Settings):
+    """The setting `learn`.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    dir: Path | None = Field(
+        None, description="Folder of what is stored; none takes `learning` in Wingbeat's cache folder."
+    )
+    max_bytes: int = Field(2 * 10**9, ge=1, description="Of tokens and hidden states on disk; then older ones go.")
+    expire_s: float = Field(7 * 86400.0, gt=0, le=MOST_SECONDS, description="Age at which they go in any case.")
+    share: float = Field(1.0, gt=0, le=1, description="Share of the requests that are learnt from.")
+    trains: bool = Field(True, description="False stores and trains nothing, and serves what operators promote.")
+    core_share: float = Field(0.25, gt=0, le=1, description="Share of one core that the learner may use.")
+    max_load: float | None = Field(
+        None, gt=0, description="Load average at which it pauses; none takes twice the cores there are."
+    )
+    margin: float = Field(0.02, ge=0, le=10, description="By how much a head has to be better to be promoted.")
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in _YES:
+        return {}
+    if isinstance(value, str) and value.lower() in _NO:
+        return None
+    if isinstance(value, bool):
+        return {} if value else None
+    return object_of_json(value, '{"core_share": 0.5}')
+
+
+Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
+"""The setting's type: true, a mapping, or either as text on the command line."""
+
+
+def settings() -> dict[str, Any]:
+    """The field `learn` of `AppConfig`."""
+    description = (
+        "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
+        'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
+    )
+    return {"learn": (Learning, Field(None, description=description, json_schema_extra={"panel": LEARNING}))}
+
+
+def learns(config: "AppConfig") -> bool:
+    """Whether rounds are stored and a head is trained."""
+    return config.learn is not None and config.learn.trains
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Refuse what `learn` does not go with.
+
+    Raises:
+        ValueError: one line that says why.
+    """
+    if config.learn is None:
+        return
+    if config.choice().kind in (USER, "mtp"):
+        raise ValueError(f"learn is given and drafter is {config.choice().label}: EAGLE and one-pass heads learn")
+    if config.learn.trains and config.recording_dir is not None:
+        raise ValueError("learn and recording_dir are both given: learn stores rounds itself, leave one out")
+    if config.forced_acceptance is not None:
+        raise ValueError("learn and forced_acceptance are both given: drawn text teaches no drafter")
+    if config.drafter_factory is not None:
+        raise ValueError(f"learn is given and drafter_factory is {config.drafter_factory}: its worker has no head")
+    folder = config.learn.dir
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ValueError(f"learn.dir is {str(folder)!r}: must be a directory, or not there yet")
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether a head learns, and how that is asked for."""
+    return {LEARN: (config.learn is not None, "learn is given")}
+
+
+def refusals() -> tuple[Refusal, ...]:
+    """Drafters and engines that have nothing to learn."""
+    no_head = (
+        (Feature.NO_DRAFTER, "there is no head to train"),
+        (Feature.TEXT_DRAFTER, "earlier text has no head to train"),
+    )
+    others = (
+        (Feature.TENSORRT, "an engine's weights are fixed"),
+        (Feature.OWN_ENGINE, "that engine shows nobody its rounds"),
+    )
+    return tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in (*no_head, *others))

@@ -1,0 +1,94 @@
+"""Live traffic recorded as a configuration asks for it: which taps, which folder, which share of the requests."""
+
+import logging
+import os
+from typing import Any, NamedTuple
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.conventions import default_tap_layers
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.recordings.format import DTYPES, RecordingSpec
+from wingbeat.runtime.recordings.live import LiveRecording
+from wingbeat.runtime.recordings.live_writer import LiveWriter
+from wingbeat.runtime.recordings.ring import RingWriter
+
+logger = logging.getLogger(__name__)
+
+
+class TrafficRecording(NamedTuple):
+    """The recording of one engine."""
+
+    rounds: LiveRecording
+    """What the engine shows its rounds to."""
+    writer: LiveWriter | RingWriter
+
+    @classmethod
+    def of(cls, writer: LiveWriter | RingWriter, share: float, spec: RecordingSpec) -> "TrafficRecording":
+        """A recording of a share of the requests."""
+        return cls(LiveRecording(writer, share, spec.taps_size, DTYPES[spec.taps_dtype]), writer)
+
+
+def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
+    """What the verifier is tapped for: the drafter's layers, or those of a head to come where it has none.
+
+    Raises:
+        ValueError: the drafter's taps are no hidden states, or not those alone.
+    """
+    if needs.tap_layers and not needs.kv_layers:
+        return needs
+    if needs.keeps_context:
+        taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to record"
+        raise ValueError(
+            f"recording_dir is {str(config.recording_dir)!r}: the drafter {config.choice().label} taps {taps}; serve "
+            "with an EAGLE head, 'ngram', 'suffix' or 'none'"
+        )
+    return needs._replace(tap_layers=default_tap_layers(num_layers))
+
+
+def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRecording:
+    """Ready to watch an engine; files are made once there is something to write.
+
+    Raises:
+        ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
+    """
+    check_engine(engine, "recording_dir")
+    root = config.recording_dir
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"recording_dir is {str(root)!r}: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        raise ValueError(f"recording_dir is {str(root)!r}: it cannot be written to")
+    spec = recording_spec(config, engine, config.recording_share)
+    writer = LiveWriter(root / engine_id, root, spec, config.recording_max_bytes)
+    logger.warning(
+        "Live traffic is recorded: tokens and hidden states of %g of the requests go to %s",
+        config.recording_share,
+        root,
+    )
+    return TrafficRecording.of(writer, config.recording_share, spec)
+
+
+def check_engine(engine: Any, setting: str) -> None:
+    """Raises ValueError for an engine that shows nobody its rounds, naming the setting that needs them."""
+    if not isinstance(engine, Engine):
+        raise ValueError(f"{setting} needs Wingbeat's own engine: leave engine_factory out")
+
+
+def recording_spec(config: AppConfig, engine: Engine, share: float) -> RecordingSpec:
+    """Description of a recording of an engine's traffic."""
+    loaded, tap_layers = engine.loaded, engine.needs.tap_layers
+    return RecordingSpec(
+        verifier=config.model_name(),
+        fingerprint=checkpoint_fingerprint(config.model_dir()),
+        tap_layers=tap_layers,
+        hidden_size=loaded.hidden_size,
+        num_layers=len(loaded.layers),
+        vocab_size=loaded.vocab_size,
+        taps_dtype="float16" if config.resolved_dtype() == "float16" else "bfloat16",
+        top_k=0,
+        logits_dtype=config.resolved_dtype(),
+        settings={"source": "live", "share": share},
+    )

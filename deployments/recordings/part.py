@@ -1,0 +1,56 @@
+"""Recordings; imported by commands too, so that it imports what it adds later."""
+
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.deployments.recordings.settings import check_settings, settings
+
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.app_config import AppConfig
+    from wingbeat.deployments.cli.local import OpenEngine
+    from wingbeat.deployments.recordings.live_recording import TrafficRecording
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+
+__all__ = ["check_settings", "settings"]
+
+
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+    """Add `wingbeat extract`, which reads its own arguments once it runs."""
+    import typer
+
+    from wingbeat.deployments.cli.commands import READS_LATER, run_now
+    from wingbeat.deployments.cli.named_folders import check_named_folders
+
+    def extract(context: typer.Context) -> None:
+        """Record a verifier's hidden states, for training a drafter."""
+        check_named_folders(context.args)
+        from wingbeat.runtime.recordings.extract_config import ExtractConfig
+
+        def run(config: ExtractConfig) -> None:
+            """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            from wingbeat.deployments.recordings.extract_command import extract_command
+
+            extract_command(config)
+
+        run_now(context, ExtractConfig, run)
+
+    app.command("extract", context_settings=READS_LATER)(extract)
+
+
+def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "DrafterNeeds | None":
+    """Have hidden states tapped for a recording."""
+    if config.recording_dir is None:
+        return None
+    from wingbeat.deployments.recordings.live_recording import needs_with_recording
+
+    return needs_with_recording(config, needs, num_layers)
+
+
+def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecording | None":
+    """Record a share of the requests."""
+    if config.recording_dir is None:
+        return None
+    from wingbeat.deployments.recordings.live_recording import start_recording
+
+    return start_recording(config, engine, engine_id)

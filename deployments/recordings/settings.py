@@ -1,0 +1,35 @@
+"""Settings of recordings of live traffic."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from wingbeat.deployments.cli.panels import LEARNING
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+_PANEL = {"panel": LEARNING}
+
+
+def settings() -> dict[str, Any]:
+    """Fields of `AppConfig`."""
+    folder = "Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing."
+    share, most = "Share of the requests that are recorded.", "Of all recordings in recording_dir together."
+    return {
+        "recording_dir": (Path | None, Field(None, description=folder, json_schema_extra=_PANEL)),
+        "recording_share": (float, Field(0.01, gt=0, le=1, description=share, json_schema_extra=_PANEL)),
+        "recording_max_bytes": (int, Field(10 * 10**9, ge=1, description=most, json_schema_extra=_PANEL)),
+    }
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError for what live traffic cannot be recorded into, or is no use to record."""
+    folder = config.recording_dir
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not there yet")
+    if config.forced_acceptance is not None:
+        raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")

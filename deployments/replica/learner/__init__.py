@@ -1,1 +1,0 @@
-"""Learning from what is served: where it is kept, who trains, and who judges the versions of a head."""

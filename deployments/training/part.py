@@ -1,0 +1,25 @@
+"""`wingbeat train` among the commands; loads no torch."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.cli.local import OpenEngine
+
+
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+    """Add the command, which reads its own arguments once it runs: folders that are not there are said first."""
+    import typer
+
+    from wingbeat.deployments.cli.commands import READS_LATER
+    from wingbeat.deployments.cli.named_folders import check_named_folders
+
+    def train(context: typer.Context) -> None:
+        """Train a drafter for a verifier."""
+        check_named_folders(context.args)
+        from wingbeat.deployments.training.train_command import train_app
+
+        train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
+
+    app.command("train", context_settings=READS_LATER)(train)

@@ -1,0 +1,30 @@
+"""`wingbeat train drafter`."""
+
+import typer
+
+from wingbeat.deployments.cli.commands import new_app
+from wingbeat.deployments.cli.options import UserError, model_command
+from wingbeat.deployments.cli.panels import GroupedCommand
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+
+
+def train_app() -> typer.Typer:
+    """The command with what it trains."""
+    app = new_app("Train a draft head for a verifier.")
+
+    def drafter(config: TrainDrafterConfig) -> None:
+        """Train a draft head for a verifier."""
+        from transformers.utils import logging as transformers_logging
+
+        from wingbeat.cluster.channels.channel import InProcessChannel
+        from wingbeat.runtime.training.drafter import train_drafter
+
+        transformers_logging.disable_progress_bar()
+        try:
+            train_drafter(config, channel_factory=InProcessChannel)
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from error
+
+    app.command("drafter", cls=GroupedCommand)(model_command(TrainDrafterConfig, drafter))
+    app.callback()(lambda: None)  # so that one command has its name too
+    return app
