@@ -13,6 +13,7 @@ Settings:
 The command and HTTP:
 
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
+- `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
 - `operator_paths()`: those of them that are for operators.
@@ -30,21 +31,17 @@ A replica and its processes:
 """
 
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("doctor", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page")
+from wingbeat.runtime.parts import hooks_of
+
+PARTS = ("doctor", "tensorrt", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page")
 """Their folders, in the order in which they add."""
 
 
-@cache
 def hooks(name: str) -> tuple[Callable[..., Any], ...]:
     """The functions of that name in the parts that are there."""
-    folders = (f"{__package__}.{part}" for part in PARTS)
-    modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
-    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+    return hooks_of(__package__, PARTS, name)
 
 
 def first(name: str, *given: Any) -> Any:

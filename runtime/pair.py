@@ -19,6 +19,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
 from wingbeat.runtime.hugging_face import first_line, one_line
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
@@ -136,10 +137,7 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
 
 def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender | None) -> Drafter | None:
     if settings.engine_dir is not None and settings.drafter.has_weights:
-        from wingbeat.runtime.tensorrt.open_drafter import open_drafter
-
-        source, speculation = settings.drafter.source, settings.engine.speculation
-        drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))
+        drafter = first("open_drafter", settings, torch.device(device))
         if drafter is not None:
             if settings.fp8_drafter:
                 fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
@@ -215,7 +213,7 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     asked = settings.engine.asked()
     asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
     if settings.engine_dir is not None:
-        asked[Feature.TENSORRT] = "engine_dir is given"
+        asked[Feature.ENGINE_DIR] = "engine_dir is given"
     if settings.eight_bits:
         asked[Feature.INT8] = "dtype is int8"
     if settings.ranks is not None:
@@ -228,9 +226,7 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     from wingbeat.runtime.verifier.backend import TORCH
 
     if settings.engine_dir is not None:
-        from wingbeat.runtime.tensorrt.backend import open_backend
-
-        return open_backend(settings.engine_dir, settings.model, settings.engine, device)
+        return first("open_backend", settings, device)
     if settings.ranks is not None:
         from wingbeat.runtime.tensor_parallel.leader import lead
 

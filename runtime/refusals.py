@@ -41,7 +41,7 @@ class Feature(StrEnum):
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
     STATES = "a model with recurrent state"
-    TENSORRT = "`engine_dir`"
+    ENGINE_DIR = "`engine_dir`"
     TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
     THREADS_TRIED = "`threads` 0"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
@@ -84,19 +84,19 @@ REFUSED_TOGETHER = (
     Refusal(_F.DRAFTER_SHARE, _F.CPU, "beside it a drafter runs on the CPU", "use 0"),
     Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
     Refusal(_F.DETERMINISTIC, _F.CUDA, _ROWS, "use device cpu"),
-    Refusal(_F.DETERMINISTIC, _F.TENSORRT, _ROWS),
+    Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, _ROWS),
     Refusal(_F.DETERMINISTIC, _F.RANKS, "sums over ranks have no fixed order"),
     Refusal(_F.DETERMINISTIC, _F.COMPILE, "compiled products depend on the rows beside"),
     Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
     Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
-    Refusal(_F.FP8_KV, _F.TENSORRT, "its engines round no KV", "use auto"),
+    Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
     Refusal(_F.FP8_KV, _F.RANKS, "ranks round no KV", "use auto"),
     Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
-    Refusal(_F.INT8, _F.TENSORRT, "its engines hold the weights that they were built with", "leave dtype out"),
+    Refusal(_F.INT8, _F.ENGINE_DIR, "its engines hold the weights that they were built with", "leave dtype out"),
     Refusal(_F.INT8, _F.RANKS, "packed weights are not divided", "leave dtype out"),
-    Refusal(_F.TENSORRT, _F.RANKS, "its engines are not divided", "leave engine_dir out"),
-    Refusal(_F.COMPILE, _F.TENSORRT, "it runs engines, torch.compile has nothing to do"),
-    Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
+    Refusal(_F.ENGINE_DIR, _F.RANKS, "its engines are not divided", "leave engine_dir out"),
+    Refusal(_F.COMPILE, _F.ENGINE_DIR, "it runs engines, torch.compile has nothing to do"),
+    Refusal(_F.CUDA_GRAPHS, _F.ENGINE_DIR, "it captures its own stages"),
     Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),
     Refusal(_F.CUDA_GRAPHS, _F.RANKS, _NO_EAGER),
     Refusal(_F.PART_OF_GPU, _F.RANKS, "each rank needs a whole GPU", "use 1"),
@@ -114,7 +114,7 @@ REFUSED_TOGETHER = (
         "give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 and 1 of two",
     ),
     Refusal(_F.SHARED_DRAFTERS, _F.NO_DRAFTER, "it leaves nothing to share", "leave drafters out"),
-    Refusal(_F.SHARED_DRAFTERS, _F.TENSORRT, "each of its verifiers has a drafter of its own", "leave drafters out"),
+    Refusal(_F.SHARED_DRAFTERS, _F.ENGINE_DIR, "each of its verifiers has a drafter of its own", "leave drafters out"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.SHARED_DRAFTERS, "shared drafters have processes of their own"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "it leaves nothing to place", "leave drafter_place out"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NAMED_CHANNEL, "there is no channel within a process", "leave channel out"),

@@ -26,6 +26,13 @@ class Feature(NamedTuple):
 
 
 FEATURES = {
+    "tensorrt": Feature(
+        (
+            *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
+            *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
+        ),
+        words=("build-engine", "engine_dir", "tensorrt"),
+    ),
     "recordings": Feature(
         (
             *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),

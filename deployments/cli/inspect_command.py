@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
 from wingbeat.deployments.cli.inspect_one_pass import drafts_in_one_pass, one_pass_findings
 from wingbeat.deployments.cli.inspect_options import InspectConfig
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import LoadOptions
+from wingbeat.deployments.parts import first
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
@@ -49,13 +49,13 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
         UserError: it is no checkpoint, is not supported, or does not fit the verifier.
     """
     check_device(config.device)
-    if not is_engine_directory(folder) and (problem := folder_problem(folder)) is not None:
-        raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        if is_engine_directory(folder):
-            return show_engines(folder, as_json)
+        if first("inspects", folder, as_json):
+            return
+        if (problem := folder_problem(folder)) is not None:
+            raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
         if drafts_in_one_pass(folder):

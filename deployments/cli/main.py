@@ -96,7 +96,6 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     _add_inspect(app, open_engine)
     for add_commands in hooks("add_commands"):
         add_commands(app, open_engine)
-    _add_build_engine(app)
     prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
     add_prefix_commands(prefix)
     app.add_typer(prefix, name="prefix")
@@ -185,22 +184,3 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
         run_now(context, InspectConfig, run)
 
     app.command("inspect", context_settings=READS_LATER)(inspect)
-
-
-def _add_build_engine(app: typer.Typer) -> None:
-    """`build-engine` reads its own arguments later."""
-
-    def build_engine(context: typer.Context) -> None:
-        """Make an engine directory of a model and its drafter, for --engine-dir."""
-        check_named_folders(context.args)
-        from wingbeat.deployments.cli.build_engine_options import BuildEngineConfig
-
-        def run(config: BuildEngineConfig) -> None:
-            """Export a verifier and its EAGLE head to ONNX, and build TensorRT engines of them."""
-            from wingbeat.deployments.cli.build_engine_command import build_engine_command
-
-            build_engine_command(config)
-
-        run_now(context, BuildEngineConfig, run)
-
-    app.command("build-engine", context_settings=READS_LATER)(build_engine)

@@ -103,7 +103,7 @@ def refusals() -> tuple[Refusal, ...]:
         (Feature.TEXT_DRAFTER, "earlier text has no head to train"),
     )
     others = (
-        (Feature.TENSORRT, "an engine's weights are fixed"),
+        (Feature.ENGINE_DIR, "an engine's weights are fixed"),
         (Feature.OWN_ENGINE, "that engine shows nobody its rounds"),
     )
     return tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in (*no_head, *others))

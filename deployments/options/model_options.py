@@ -22,6 +22,7 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.parts import runs_engines
 from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.static_tree import EXAMPLE, StaticTree
@@ -216,6 +217,8 @@ class ModelOptions(LoadOptions):
 
     @model_validator(mode="after")
     def _check_engine_dir(self) -> Self:
+        if self.engine_dir is not None and not runs_engines():
+            raise ValueError("engine_dir is given: nothing that is installed runs engines")
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
@@ -240,7 +243,7 @@ class ModelOptions(LoadOptions):
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),
-            Feature.TENSORRT: (self.engine_dir is not None, "engine_dir is given"),
+            Feature.ENGINE_DIR: (self.engine_dir is not None, "engine_dir is given"),
             Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
             Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),
             Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),

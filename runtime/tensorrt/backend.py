@@ -206,7 +206,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
-    refuse(config.asked() | {Feature.TENSORRT: "engine_dir is given"})
+    refuse(config.asked() | {Feature.ENGINE_DIR: "engine_dir is given"})
     size, num_blocks = config.block_size, config.num_kv_blocks
     if not config.enable_prefix_caching:
         size, num_blocks = limits.capacity, config.max_num_seqs + 1

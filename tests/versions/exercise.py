@@ -24,8 +24,8 @@ BIN = Path(sys.executable).parent
 PROMPT = "class Stack:\n    def __init__(self):\n        "
 READY_S, END_S = 300.0, 90.0
 EXTRAS = {
-    "wingbeat.deployments.media": "PIL",
-    "wingbeat.runtime.tensorrt": "onnx",
+    "deployments.media": "PIL",
+    "runtime.tensorrt": "onnx",
 }
 """Modules that need a package of an extra as soon as they are imported; whoever imports them says so in words."""
 
@@ -110,7 +110,7 @@ def imports(home: Home) -> None:
             import_module(name)
         except ModuleNotFoundError as error:
             missing = error.name
-        needed = [package for prefix, package in EXTRAS.items() if name.startswith(prefix)]
+        needed = [package for prefix, package in EXTRAS.items() if name.startswith(f"wingbeat.{prefix}")]
         assert missing in (None, *needed), f"{name} needs {missing}"
 
 

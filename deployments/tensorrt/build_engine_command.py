@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.build_engine_options import ENGINE_DTYPES, BuildEngineConfig
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.tensorrt.build_engine_options import ENGINE_DTYPES, BuildEngineConfig
 from wingbeat.runtime.tensor_files import weights_dtype
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder

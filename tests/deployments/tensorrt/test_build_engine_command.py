@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, rounding_note
 from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.tensorrt.build_engine_command import BuildEngineConfig, rounding_note
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.engine_directory import write_config, write_draft_to_target

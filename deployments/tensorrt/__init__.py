@@ -1,0 +1,1 @@
+"""Engine directories: how they are built, and what is in them."""

@@ -1,0 +1,27 @@
+"""Engine directories in the place of a pair's weights; imports what it adds where it is asked for."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from wingbeat.runtime.config import EngineConfig
+    from wingbeat.runtime.drafters.base import Drafter
+    from wingbeat.runtime.pair import PairSettings
+    from wingbeat.runtime.verifier.backend import Backend
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+
+def open_backend(settings: "PairSettings", device: "torch.device") -> "tuple[LoadedModel, EngineConfig, Backend]":
+    """The verifier's half of an engine directory."""
+    from wingbeat.runtime.tensorrt import backend
+
+    return backend.open_backend(settings.engine_dir, settings.model, settings.engine, device)
+
+
+def open_drafter(settings: "PairSettings", device: "torch.device") -> "Drafter | None":
+    """The drafter's half; None for kinds that torch runs."""
+    from wingbeat.runtime.tensorrt import open_drafter
+
+    source, speculation = settings.drafter.source, settings.engine.speculation
+    return open_drafter.open_drafter(settings.engine_dir, source, settings.model, speculation, device)
