@@ -137,33 +137,6 @@ def _affinity(session_id: str, engine_id: str) -> bytes:
     return blake2b(f"{session_id}\0{engine_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-class Move(NamedTuple):
-    """Waiting requests that change engines."""
-
-    giver: str
-    taker: str
-    num_requests: int
-
-
-def waiting_moves(loads: Sequence[EngineLoad], max_num_seqs: int) -> list[Move]:
-    """What waits for a slot goes where slots are free: to the emptiest engines, from those with the longest queues.
-
-    Args:
-        max_num_seqs: sequences one engine runs at once; requests beyond wait.
-    """
-    moves = []
-    num_waiting = {load.engine_id: load.num_requests - max_num_seqs for load in loads}
-    for taker in sorted(loads, key=lambda load: (load.num_requests, load.engine_id)):
-        num_free = max_num_seqs - taker.num_requests
-        for giver in sorted(num_waiting, key=lambda engine: (-num_waiting[engine], engine)):
-            num_moved = min(num_free, num_waiting[giver])
-            if num_moved > 0:
-                moves.append(Move(giver, taker.engine_id, num_moved))
-                num_free -= num_moved
-                num_waiting[giver] -= num_moved
-    return moves
-
-
 def num_missing_places(
     num_wanted: int, num_admitted: int, num_engines: int, max_num_seqs: int, max_queued_requests: int
 ) -> int:

@@ -14,7 +14,7 @@ from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -92,8 +92,8 @@ class FakeEngine:
     def step(self) -> list[RequestOutput]:
         time.sleep(self.round_s)
         items = list(self._running.items())
-        trial = next((item for item in items if _is_on_trial(*item[1])), None)
-        running = [trial] if trial else items[: self.max_num_seqs]
+        alone = next((item for item in items if _runs_alone(*item[1])), None)
+        running = [alone] if alone else items[: self.max_num_seqs]
         queued = [item for item in items if item not in running]
         waiting = tuple(request_id for request_id, _ in queued)
         self.tell_round(len(running), [request_id for request_id, _ in running])
@@ -152,8 +152,8 @@ class FakeEngine:
         self.drafter_state = "none"
 
 
-def _is_on_trial(request: Request, done: int) -> bool:
-    return request.on_trial and done - len(request.output_token_ids) <= TRIAL_TOKENS
+def _runs_alone(request: Request, done: int) -> bool:
+    return request.alone and done - len(request.output_token_ids) <= ALONE_TOKENS
 
 
 class DeadlyEngine(FakeEngine):

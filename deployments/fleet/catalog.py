@@ -19,7 +19,8 @@ class CatalogEntry(NamedTuple, Generic[Thing]):
 
     name: str
     version: int
-    """Nanoseconds since 1970, by the clock of the router that changed it; 0 for what the settings say."""
+    """Nanoseconds since 1970 by the clock of the router that changed it, but later than what that had heard of; 0 for
+    what the settings say."""
     thing: Thing | None
     """None for one that is gone."""
 

@@ -10,7 +10,7 @@ from wingbeat.cluster.routing import AnswerLength, PrefixIndex
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.interface import ModelInfo, RouterGone
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
-from wingbeat.deployments.fleet.wire import EngineReport, Trials, Verdict, WireOutput, WireRequest, decode
+from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, WireRequest, decode
 from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,6 @@ class EngineConnection:
         self._submits: list[WireRequest] = []
         self._aborts: list[int] = []
         self._withdrawals: list[int] = []
-        self._trials = Trials()
         self._send = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -116,14 +115,11 @@ class EngineConnection:
         self._next_number += 1
         self._streams[stream.number] = stream
         self._submits.append(WireRequest(stream.number, request))
-        if request.on_trial:
-            self._trials.submitted(stream.number)
         self._send.set()
         return stream
 
     def release(self, stream: RequestStream) -> None:
         """Forget a request; aborts it in the engine unless it has ended."""
-        self._trials.ended(stream.number)
         if self._streams.pop(stream.number, None) is not None and not stream.ended:
             self._aborts.append(stream.number)
             self._send.set()
@@ -133,10 +129,10 @@ class EngineConnection:
         """Requests of which nothing has come back and that were not asked back, oldest first."""
         return [s for s in self._streams.values() if not (s.begun or s.asked_back or s.ended)]
 
-    def withdraw(self, streams: Iterable[RequestStream], go_to: str | None = None) -> None:
+    def withdraw(self, streams: Iterable[RequestStream]) -> None:
         """Ask for requests back; those that have not begun to run there end by EngineLost."""
         for stream in streams:
-            stream.asked_back, stream.go_to = True, go_to
+            stream.asked_back = True
             self._withdrawals.append(stream.number)
         self._send.set()
 
@@ -184,7 +180,9 @@ class EngineConnection:
 
     def _lose_all(self, is_dead: bool) -> None:
         """Have every request go on elsewhere, or at the same engine where that is not dead and has no blame to give."""
-        unsent, alone = {waiting.number for waiting in self._submits}, self._trials.running
+        unsent = {waiting.number for waiting in self._submits}
+        # The engine runs requests that run alone in the order in which they came: the others are innocent.
+        alone = next((n for n, stream in self._streams.items() if stream.alone and not stream.ended), None)
         for number, stream in list(self._streams.items()):
             if not stream.ended:
                 stream.ended = True
@@ -210,7 +208,6 @@ class EngineConnection:
         if output.given_up is not None and output.given_up.verdict in (Verdict.RETURNED, Verdict.SUSPECTED):
             self._takes = self.open = False
         stream.put(output)
-        self._trials.written(output.number, num_tokens)
         return num_tokens
 
     def _learn(self, report: EngineReport) -> None:

@@ -16,7 +16,6 @@ from wingbeat.cluster.routing import (
     moving,
     num_missing_places,
     retry_after_s,
-    waiting_moves,
 )
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
@@ -34,7 +33,7 @@ from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.deployments.fleet.weights import FleetWeights
 from wingbeat.runtime.scheduling.media import prefix_ids
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
@@ -42,7 +41,6 @@ MAX_UNEXPLAINED = 2
 not take the whole fleet down. Where it, or one of a few, has ended an engine for certain, it runs alone in the next."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
-BALANCE_S = 0.25
 SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -74,7 +72,6 @@ class EnginePool:
         self._may_sleep = may_sleep
         self._grace_s = grace_s
         self._wait = EngineWait(source.describe)
-        self._balancing: asyncio.Task[None] | None = None
         self.num_admitted = 0
         """Places taken and not given back."""
         self._token_rate = TokenRate()
@@ -103,7 +100,6 @@ class EnginePool:
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
-        self._balancing = event_loop.create_task(self._balance())
 
     def limit(self, max_queued_requests: int, engine_wait_s: float) -> None:
         """Admit by other limits from now on; what waits already waits as it was told."""
@@ -113,8 +109,6 @@ class EnginePool:
         """Close every connection; running requests end by EngineUnavailable."""
         self._closed = True
         self._wait.end()
-        if self._balancing is not None:
-            self._balancing.cancel()
         if self._unsubscribe is not None:
             self._unsubscribe()
         connections = [*self._connections.values(), *self._retired]
@@ -207,7 +201,7 @@ class EnginePool:
         When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
         the text is the one the first engine would have written. An engine that dies by an exception names the request
         that has caused it, which is not tried again, or those that may have; one that just vanishes says nothing, so
-        that every request it ran may have. Whatever outlives `TRIAL_TOKENS` at an engine has not broken those before.
+        that every request it ran may have. Whatever outlives `ALONE_TOKENS` at an engine has not broken those before.
 
         A text goes on by the weights that it was begun by: while others are pushed, at engines that have them still.
 
@@ -221,11 +215,11 @@ class EnginePool:
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, suspected, go_to, weights = 0, False, None, None
+        num_lost, suspected, weights = 0, False, None
         while True:
-            num_emitted, on_trial = len(emitted), suspected or num_lost >= MAX_UNEXPLAINED
-            rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
-            connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to, weights)
+            alone = suspected or num_lost >= MAX_UNEXPLAINED
+            rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), alone=alone)
+            connection, num_cached_tokens = await self._engine_for(rest, session_id, weights)
             stream = connection.submit(rest, num_cached_tokens)
             try:
                 while True:
@@ -237,10 +231,10 @@ class EnginePool:
                         return
             except EngineLost as error:
                 weights = connection.weights if stream.begun else weights
-                if len(emitted) - num_emitted > TRIAL_TOKENS:
-                    num_lost, suspected, on_trial = 0, False, False
-                num_lost, suspected, go_to = num_lost + error.taken_up, suspected or error.suspected, error.go_to
-                if on_trial and error.taken_up:
+                if stream.num_written > ALONE_TOKENS:
+                    num_lost, suspected, alone = 0, False, False
+                num_lost, suspected = num_lost + error.taken_up, suspected or error.suspected
+                if alone and error.taken_up:
                     ended = EnginesEnded(num_lost, str(error))
                     logger.error("Request %s failed: %s", request.request_id, ended)
                     raise ended from None
@@ -255,9 +249,7 @@ class EnginePool:
     def _open_engines(self) -> list[str]:
         return [engine_id for engine_id, connection in self._connections.items() if connection.open]
 
-    async def _engine_for(
-        self, request: Request, session_id: str, go_to: str | None, weights: str | None
-    ) -> tuple[EngineConnection, int]:
+    async def _engine_for(self, request: Request, session_id: str, weights: str | None) -> tuple[EngineConnection, int]:
         """The connection for a request, and how many of its tokens the engine there has cached.
 
         Args:
@@ -278,8 +270,7 @@ class EnginePool:
             if time.monotonic() >= deadline:
                 raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
             await self._wait.until(deadline, ask=not self._live)
-        engine_id = go_to if any(load.engine_id == go_to for load in loads) else None
-        engine_id = engine_id or choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
+        engine_id = choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
         return self._connections[engine_id], num_cached_tokens(engine_id)
 
     def _loads_of(self, weights: str | None) -> list[EngineLoad]:
@@ -287,18 +278,6 @@ class EnginePool:
         if weights is None:
             return self.loads()
         return [load for load in self.loads() if self._connections[load.engine_id].weights == weights]
-
-    async def _balance(self) -> None:
-        """Let engines with free slots take what waits for others, and others take what waits for one that leaves."""
-        while True:
-            await asyncio.sleep(BALANCE_S)
-            for connection in self._retired:
-                self._hand_over(connection)
-            for move in waiting_moves(moving(self.loads()), self.max_num_seqs):
-                giver = self._connections[move.giver]
-                # The oldest ones have slots, or are next to get one.
-                num_waiting = giver.num_requests + giver.other_requests - self.max_num_seqs
-                giver.withdraw(giver.waiting()[-num_waiting:][: move.num_requests], move.taker)
 
     def _hand_over(self, connection: EngineConnection) -> None:
         if any(other.open for other in self._connections.values()):
@@ -348,6 +327,13 @@ class EnginePool:
     def _opened(self, engine_id: str) -> None:
         self._wait.over()
         self.every_engine.share(engine_id, self._names.changes())
+        for connection in self._retired:
+            self._hand_over(connection)
+        for connection in self._connections.values():
+            # The oldest requests have slots, or are next to get one: the others choose anew.
+            num_waiting = connection.num_requests + connection.other_requests - self.max_num_seqs
+            if num_waiting > 0:
+                connection.withdraw(connection.waiting()[-num_waiting:])
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

@@ -4,7 +4,7 @@ import asyncio
 
 from wingbeat.deployments.fleet.interface import RequestFailed, RequestRefused
 from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
 
 
 class EngineLost(Exception):
@@ -13,16 +13,12 @@ class EngineLost(Exception):
     Args:
         taken_up: False where the engine cannot have died of this request, which did not run.
         suspected: whether it or one of a few has broken the engine for certain.
-        go_to: the engine that shall have it, where that is decided.
     """
 
-    def __init__(
-        self, message: str, *, taken_up: bool = True, suspected: bool = False, go_to: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, taken_up: bool = True, suspected: bool = False) -> None:
         super().__init__(message)
         self.taken_up = taken_up
         self.suspected = suspected
-        self.go_to = go_to
 
 
 class RequestStream:
@@ -36,13 +32,19 @@ class RequestStream:
         self.begun = False
         """Whether anything has come back."""
         self.asked_back = False
-        self.go_to: str | None = None
-        """The engine that shall have it once it is given back; None leaves that open."""
         self.ended = False
         """Whether the engine has nothing left to do for it."""
+        self.num_written = 0
+        """Tokens that have come back."""
+        self._begins_alone = request.alone
         self._unread: WireOutput | None = None
         self._error: Exception | None = None
         self._ready = asyncio.Event()
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing runs beside it, as soon as it runs."""
+        return self._begins_alone and self.num_written <= ALONE_TOKENS
 
     def put(self, output: WireOutput) -> None:
         """Add an output, or the engine's word that there will be none; behind an error nothing counts any more."""
@@ -51,7 +53,7 @@ class RequestStream:
         if (given_up := output.given_up) is not None:
             # One that failed while it was sent may still run in the engine: it is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED
-            self.fail(_as_error(given_up, self.go_to))
+            self.fail(_as_error(given_up))
             return
         if self._unread is None:
             self._unread = output
@@ -59,6 +61,7 @@ class RequestStream:
             self._unread.add(output)
         self.begun, self.uncomputed_tokens = True, 0
         self.unwritten_tokens -= len(output.token_ids)
+        self.num_written += len(output.token_ids)
         self.ended = output.finish_reason is not None
         self._ready.set()
 
@@ -84,7 +87,7 @@ class RequestStream:
         return output.opened()
 
 
-def _as_error(given_up: GivenUp, go_to: str | None) -> Exception:
+def _as_error(given_up: GivenUp) -> Exception:
     """What a request ends by in this router."""
     match given_up.verdict:
         case Verdict.REFUSED:
@@ -94,4 +97,4 @@ def _as_error(given_up: GivenUp, go_to: str | None) -> Exception:
         case Verdict.SUSPECTED:
             return EngineLost(given_up.reason, suspected=True)
         case Verdict.RETURNED | Verdict.WITHDRAWN:
-            return EngineLost(given_up.reason, taken_up=False, go_to=go_to)
+            return EngineLost(given_up.reason, taken_up=False)

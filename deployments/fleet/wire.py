@@ -2,7 +2,6 @@
 every round and so are structs that msgspec turns into bytes and back."""
 
 import logging
-from collections.abc import Hashable
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,7 +14,6 @@ from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
-    TRIAL_TOKENS,
     FinishReason,
     Request,
     RequestOutput,
@@ -245,36 +243,3 @@ def _readable(raw: msgspec.Raw) -> WireOutput:
 
 def _unfit(number: int, reason: str) -> WireOutput:
     return WireOutput(number, given_up=GivenUp(Verdict.FAILED, reason))
-
-
-class Trials:
-    """Requests on trial at one engine: who is to blame where it vanishes without a word, if one runs alone there.
-
-    A request that engines have died under is on trial at the next one (`EnginePool.generate`): the engine runs it alone
-    until it has written a few tokens, one such request after the other in the order in which they came
-    (`Scheduler.schedule`). So whoever counts what comes back knows which of them ran.
-    """
-
-    def __init__(self) -> None:
-        self._num_written: dict[Hashable, int] = {}
-        """By request, oldest first."""
-
-    def submitted(self, request: Hashable) -> None:
-        """A request on trial goes to the engine."""
-        self._num_written.setdefault(request, 0)
-
-    def written(self, request: Hashable, num_tokens: int) -> None:
-        """Tokens come back; of those that are not on trial too."""
-        if request in self._num_written:
-            self._num_written[request] += num_tokens
-            if self._num_written[request] > TRIAL_TOKENS:
-                del self._num_written[request]
-
-    def ended(self, request: Hashable) -> None:
-        """A request is gone, for whatever reason; harmless when repeated."""
-        self._num_written.pop(request, None)
-
-    @property
-    def running(self) -> Hashable | None:
-        """The request that runs alone; None where there is none."""
-        return next(iter(self._num_written), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.interface import RouterGone
-from wingbeat.deployments.fleet.wire import Trials, Verdict, WireRequest, decode
+from wingbeat.deployments.fleet.wire import Verdict, WireRequest, decode
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
     EngineStarted,
@@ -52,7 +52,6 @@ class EngineClient:
         """Requests that have not ended, by client and number: where in the link they were sent."""
         self._media: dict[tuple[str, int], list[int]] = {}
         """Memory of their media, as file descriptors, of those that have some."""
-        self._trials = Trials()
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -96,7 +95,6 @@ class EngineClient:
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
             self._close_media(request)
-            self._trials.ended(request)
         if self.failure is None:
             self._send((ToEngine.DISCONNECT, client_id))
 
@@ -118,8 +116,6 @@ class EngineClient:
         for number, one in by_number.items():
             self._open.setdefault((client_id, number), end)
             self.loads.submitted(client_id, number, one.request)
-            if one.request.on_trial:
-                self._trials.submitted((client_id, number))
         self._streams.tell_loads_soon()
 
     def _begun(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
@@ -232,8 +228,8 @@ class EngineClient:
         error = self.failure = EngineFailed(reason)
         self._event_loop.remove_reader(self._link.fileno())
         ran = {request for request, end in self._open.items() if self._link.was_read(end)}
-        if self._trials.running in ran:
-            ran = {self._trials.running}
+        if (alone := self.loads.alone()) in ran:
+            ran = {alone}
         blamed = ran & set(map(owner, suspects))
         for verdict, requests in ((Verdict.SUSPECTED, blamed), (Verdict.RETURNED, self._open.keys() - ran)):
             for client_id, number in requests:
@@ -297,7 +293,6 @@ class EngineClient:
             outputs = decode(message).outputs
             for output in outputs:
                 self.loads.written(client_id, output)
-                self._trials.written((client_id, output.number), len(output.token_ids))
                 if output.is_last:
                     self._end_request(client_id, output.number)
             stream.put(outputs)
@@ -305,7 +300,6 @@ class EngineClient:
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)
         self._close_media((client_id, number))
-        self._trials.ended((client_id, number))
         self.loads.ended(client_id, number)
         self._streams.tell_loads_soon()
 

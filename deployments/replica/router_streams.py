@@ -9,7 +9,7 @@ from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.kv.block_hashes import CacheChanges
-from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request
 
 
 class ClientLoad(NamedTuple):
@@ -23,10 +23,11 @@ class ClientLoad(NamedTuple):
 class _OpenRequest:
     """One request on its way."""
 
-    __slots__ = ("num_done", "num_prompt", "num_written", "unwritten")
+    __slots__ = ("begins_alone", "num_done", "num_prompt", "num_written", "unwritten")
 
     def __init__(self, request: Request) -> None:
         self.num_prompt, self.num_done = len(request.prompt_token_ids), len(request.output_token_ids)
+        self.begins_alone = request.alone
         self.num_written = 0
         self.unwritten = max(0, request.params.max_tokens - self.num_done)
 
@@ -67,6 +68,11 @@ class ClientLoads:
             if not request.num_done + request.num_written:
                 found.setdefault(client_id, []).append(number)
         return found
+
+    def alone(self) -> tuple[str, int] | None:
+        """The request that the engine runs alone: the first one of those to run so, by client and number."""
+        of_them = (key for key, one in self._open.items() if one.begins_alone and one.num_written <= ALONE_TOKENS)
+        return next(of_them, None)
 
     def ended(self, client_id: str, number: int) -> None:
         """A request is gone, for whatever reason; harmless when repeated."""

@@ -34,8 +34,8 @@ _RANGES = (
 
 MAX_LOGPROBS = 20
 """Most likely tokens that are reported per position, at most; OpenAI's limit, and vLLM's default."""
-TRIAL_TOKENS = 16
-"""Of a request on trial: a prompt's end and a few rounds. One that writes more has not broken its engine."""
+ALONE_TOKENS = 16
+"""A prompt's end and a few rounds: a request that writes more is not what broke engines before."""
 
 
 class Pooling(StrEnum):
@@ -222,9 +222,8 @@ class Request:
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
     """What another engine has generated already; `max_tokens` and `min_tokens` count it."""
-    on_trial: bool = False
-    """Whether engines have died under it: it runs alone for its first `TRIAL_TOKENS` tokens, so that nothing else is to
-    blame where another one dies."""
+    alone: bool = False
+    """Whether engines have died under it: nothing runs beside it until it has written more than `ALONE_TOKENS`."""
     adapter: AdapterName | None = None
     """The LoRA adapter that it runs with; None is the base model."""
     media: tuple[MediaInput, ...] = field(default=(), compare=False)

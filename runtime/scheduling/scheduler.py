@@ -19,7 +19,7 @@ from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput, TooDear
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, TooDear
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
@@ -74,8 +74,8 @@ class Scheduler:
             )
         seq = Sequence(request, masker)
         seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
-        if request.on_trial:
-            self.suspects.add(seq, num_tokens + TRIAL_TOKENS)
+        if request.alone:
+            self.suspects.add(seq, num_tokens + ALONE_TOKENS)
         self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:

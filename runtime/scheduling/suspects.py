@@ -11,7 +11,7 @@ FORGOTTEN_AFTER = 1000
 
 
 class Suspects(dict[Sequence, float]):
-    """Sequences of a round that raised, while it is not known which of them it was, and those on trial.
+    """Sequences of a round that raised, while it is not known which of them it was, and those that engines died under.
 
     By suspect, the tokens beyond which it is past that round.
     """

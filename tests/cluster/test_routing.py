@@ -9,12 +9,10 @@ from wingbeat.cluster.routing import (
     MAX_COMPARED,
     AnswerLength,
     EngineLoad,
-    Move,
     TokenRate,
     choose_engine,
     num_missing_places,
     retry_after_s,
-    waiting_moves,
 )
 
 
@@ -83,21 +81,6 @@ def test_what_a_request_will_write_is_learned_from_those_that_ended():
 )
 def test_room_is_the_running_capacity_of_all_engines_and_the_queue(num_wanted, num_admitted, missing):
     assert num_missing_places(num_wanted, num_admitted, 2, max_num_seqs=2, max_queued_requests=3) == missing
-
-
-@pytest.mark.parametrize(
-    ("num_requests", "moves"),
-    [
-        ({"a": 16, "b": 3}, []),
-        ({"a": 18, "b": 16}, []),
-        ({"a": 18, "b": 3}, [Move("a", "b", 2)]),
-        ({"a": 40, "b": 3}, [Move("a", "b", 13)]),
-        ({"a": 19, "b": 22, "c": 0, "d": 14}, [Move("b", "c", 6), Move("a", "c", 3)]),
-        ({"a": 36, "b": 22, "c": 0}, [Move("a", "c", 16)]),
-    ],
-)
-def test_what_waits_goes_where_slots_are_free_and_no_further(num_requests, moves):
-    assert waiting_moves([EngineLoad(engine, 0, number) for engine, number in num_requests.items()], 16) == moves
 
 
 @pytest.mark.parametrize(

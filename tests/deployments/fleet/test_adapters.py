@@ -48,6 +48,18 @@ def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
     assert first.things == late.things
 
 
+def test_a_change_counts_over_those_that_its_router_had_heard_of_whatever_the_clocks_say(monkeypatch):
+    fast, slow, late = (Catalog() for _ in range(3))
+    monkeypatch.setattr("time.time_ns", lambda: 10**18 + 3600 * 10**9)
+    fast.put("sql", SQL)
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    slow.merge(fast.changes())
+    slow.put("sql", None)
+    for changes in (fast.changes(), slow.changes()):
+        late.merge(changes)
+    assert (late.find("sql"), late.changes()) == (None, slow.changes())
+
+
 def test_a_change_reaches_every_router_and_those_that_come_later():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         (other,) = await routers(source, 1)

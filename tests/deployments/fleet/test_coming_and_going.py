@@ -150,6 +150,23 @@ def test_the_last_engine_keeps_what_it_has():
     run(scenario, "a", engine=NARROW, max_num_seqs=2, grace_s=0.02)
 
 
+def test_what_waits_at_the_last_engine_when_it_is_taken_out_goes_to_the_next_one():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.engines["a"].round_s = 0.02
+        source.announce("a")
+        await until(lambda: len(pool.loads()) == 1)
+        tasks = [start(pool, number, 60) for number in range(4)]
+        await until(lambda: source.engines["a"].num_started == 4)
+        source.announce()
+        await until(lambda: not pool.loads())
+        source.announce("b")
+        for number, outputs in enumerate(await asyncio.gather(*tasks)):
+            assert tokens(outputs) == expected_tokens((number,), number, 60)
+            assert outputs[-1].engine_id == "aabb"[number]
+
+    run(scenario, "a", "b", engine=NARROW, max_num_seqs=2)
+
+
 def test_a_new_engine_takes_what_waits_for_others():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.announce("a")

@@ -13,8 +13,9 @@ from tests.fakes import DEADLY, POISON, DeadlyEngine, FakeEngine, expected_token
 from wingbeat.deployments.fleet import connection as engine_connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import RequestFailed
-from wingbeat.deployments.fleet.wire import Conflated, WireOutput, WireRequest, decode
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
+from wingbeat.deployments.fleet.wire import Conflated, Verdict, WireOutput, WireRequest, decode
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
 
 EXPECTED = expected_tokens((1, 2, 3), 7, 100)
 
@@ -201,9 +202,9 @@ async def end_of(source: LocalEngines, name: str) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True], ids=["behind its neighbours", "before them"])
 @pytest.mark.parametrize("whole_replica", [False, True])
-def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_of_them_do_not(whole_replica):
+def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_of_them_do_not(whole_replica, first):
     """Every request is on every engine that dies."""
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
@@ -216,10 +217,17 @@ def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_
         if whole_replica:
             for name, engine in source.engines.items():
                 engine.die = partial(take_the_replica_along, name)
-        source.announce("a")
-        tasks = [bystander(pool) for _ in range(4)]
-        await all_on(source, "a", tasks)
+        source.announce()
+        while pool.loads():
+            await asyncio.sleep(0.001)
+        tasks = [bystander(pool) for _ in range(4 * (not first))]
         bad = asyncio.create_task(collect(pool, make_request("bad", (DEADLY,), 100)))
+        await asyncio.sleep(0)
+        tasks += [bystander(pool) for _ in range(4 * first)]
+        while pool._wait.num_waiting < 5:
+            await asyncio.sleep(0.001)
+        source.announce("a")
+        await all_on(source, "a", [*tasks, bad])
         for name, following in ("ab", "bc"):
             await end_of(source, name)
             source.announce(following)
@@ -234,6 +242,23 @@ def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_
     run(scenario, "a", "b", "c", "d", engine=DeadlyEngine, engine_wait_s=10.0)
 
 
+def test_what_waits_for_another_routers_request_that_runs_alone_is_handed_back_without_blame():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        loop, gate = source.loops["a"], threading.Event()
+        source.engines["a"].check_integrity = gate.wait
+        one, other = loop.connect("one"), loop.connect("other")
+        loop.client.call("check_integrity")
+        for client_id, prompt in (("one", (DEADLY,)), ("other", (1, 2, 3))):
+            loop.submit(client_id, [WireRequest(0, replace(make_request(prompt=prompt), alone=True))])
+        gate.set()
+        (waited,) = decode(await other.take()).outputs
+        assert waited.given_up == (Verdict.RETURNED, "it vanished")
+        with pytest.raises(EngineFailed, match="it vanished"):
+            await one.take()
+
+    run(scenario, "a", engine=DeadlyEngine)
+
+
 def test_a_request_that_goes_on_well_after_each_death_is_moved_as_often_as_it_takes():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         got: list[int] = []
@@ -244,7 +269,7 @@ def test_a_request_that_goes_on_well_after_each_death_is_moved_as_often_as_it_ta
 
         task = asyncio.create_task(follow())
         for _ in "abcd":
-            enough = len(got) + 2 * TRIAL_TOKENS
+            enough = len(got) + 2 * ALONE_TOKENS
             while len(got) < enough:
                 await asyncio.sleep(0.001)
             source.kill(await serving(source, (1, 2, 3)))

@@ -6,16 +6,16 @@ import pytest
 
 from tests.runtime.scheduling_world import make, play, request
 from wingbeat.runtime.scheduling import suspects
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS
 
 
-def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_after():
+def test_what_engines_died_under_runs_alone_for_a_few_rounds_and_the_others_go_on_after():
     scheduler = make(max_num_batched_tokens=64)
     for name in "ab":
         scheduler.add(request(name, 3, max_tokens=40))
     play(scheduler, scheduler.schedule())
     for name in "cd":
-        scheduler.add(replace(request(name, 3, max_tokens=40), on_trial=True))
+        scheduler.add(replace(request(name, 3, max_tokens=40), alone=True))
     rounds = []
     assert scheduler.num_deferred == 0
     while len(rounds) < 80:
@@ -24,7 +24,7 @@ def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_
         assert scheduler.num_deferred == (len(innocent) if scheduler.suspects else 0)
         rounds.append("".join(sorted(seq.request.request_id for seq in scheduler.running)))
         play(scheduler, plan)
-    alone = TRIAL_TOKENS + 1
+    alone = ALONE_TOKENS + 1
     assert rounds[: 2 * alone] == ["c"] * alone + ["d"] * alone
     assert rounds[2 * alone] == "abcd"
     assert not scheduler.running
