@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
 OURS = (*LAYERS, "tests", "benchmarks")
 READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
-EXTRAS = ("tensorrt", "soundfile", "matplotlib", "tensorboard")
+EXTRAS = ("tensorrt", "soundfile", "soxr", "matplotlib", "tensorboard")
 """Libraries that an environment need not have: modules that import one of them may fail for it."""
 IMPORT_ALL = f"""
 import importlib, sys

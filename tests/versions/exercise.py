@@ -25,6 +25,7 @@ PROMPT = "class Stack:\n    def __init__(self):\n        "
 READY_S, END_S = 300.0, 90.0
 EXTRAS = {
     "wingbeat.deployments.media": "PIL",
+    "wingbeat.deployments.media.audio": "soundfile",
     "wingbeat.runtime.tensorrt": "onnx",
 }
 """Modules that need a package of an extra as soon as they are imported; whoever imports them says so in words."""
