@@ -4,10 +4,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from wingbeat.cluster.nvml import Device, LibraryNvml, Nvml, NvmlError
 from wingbeat.cluster.placement import VISIBLE_DEVICES
+
+if TYPE_CHECKING:
+    from wingbeat.cluster.nvml import Device
 
 BUSY_SHARE = 0.1
 """Of a GPU's memory; where more is used, somebody else computes there. A desktop takes less."""
@@ -34,16 +36,18 @@ class Gpu(NamedTuple):
     """Nobody else computes there, and Ray has given nothing of it away."""
 
 
-def gpus_here(nvml: Nvml | None = None, dev: Path = Path("/dev")) -> list[Gpu]:
+def gpus_here(dev: Path = Path("/dev")) -> list[Gpu]:
     """The GPUs of this machine that a process of this environment may use, in CUDA's order; no CUDA context is made.
 
     Args:
-        nvml: None takes the driver's library, and where there is none, the driver's device files.
+        dev: folder of the driver's device files, which are counted where NVIDIA's management library is missing.
     """
+    from wingbeat.cluster import nvml  # late: an import of pynvml is slow, and the command line imports this file
+
     visible = os.environ.get(VISIBLE_DEVICES)
     try:
-        devices = (LibraryNvml() if nvml is None else nvml).devices()
-    except NvmlError:
+        devices = nvml.devices()
+    except nvml.NVMLError:
         files = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
         named = _named(visible)
         return [Gpu()] * min(len(files), len(files) if named is None else len(named))
@@ -62,7 +66,7 @@ def _named(visible: str | None) -> list[str] | None:
     return entries
 
 
-def _visible(devices: Sequence[Device], visible: str | None) -> list[Gpu]:
+def _visible(devices: "Sequence[Device]", visible: str | None) -> list[Gpu]:
     named = _named(visible)
     if named is None:
         named = [str(index) for index in range(len(devices))]
@@ -104,29 +108,33 @@ def unseen_gpus(torch_version: str, cuda_version: str | None) -> str | None:
     Args:
         torch_version, cuda_version: as of `driver_problem`.
     """
+    from wingbeat.cluster import nvml
+
     try:
-        here = LibraryNvml().devices()
-    except NvmlError:
+        here = nvml.devices()
+    except nvml.NVMLError:
         return None
     names = ", ".join(gpu.name for gpu in here)
     return f"{names} stays unused: {driver_problem(torch_version, cuda_version)}" if here else None
 
 
-def driver_problem(torch_version: str, cuda_version: str | None, nvml: Nvml | None = None) -> str:
+def driver_problem(torch_version: str, cuda_version: str | None) -> str:
     """Why torch sees no GPU, as far as the driver tells, and what to change: one line without an end.
 
     Args:
         torch_version: `torch.__version__`.
         cuda_version: `torch.version.cuda`, such as 13.0; None of a build without CUDA.
     """
+    from wingbeat.cluster import nvml
+
     if cuda_version is None:
         return f"torch {torch_version} is built without CUDA: install a build with it"
     least = _LEAST_DRIVERS.get(cuda_version.partition(".")[0])
     needs = f"torch {torch_version} is of CUDA {cuda_version}"
     needs += "" if least is None else f", which needs driver {least} or newer"
     try:
-        found = (LibraryNvml() if nvml is None else nvml).driver_version()
-    except NvmlError as error:
+        found = nvml.driver_version()
+    except nvml.NVMLError as error:
         return f"torch sees no CUDA device here, and the driver does not answer ({error}); {needs}"
     if least is not None and int(found.partition(".")[0]) < least:
         other = f", or install torch of CUDA 12 ({_OLDER_TORCH}), which needs 525" if least > 525 else ""

@@ -38,7 +38,7 @@ OURS = (*LAYERS, "tests", "benchmarks")
 IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
 """A name of ours in a string, such as the path of a factory."""
 READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
-EXTRAS = ("tensorrt", "soundfile", "matplotlib", "tensorboard")
+EXTRAS = ("tensorrt", "soundfile", "soxr", "matplotlib", "tensorboard")
 """Libraries that an environment need not have: modules that import one of them may fail for it."""
 IMPORT_ALL = f"""
 import importlib, sys

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NEEDS = {
     IMAGE: "images need Pillow and aiohttp, which are in the extra wingbeat[images]",
-    AUDIO: "audio needs aiohttp, which is in the extra wingbeat[audio]",
+    AUDIO: "audio needs soundfile, soxr and aiohttp, which are in the extra wingbeat[audio]",
 }
 _PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 
@@ -57,8 +57,8 @@ def media_reader(
 
         processor = load_processor(folder, tokenizer.hugging_face, kind)
         return MediaReader(processor, limits, decoder_of(processor, limits))
-    except (ImportError, MediaNotServed) as error:
-        reason = NEEDS[kind] if isinstance(error, ImportError) else str(error)
+    except (ImportError, OSError, MediaNotServed) as error:
+        reason = str(error) if isinstance(error, MediaNotServed) else NEEDS[kind]
         logger.warning("%s", reason)
         return MediaRefused({**takes, kind: reason})
 

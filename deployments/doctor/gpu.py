@@ -4,7 +4,7 @@ import os
 import shutil
 
 from wingbeat.cluster.gpus import unseen_gpus
-from wingbeat.cluster.nvml import LibraryNvml, NvmlError
+from wingbeat.cluster.nvml import NVMLError, driver_version
 from wingbeat.deployments.doctor.examination import Part, Verdict
 from wingbeat.deployments.doctor.machine import gib
 
@@ -36,8 +36,8 @@ def _driver() -> tuple[Verdict, str]:
 
     needs = f"torch {torch.__version__} is of CUDA {torch.version.cuda}"
     try:
-        return Verdict.OK, f"{LibraryNvml().driver_version()}; {needs}"
-    except NvmlError as error:  # some containers have the driver without its library
+        return Verdict.OK, f"{driver_version()}; {needs}"
+    except NVMLError as error:  # some containers have the driver without its library
         return Verdict.WARNING, f"unknown, as {error}; {needs}, and sees a GPU"
 
 

@@ -28,7 +28,7 @@ class MediaLimits:
     """Of what is made of media, over all requests of a router that have not ended."""
     max_audios: int = MAX_AUDIOS
     max_audio_s: float = 600.0
-    """Of a sound, before anything of it is decoded."""
+    """Of a sound; decoding ends there."""
 
     def most(self, kind: str) -> int:
         """Of a kind in one request."""

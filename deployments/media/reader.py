@@ -67,7 +67,8 @@ def decoder_of(processor: MediaProcessor, limits: MediaLimits) -> Decode:
     """What a processor's media are decoded by.
 
     Raises:
-        ImportError: they are images, and Pillow is not there.
+        ImportError: a library of the extra `images` or `audio` is missing.
+        OSError: soundfile finds no libsndfile.
     """
     if isinstance(processor, AudioProcessor):
         from wingbeat.deployments.media.audio import decode_audio

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 
 AUDIO_FORMATS = ("wav", "mp3")
-"""That can be read, mp3 where soundfile is installed."""
+"""Formats that are decoded."""
 _DATA_URL = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]+)*;base64,", re.IGNORECASE)
 
 

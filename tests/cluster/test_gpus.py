@@ -4,38 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from wingbeat.cluster import nvml
-from wingbeat.cluster.gpus import Gpu, driver_problem, gpus_here, gpus_of_node
-from wingbeat.cluster.nvml import Device, LibraryNvml, NvmlError
-
-GIB = 1 << 30
-
-
-class FakeNvml:
-    """The driver's library on a machine of these GPUs."""
-
-    def __init__(self, *devices: Device, driver: str = "580.65.06") -> None:
-        self._devices, self._driver = devices, driver
-
-    def driver_version(self) -> str:
-        return self._driver
-
-    def devices(self) -> list[Device]:
-        return list(self._devices)
-
-
-class NoNvml:
-    """A machine without it."""
-
-    def driver_version(self) -> str:
-        raise NvmlError("libnvidia-ml.so.1 cannot be opened")
-
-    def devices(self) -> list[Device]:
-        raise NvmlError("libnvidia-ml.so.1 cannot be opened")
-
-
-def device(number: int, used_gib: float = 0.5, is_divided: bool = False) -> Device:
-    return Device(f"GPU-{number}{number}", "NVIDIA H100", 80 * GIB, int(used_gib * GIB), is_divided)
+from tests.cluster import fake_nvml
+from tests.cluster.fake_nvml import GIB, device
+from wingbeat.cluster.gpus import Gpu, driver_problem, gpus_here, gpus_of_node, unseen_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +14,9 @@ def all_are_visible(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_a_gpu_whose_memory_somebody_uses_is_there_and_not_free():
-    found = gpus_here(FakeNvml(device(0, used_gib=30), device(1)))
-    assert found == [Gpu("NVIDIA H100", 80 * GIB, False), Gpu("NVIDIA H100", 80 * GIB, True)]
+def test_a_gpu_whose_memory_somebody_uses_is_there_and_not_free(monkeypatch):
+    fake_nvml.install(monkeypatch, device(0, used_gib=30), device(1))
+    assert gpus_here() == [Gpu("NVIDIA H100", 80 * GIB, False), Gpu("NVIDIA H100", 80 * GIB, True)]
 
 
 @pytest.mark.parametrize(
@@ -62,28 +33,26 @@ def test_a_gpu_whose_memory_somebody_uses_is_there_and_not_free():
 )
 def test_what_the_environment_hides_is_not_there(monkeypatch, visible, free):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.free for gpu in gpus_here(FakeNvml(device(0, used_gib=30), device(1)))] == free
+    fake_nvml.install(monkeypatch, device(0, used_gib=30), device(1))
+    assert [gpu.free for gpu in gpus_here()] == free
 
 
 def test_of_gpus_divided_by_mig_a_process_sees_one_instance(monkeypatch):
-    assert gpus_here(FakeNvml(device(0, is_divided=True), device(1, is_divided=True))) == [Gpu("MIG instance")]
+    fake_nvml.install(monkeypatch, device(0, is_divided=True), device(1, is_divided=True))
+    assert gpus_here() == [Gpu("MIG instance")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
-    assert gpus_here(FakeNvml(device(0, is_divided=True))) == [Gpu("MIG instance")]
+    fake_nvml.install(monkeypatch, device(0, is_divided=True))
+    assert gpus_here() == [Gpu("MIG instance")]
 
 
 def test_without_the_library_the_drivers_device_files_are_counted(monkeypatch, tmp_path: Path):
+    fake_nvml.remove(monkeypatch)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert gpus_here(NoNvml(), tmp_path) == [Gpu(), Gpu()]
+    assert gpus_here(tmp_path) == [Gpu(), Gpu()]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus_here(NoNvml(), tmp_path) == [Gpu()]
-    assert gpus_here(NoNvml(), tmp_path / "none") == []
-
-
-def test_a_machine_without_the_library_is_told_from_one_with_it(monkeypatch):
-    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-library.so.1")
-    with pytest.raises(NvmlError, match=r"libno-such-library\.so\.1 cannot be opened"):
-        LibraryNvml()
+    assert gpus_here(tmp_path) == [Gpu()]
+    assert gpus_here(tmp_path / "none") == []
 
 
 def test_of_a_node_those_are_free_that_ray_has_given_nothing_of():
@@ -114,11 +83,16 @@ def test_of_a_node_those_are_free_that_ray_has_given_nothing_of():
         ("2.13.0+cpu", None, "580.65.06", ("torch 2.13.0+cpu is built without CUDA",)),
     ],
 )
-def test_a_driver_that_is_too_old_is_named_beside_the_one_that_torch_needs(torch_version, cuda, driver, words):
-    said = driver_problem(torch_version, cuda, FakeNvml(driver=driver))
+def test_a_driver_that_is_too_old_is_named_beside_the_one_that_torch_needs(
+    monkeypatch, torch_version, cuda, driver, words
+):
+    fake_nvml.install(monkeypatch, driver=driver)
+    said = driver_problem(torch_version, cuda)
     assert all(word in said for word in words)
     assert "\n" not in said
 
 
-def test_a_driver_that_does_not_answer_is_said_with_its_own_reason():
-    assert "libnvidia-ml.so.1 cannot be opened" in driver_problem("2.13.0+cu130", "13.0", NoNvml())
+def test_a_driver_that_does_not_answer_is_said_with_its_own_reason(monkeypatch):
+    fake_nvml.remove(monkeypatch)
+    assert "does not answer (NVML Shared Library Not Found)" in driver_problem("2.13.0+cu130", "13.0")
+    assert unseen_gpus("2.13.0+cu130", "13.0") is None

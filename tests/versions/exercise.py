@@ -25,6 +25,7 @@ PROMPT = "class Stack:\n    def __init__(self):\n        "
 READY_S, END_S = 300.0, 90.0
 EXTRAS = {
     "deployments.media": "PIL",
+    "deployments.media.audio": "soundfile",
     "runtime.tensorrt": "onnx",
 }
 """Modules that need a package of an extra as soon as they are imported; whoever imports them says so in words."""
@@ -181,6 +182,7 @@ def served(home: Home) -> None:
         number = _post(port, "completions", prompt="version = ", structured_outputs={"regex": "[0-9]{2}[.][0-9]"})
         assert re.fullmatch(r"\d\d\.\d", _text(number)), number
         schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+        schema["additionalProperties"] = False  # others could be longer than an answer
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
         chat = _post(port, "chat/completions", messages=[{"role": "user", "content": "a?"}], response_format=form)
         assert isinstance(json.loads(chat["choices"][0]["message"]["content"])["a"], bool), chat

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.cluster import fake_nvml
+from tests.cluster.fake_nvml import device
 from tests.deployments.cli.test_planted_code import VERIFIER, plant, trace  # noqa: F401 - a fixture
 from tests.deployments.cli.test_planted_code import run as planted_run  # noqa: F401 - a fixture
-from wingbeat.cluster import gpus
 from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.cli import main as cli
@@ -118,14 +119,13 @@ def test_the_question_itself_is_answered(monkeypatch):
     assert driver.sees_gpu() is torch.cuda.is_available()
 
 
-@pytest.mark.parametrize(("installed", "verdict"), [(["H100"], Verdict.FAILED), ([], Verdict.WARNING)])
+@pytest.mark.parametrize(("installed", "verdict"), [([device(0)], Verdict.FAILED), ([], Verdict.WARNING)])
 def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verdict):
-    machine = SimpleNamespace(devices=lambda: [SimpleNamespace(name=name) for name in installed])
-    monkeypatch.setattr(gpus, "LibraryNvml", lambda: machine)
+    fake_nvml.install(monkeypatch, *installed)
     (part,) = gpu.gpu_parts(False)
     found, detail = part.ask()
     assert found is verdict
-    assert detail.startswith("H100 stays unused: torch" if installed else "torch")
+    assert detail.startswith("NVIDIA H100 stays unused: torch" if installed else "torch")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import BODIES
-from wingbeat.deployments.api.media_prompts import media_reader
+from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.media.limits import MediaLimits
@@ -92,6 +93,16 @@ def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     stats = engine.stats()
     assert stats.media["num_encoded"] == len(SOUNDS[name])
     assert stats.device_s["encoder"] > 0
+
+
+@pytest.mark.parametrize("library", ["soundfile", "soxr", "aiohttp"])
+def test_without_a_library_audio_is_refused_by_the_name_of_the_extra(qwen2_audio, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in ("audio", "fetch", "reader"):
+        monkeypatch.delitem(sys.modules, f"wingbeat.deployments.media.{name}", raising=False)
+    refused = reader_of(qwen2_audio, Tokenizer.load(qwen2_audio))
+    assert isinstance(refused, MediaRefused)
+    assert refused.reasons["audio"] == "audio needs soundfile, soxr and aiohttp, which are in the extra wingbeat[audio]"
 
 
 def test_usage_tells_the_tokens_of_audio(qwen2_audio):

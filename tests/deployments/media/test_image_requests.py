@@ -101,11 +101,11 @@ def test_text_alone_is_written_in_parts_for_the_template(llava):
 
 
 @pytest.mark.slow
-def test_a_model_of_text_is_served_without_pillow_and_without_the_code_of_media():
+def test_a_model_of_text_is_served_without_the_libraries_and_the_code_of_media():
     """Where Pillow is installed, transformers imports it for itself."""
     code = (
         "import sys\n"
-        "sys.modules['PIL'] = sys.modules['aiohttp'] = None\n"
+        "sys.modules |= dict.fromkeys(('PIL', 'aiohttp', 'soundfile', 'soxr'))\n"
         "import torch\n"
         "from wingbeat.deployments.api.media_prompts import media_reader\n"
         "from wingbeat.deployments.api.routes import create_app\n"
