@@ -48,6 +48,11 @@ class DecidedRows(NamedTuple):
         """By what pairs at positions int64 [num_reqs, width] are rotated."""
         return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
 
+    def cut(self) -> "DecidedRows":
+        """Without the columns that count for no sequence; numbers of the rows must lie on the host."""
+        width = max(int(self.num_tokens.max()), 1)
+        return self._replace(token_ids=self.token_ids[:, :width], taps=self.taps[:, :width])
+
 
 class PassRows(NamedTuple):
     """Inputs of both stages: `DecidedRows`, and beside them who wants a tree, which need not be the same slots."""

@@ -1,6 +1,5 @@
 """A drafter over taps whose passes the CPU's kernels run where they know its head, and torch's operations elsewhere."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +29,6 @@ class KernelDrafter(StagedDrafter):
     _passes: KernelPasses | None = None
     _num_threads: int | None = None
 
-    @abstractmethod
-    def _kernel_head(self, head: Any) -> AnyKernelHead | None:
-        """A head as kernels read it; None where they do not know it."""
-
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
         super().resize(spec, num_slots, num_blocks)
@@ -42,7 +37,7 @@ class KernelDrafter(StagedDrafter):
         fits &= self.speculation.draft_tree is None or self.growth.top_k == 1
         if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
             return
-        kernel_head = self._kernel_head(self.head)
+        kernel_head = self.head.kernel_head()
         if kernel_head is not None:
             self._hidden = self._hidden.float()
             self._passes = self._passes_of(self.head, kernel_head)
@@ -58,7 +53,7 @@ class KernelDrafter(StagedDrafter):
         head = self._read_alike(self.load_head(source))
         check_alike(head, self.head, source)
         lay_out_linears(head.eval().requires_grad_(False))
-        return NextHead(head, None if self._passes is None else self._kernel_head(head))
+        return NextHead(head, None if self._passes is None else head.kernel_head())
 
     def take_head(self, head: NextHead) -> None:
         """See `Drafter.take_head`.
@@ -75,7 +70,7 @@ class KernelDrafter(StagedDrafter):
         passes = self._passes
         if passes is not None:
             # There were no kernels when the head was prepared, where it has no head of theirs.
-            passes = self._passes_of(head.head, head.kernel_head or self._kernel_head(head.head))
+            passes = self._passes_of(head.head, head.kernel_head or head.head.kernel_head())
         self.head, self._passes = head.head, passes
 
     def _read_alike(self, head: Any) -> Any:

@@ -7,10 +7,13 @@ in by implementing this contract.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.heads.kernel_head import KernelHead
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
@@ -49,7 +52,7 @@ class HeadConvention(NamedTuple):
 
 
 class DraftHead(nn.Module, ABC):
-    """A head over one layer of keys and values. Dimension words: T tokens, H hidden_size, D head_dim."""
+    """A head over keys and values of `num_layers` layers. Dimension words: T tokens, H hidden_size, D head_dim."""
 
     draft_token_ids: Tensor
     """int64 [draft_vocab_size]: the target id of each draft id."""
@@ -104,6 +107,10 @@ class DraftHead(nn.Module, ABC):
     def dtype(self) -> torch.dtype:
         """Of taps, features, keys and values."""
 
+    def kernel_head(self) -> "KernelHead | None":
+        """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
+        return None
+
     @property
     def device(self) -> torch.device:
         """Where it drafts."""
@@ -153,10 +160,12 @@ class DraftHead(nn.Module, ABC):
         """Decoder layers."""
         return 1
 
-    def run_layers(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """`forward` through every layer; `attends` are by layer."""
+    def run_layers(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
+    ) -> Tensor:
+        """`forward` through every layer; `attends` are by layer, and `rows` cut the last one's queries alone."""
         [attend] = attends
-        return self(token_ids, features, rotary, attend)
+        return self(token_ids, features, rotary, attend, rows)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -158,7 +158,6 @@ class DecoderHead(DraftHead):
         self._rope_scale = 1.0
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
-        self._kernel: tuple[tuple[int, ...], Layer | None] | None = None
         self._wide_norms: dict[int, Tensor] = {}
         self.reset_rope(self.signed_inv_freq.device)
 
@@ -190,12 +189,6 @@ class DecoderHead(DraftHead):
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
         """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
-        run_layer = getattr(attend, "run_layer", None)
-        if run_layer is not None and rows is None and not torch.is_grad_enabled():
-            layer = self._kernel_layer()
-            out = None if layer is None else run_layer(layer, inputs, residual, *rotary)
-            if out is not None:
-                return out
         if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
             return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
@@ -238,22 +231,11 @@ class DecoderHead(DraftHead):
         # The product is added where it is summed: one launch, and one rounding less.
         return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
 
-    def _kernel_layer(self) -> Layer | None:
-        """The layer as the CPU's kernels read it; None where they do not know its weights."""
-        if self._kernel is None or self._kernel[0] != self._addresses():
-            layer = kernel_layer(self)
-            self._kernel = (self._addresses(), layer)
-        return self._kernel[1]
-
     def wide_norm(self, norm: nn.RMSNorm) -> Tensor:
         """The weight of one of its norms in float32, which lives as long as the head."""
         if norm.weight.dtype == torch.float32:
             return norm.weight
         return self._wide_norms.setdefault(norm.weight.data_ptr(), norm.weight.float())
-
-    def _addresses(self) -> tuple[int, ...]:
-        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
-        return tuple(linear.weight.data_ptr() for linear in linears if isinstance(linear, nn.Linear))
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
@@ -271,7 +253,7 @@ class DecoderHead(DraftHead):
 
     def __getstate__(self) -> dict[str, Any]:
         # Addresses are of this process, and of these weights.
-        return super().__getstate__() | {"_kernel": None, "_wide_norms": {}}
+        return super().__getstate__() | {"_wide_norms": {}}
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""

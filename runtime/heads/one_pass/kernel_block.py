@@ -1,7 +1,7 @@
 """A head of DFlash's body as the CPU's kernels read it, whole: from taps to the scores of each slot's tokens."""
 
 import ctypes
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from wingbeat.runtime.heads.kernel_head import embedding_of
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES
 from wingbeat.runtime.heads.one_pass.backbone import BlockLayer
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.walks import CandidateSelector, MarkovHead
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.heads.one_pass.head import OnePassHead
 
 
 class KernelBlock(NamedTuple):
@@ -26,10 +28,10 @@ class KernelBlock(NamedTuple):
     held: list[object]
 
     @classmethod
-    def of(cls, head: OnePassHead) -> "KernelBlock | None":
-        """None where the kernels do not know such a head, or weights like its own. They are packed."""
+    def from_head(cls, head: "OnePassHead") -> "KernelBlock | None":
+        """A head whose weights are packed; None where the kernels do not read weights like these."""
         kernels = cpu_kernels()
-        if kernels is None or type(head) is not OnePassHead or head.dtype not in KERNEL_DTYPES:
+        if kernels is None or head.dtype not in KERNEL_DTYPES:
             return None
         if not _pack(head, kernels):
             return None
@@ -45,7 +47,7 @@ class KernelBlock(NamedTuple):
         return made
 
 
-def _pack(head: OnePassHead, kernels: CpuKernels) -> bool:
+def _pack(head: "OnePassHead", kernels: CpuKernels) -> bool:
     """Whether every linear layer is packed now, in the parts that products read together."""
     parts = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
@@ -57,7 +59,7 @@ def _pack(head: OnePassHead, kernels: CpuKernels) -> bool:
 class _Reader:
     """Reads one head, and holds what it makes on the way."""
 
-    def __init__(self, head: OnePassHead) -> None:
+    def __init__(self, head: "OnePassHead") -> None:
         self.head, self.config = head, head.config
         self.held: list[object] = [head, *(tensor.data for tensor in (*head.parameters(), *head.buffers()))]
         self.held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
