@@ -52,7 +52,7 @@ class DraftPool:
 
     @property
     def token_bytes(self) -> int:
-        """Of a position, in all of its tensors."""
+        """Bytes of a position in all tensors of the pool."""
         sizes = [layer.kv_size for layer in self.layers]
         return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
 
@@ -119,7 +119,7 @@ class DraftPool:
         return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
     def attends(self, slot_mapping: Tensor, segments: list[Segment], scaling: float) -> list[Attend]:
-        """Storage and attention of rows that every layer has all of, by layer; arguments as `PagedAttend`'s."""
+        """Storage and attention of the same rows in every layer, by layer; arguments as `PagedAttend`'s."""
         return [PagedAttend(cache, slot_mapping, segments, scaling) for cache in self.caches]
 
 
@@ -155,7 +155,7 @@ class DraftedRows:
         return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
 
     def segment(self, level: Level) -> Segment:
-        """What the level's rows attend to, once they are stored."""
+        """Keys that the level's rows attend to, once the rows are stored."""
         num_context = self._num_context[level.depth - 1]
         if level.visible is None:
             return self.pool.causal_segment(0, self.positions(level), num_context, self.tables)

@@ -103,7 +103,7 @@ class EagleDrafter(KernelDrafter):
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Decided pairs, one sequence a row."""
         if not self.pool.fixed_shapes:
-            rows = rows.cut()
+            rows = rows.trimmed()
         num_reqs, width = rows.token_ids.shape
         steps, tables = torch.arange(width, device=self.device), block_tables[rows.slots]
         positions, counted = rows.positions[:, None] + steps, steps < rows.num_tokens[:, None]
@@ -172,7 +172,7 @@ class _Pairs(NamedTuple):
     slot_mapping: Tensor
     """int64 [num_pairs]"""
     segments: list[Segment]
-    """Of all pairs."""
+    """Every pair with all pairs before it."""
     slots: Tensor
     """int64 [num_reqs]"""
     last_rows: Tensor

@@ -18,14 +18,14 @@ from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 
 class KernelDrafter(StagedDrafter):
-    """Whoever builds upon it sets `head` before the first `resize`."""
+    """Subclasses set `head`, which offers `kernel_head`, before the first `resize`."""
 
     head: Any
     """Weights, on the device to draft on."""
     load_head: Callable[[str], Any] | None = None
     """From a folder to a head as this one was loaded; None where nobody has said how."""
     _hidden: Tensor = torch.zeros(0)
-    """What is kept by slot, where something is: in float32 where kernels write it."""
+    """State by slot, for kinds that keep some; float32 where kernels write it."""
     _passes: KernelPasses | None = None
     _num_threads: int | None = None
 
@@ -43,8 +43,16 @@ class KernelDrafter(StagedDrafter):
             self._passes = self._passes_of(self.head, kernel_head)
 
     def _passes_of(self, head: Any, kernel_head: AnyKernelHead) -> KernelPasses:
-        parts = (head, kernel_head, self.pool, self.speculation, self.growth.depths[0], self._hidden)
-        return KernelPasses(cpu_kernels(), *parts, self._num_threads)
+        return KernelPasses(
+            cpu_kernels(),
+            head,
+            kernel_head,
+            self.pool,
+            self.speculation,
+            least_levels=self.growth.depths[0],
+            hidden=self._hidden,
+            num_threads=self._num_threads,
+        )
 
     def prepare_head(self, source: str) -> NextHead:
         """See `Drafter.prepare_head`."""
@@ -62,10 +70,10 @@ class KernelDrafter(StagedDrafter):
         itself is replaced, which takes no time.
         """
         if self.graph_stats is not None and self.device.type != "cpu":
-            for name, own in parts_of(self.head).items():
-                theirs = parts_of(head.head)[name]
-                if own.data_ptr() != theirs.data_ptr():  # what the verifier lends is the same for both
-                    own.copy_(theirs)
+            others = tensors_of(head.head)
+            for name, tensor in tensors_of(self.head).items():
+                if tensor.data_ptr() != others[name].data_ptr():  # both borrow the same tensors from the verifier
+                    tensor.copy_(others[name])
             return
         passes = self._passes
         if passes is not None:
@@ -109,7 +117,7 @@ class KernelDrafter(StagedDrafter):
             raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
 
 
-def parts_of(head: nn.Module) -> dict[str, Tensor]:
+def tensors_of(head: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers by name; those of packed layers have their shapes and no numbers."""
     return {**dict(head.named_parameters()), **dict(head.named_buffers())}
 
@@ -122,14 +130,14 @@ def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
     """
     if type(head) is not type(served):
         raise ValueError(f"{source} holds a {type(head).__name__}, and a {type(served).__name__} is served")
-    parts, others = parts_of(head), parts_of(served)
-    if parts.keys() != others.keys():
-        raise ValueError(f"{source} has other tensors: {', '.join(sorted(parts.keys() ^ others.keys()))}")
-    for name, part in parts.items():
-        if part.shape != others[name].shape or part.dtype != others[name].dtype:
-            have, want = (f"{one.dtype} {list(one.shape)}" for one in (part, others[name]))
+    tensors, others = tensors_of(head), tensors_of(served)
+    if tensors.keys() != others.keys():
+        raise ValueError(f"{source} has other tensors: {', '.join(sorted(tensors.keys() ^ others.keys()))}")
+    for name, tensor in tensors.items():
+        if tensor.shape != others[name].shape or tensor.dtype != others[name].dtype:
+            have, want = (f"{one.dtype} {list(one.shape)}" for one in (tensor, others[name]))
             raise ValueError(f"{name} of {source} is {have}: {want} is served")
-        if part.is_floating_point() and not bool(torch.isfinite(part.float()).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise ValueError(f"{name} of {source} has numbers that are not finite")
     if not torch.equal(head.draft_token_ids, served.draft_token_ids):
         raise ValueError(f"{source} drafts other tokens than the head that is served: its draft vocabulary differs")

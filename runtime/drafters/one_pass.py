@@ -147,7 +147,7 @@ class CandidateChooser:
         if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
         num_levels, columns = len(roots.positions), self._columns
-        temperatures, seeds = (part.repeat_interleave(num_levels) for part in (roots.temperatures, roots.seeds))
+        temperatures, seeds = (column.repeat_interleave(num_levels) for column in (roots.temperatures, roots.seeds))
         coupling = Coupling(temperatures, seeds, roots.positions.t().flatten()) if sampled else None
 
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ class CandidateChooser:
             rows, noise = ruled.logits.flatten(0, 1)[:, None], coupling
             if ruled.is_tempered and noise is not None:
                 noise = noise.tempered()
-            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self._ids, top_k, noise))
+            token_ids, ranks = (best[:, 0] for best in top_candidates(rows, self._ids, top_k, noise))
             scores = (
                 logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
             )
@@ -192,7 +192,7 @@ def _segments(
     """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
     made: dict[bool, Segment] = {}
 
-    def of(mask: LayerMask) -> Segment:
+    def segment_of(mask: LayerMask) -> Segment:
         if mask.causal not in made:
             if mask.causal:
                 made[True] = pool.causal_segment(0, positions, num_context, tables)
@@ -202,7 +202,7 @@ def _segments(
                 made[False] = pool.tree_segment(positions, visible, num_context, tables)
         return made[mask.causal]
 
-    return of
+    return segment_of
 
 
 def build_one_pass(

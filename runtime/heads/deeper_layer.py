@@ -42,8 +42,7 @@ class DeeperLayer(nn.Module):
         return stream + self.down_proj(silu_mul(gate_up.flatten(0, -2))).view(stream.shape)
 
     def _fused(self, qkv: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
-        """What attention makes of products side by side [..., T, heads, head_dim]: [num_queries, num_heads,
-        head_dim]."""
+        """Attention over products side by side [..., T, heads, head_dim] -> [num_queries, num_heads, head_dim]."""
         norms = ()
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)

@@ -88,8 +88,8 @@ class EagleHead(DecoderHead):
     def fuse(self, taps: Tensor) -> Tensor:
         """Taps [..., num_taps * Ht] of the target, low layer first -> features [..., H]."""
         if self.fc_norm is not None:
-            parts = taps.chunk(self.config.num_taps, dim=-1)
-            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            by_layer = taps.chunk(self.config.num_taps, dim=-1)
+            taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, by_layer, strict=True)], dim=-1)
         if self.input_norm is not None:
             taps = self.input_norm(taps)
         return self.fc(taps)

@@ -41,7 +41,7 @@ class KernelBlock(NamedTuple):
         """A head that reads and writes these keys and values; it lives no longer than this."""
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
-            layer.key_cache, layer.value_cache = (part.data_ptr() for part in cache)
+            layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
         made.layers = ctypes.cast(layers, ctypes.POINTER(Layer))
         self.held.append(layers)
         return made
@@ -49,11 +49,11 @@ class KernelBlock(NamedTuple):
 
 def _pack(head: "OnePassHead", kernels: CpuKernels) -> bool:
     """Whether every linear layer is packed now, in the parts that products read together."""
-    parts = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
+    sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
-        parts[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
+        sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
     linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
-    return all([pack_linear(linear, kernels, parts.get(linear)) for linear in linears])
+    return all([pack_linear(linear, kernels, sizes.get(linear)) for linear in linears])
 
 
 class _Reader:
