@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.drafters.base import DraftBatch, NextHead
-from wingbeat.runtime.drafters.kernel_passes import AnyKernelHead, KernelPasses
+from wingbeat.runtime.drafters.kernel_passes import KernelPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
+from wingbeat.runtime.heads.contract import AnyKernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears

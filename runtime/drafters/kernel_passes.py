@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.draft_structs import (
-    BlockHead,
     Channel,
     Decided,
     GrowthRule,
     GrowthRules,
-    Head,
     Reply,
     Roots,
     SamplingRules,
@@ -31,20 +29,13 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Rules
+from wingbeat.runtime.heads.contract import AnyKernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
 from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 _LEAST_ANGLES = 2048
-
-
-class AnyKernelHead(Protocol):
-    """Addresses of a head's weights, by which kernels draft."""
-
-    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
-        """A head that reads and writes these keys and values, layer by layer."""
-        ...
 
 
 class AnyHead(Protocol):

@@ -29,7 +29,7 @@ class OnePassHead(Backbone):
 
     def kernel_head(self) -> KernelBlock | None:
         """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
-        return KernelBlock.from_head(self)
+        return KernelBlock.from_head(self, self.markov, self.selector)
 
     def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
         """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.

@@ -1,7 +1,7 @@
 """A head of DFlash's body as the CPU's kernels read it, whole: from taps to the scores of each slot's tokens."""
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,10 @@ from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
 from wingbeat.runtime.heads.kernel_head import embedding_of
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES
-from wingbeat.runtime.heads.one_pass.backbone import BlockLayer
+from wingbeat.runtime.heads.one_pass.backbone import Backbone, BlockLayer
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
 from wingbeat.runtime.heads.one_pass.walks import CandidateSelector, MarkovHead
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.heads.one_pass.head import OnePassHead
 
 
 class KernelBlock(NamedTuple):
@@ -28,14 +25,16 @@ class KernelBlock(NamedTuple):
     held: list[object]
 
     @classmethod
-    def from_head(cls, head: "OnePassHead") -> "KernelBlock | None":
+    def from_head(
+        cls, head: Backbone, markov: MarkovHead | None, selector: CandidateSelector | None
+    ) -> "KernelBlock | None":
         """A head whose weights are packed; None where the kernels do not read weights like these."""
         kernels = cpu_kernels()
         if kernels is None or head.dtype not in KERNEL_DTYPES:
             return None
         if not _pack(head, kernels):
             return None
-        return _Reader(head).block()
+        return _Reader(head).block(markov, selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
         """A head that reads and writes these keys and values; it lives no longer than this."""
@@ -47,7 +46,7 @@ class KernelBlock(NamedTuple):
         return made
 
 
-def _pack(head: "OnePassHead", kernels: CpuKernels) -> bool:
+def _pack(head: Backbone, kernels: CpuKernels) -> bool:
     """Whether every linear layer is packed now, in the parts that products read together."""
     sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
@@ -59,12 +58,12 @@ def _pack(head: "OnePassHead", kernels: CpuKernels) -> bool:
 class _Reader:
     """Reads one head, and holds what it makes on the way."""
 
-    def __init__(self, head: "OnePassHead") -> None:
+    def __init__(self, head: Backbone) -> None:
         self.head, self.config = head, head.config
         self.held: list[object] = [head, *(tensor.data for tensor in (*head.parameters(), *head.buffers()))]
         self.held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
 
-    def block(self) -> KernelBlock:
+    def block(self, markov: MarkovHead | None, selector: CandidateSelector | None) -> KernelBlock:
         head, config = self.head, self.config
         context = (Matrix * config.num_layers)(*draft_matrices(head.kv_proj))
         layers = (Layer * config.num_layers)(*(self._layer(*pair) for pair in zip(head.layers, context, strict=True)))
@@ -89,10 +88,10 @@ class _Reader:
             num_slots=config.block_size,
             first_slot=config.first_slot,
         )
-        if head.markov is not None:
-            made.markov = self._markov(head.markov)
-        if head.selector is not None:
-            made.lattice = self._lattice(head.selector)
+        if markov is not None:
+            made.markov = self._markov(markov)
+        if selector is not None:
+            made.lattice = self._lattice(selector)
         self.held += [context, causal]
         return KernelBlock(made, layers, self.held)
 
