@@ -81,7 +81,7 @@ static const float* run_block(const BlockHead& head, const Sequences& all, const
                   (const int64_t*)mask, num_slots * num_words, num_words, nullptr};
     Segment causal = whole;
     causal.mask = nullptr, causal.mask_stride = causal.mask_words = 0;
-    Batch batch{num_rows, all.block_size, cos, sin, slots, nullptr, 1, nullptr, nullptr, 0, nullptr, 0, num_slots};
+    Batch batch{num_rows, all.block_size, cos, sin, slots, nullptr, 1, nullptr, 0, nullptr, 0, num_slots};
     for (int64_t index = 0; index < head.num_layers; index++) {
         batch.segments = head.causal[index] ? &causal : &whole;
         run_layer(head.layers[index], batch, nullptr, stream, next);

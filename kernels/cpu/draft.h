@@ -16,7 +16,7 @@ struct Head {
     Matrix logits;
     const int64_t* draft_token_ids;
     int64_t norms_feedback, norms_residual;
-    const Layer* behind;  // P-EAGLE: [num_behind], what reads the first one's stream
+    const Layer* behind;  // [num_behind], what reads the first one's stream
     int64_t num_behind;
     const float* mask_features;  // P-EAGLE: [hidden] of a masked slot, whose token is mask_token; else null
     int64_t mask_token;
@@ -140,7 +140,7 @@ static void run_level(const Head& head, const Sequences& all, const Roots& roots
     Segment segment{0, num_reqs, width, num_nodes, at.tables.data(), longest, longest, context, positions, most,
                     (const int64_t*)mask, width * num_words, num_words, nullptr};
     if (width == 1) segment.num_new = 1, segment.mask = nullptr, segment.mask_stride = segment.mask_words = 0;
-    Batch batch{num_rows, all.block_size, cos, sin, slots, &segment, 1, nullptr, nullptr, 0, nullptr, 0};
+    Batch batch{num_rows, all.block_size, cos, sin, slots, &segment, 1};
     run_head(head, batch, batch, tokens, features, out, at);
 }
 

@@ -11,7 +11,7 @@
 struct Layer {
     int64_t hidden, inputs, intermediate;  // width of the residual, of what q, k and v read, of the MLP
     Heads heads;
-    const float* input_norm;  // [hidden]; null where `Batch::inputs` are given, normed
+    const float* input_norm;  // [hidden]; null where the inputs are given, normed
     float input_eps, query_eps, output_eps;
     const float *query_norm, *key_norm;  // [key_dim] by head, or null
     Matrix query_key_value[3];
@@ -31,7 +31,6 @@ struct Batch {
     const int64_t* slot_mapping;  // [num_rows]
     const Segment* segments;
     int64_t num_segments;
-    const float* inputs;          // [num_rows, inputs], or null: the normed residual
     const AdapterRun* runs;       // of the rows that have an adapter
     int64_t num_runs;
     const int64_t* wanted;        // rows, ascending, whose output is asked for, or null: all; segments count these alone
@@ -193,7 +192,7 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
 
 // `run_layer` of rows in the layer's kind.
 static void run_rounded_layer(const Layer& layer, const Batch& batch, const void* x, void* out) {
-    if (layer.kind == FLOAT) return run_layer(layer, batch, batch.inputs, (const float*)x, (float*)out);
+    if (layer.kind == FLOAT) return run_layer(layer, batch, nullptr, (const float*)x, (float*)out);
     int64_t hidden = layer.hidden;
     static thread_local std::vector<float> scratch;
     if ((int64_t)scratch.size() < 2 * batch.num_rows * hidden) scratch.resize(2 * batch.num_rows * hidden);
@@ -202,7 +201,7 @@ static void run_rounded_layer(const Layer& layer, const Batch& batch, const void
         using Rounded = decltype(number);
         for (int64_t row = 0; row < batch.num_rows; row++)
             copy_row((const Rounded*)x + row * hidden, hidden, entering + row * hidden);
-        run_layer(layer, batch, batch.inputs, entering, leaving);
+        run_layer(layer, batch, nullptr, entering, leaving);
         for (int64_t row = 0; row < batch.num_rows; row++)
             copy_row(leaving + row * hidden, hidden, (Rounded*)out + row * hidden);
     });

@@ -263,7 +263,6 @@ def batch_of(
     slot_mapping: Tensor,
     segments: Segments,
     block_size: int,
-    inputs: Tensor | None = None,
     runs: ctypes.Array | None = None,
 ) -> Batch:
     """Rows of a forward pass; whoever holds it holds the tensors.
@@ -271,7 +270,6 @@ def batch_of(
     Args:
         cos: [num_tokens, dim], contiguous; `sin` likewise.
         slot_mapping: int64 [num_tokens], contiguous.
-        inputs: what q, k and v read, where that is not the normed residual.
         runs: of rows that have an adapter, as `runs_of` makes them.
     """
     return Batch(
@@ -282,7 +280,6 @@ def batch_of(
         slot_mapping.data_ptr(),
         segments.array,
         len(segments.array),
-        None if inputs is None else inputs.data_ptr(),
         runs,
         0 if runs is None else len(runs),
     )

@@ -138,7 +138,6 @@ class Batch(Structure):
         ("slot_mapping", c_void_p),
         ("segments", POINTER(Segment)),
         ("num_segments", c_int64),
-        ("inputs", c_void_p),
         ("runs", POINTER(AdapterRun)),
         ("num_runs", c_int64),
         ("wanted", c_void_p),

@@ -9,16 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.kernels.cpu.ops import batch_of, cpu_kernels, pack_segments
-from wingbeat.kernels.cpu.structs import Layer
-from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.drafters.growth import Level
+from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.rows import Segment
-from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
 class DraftPool:
@@ -55,7 +52,7 @@ class DraftPool:
 
     @property
     def token_bytes(self) -> int:
-        """Of a position, in all of its tensors."""
+        """Bytes of a position in all tensors of the pool."""
         sizes = [layer.kv_size for layer in self.layers]
         return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
 
@@ -121,6 +118,10 @@ class DraftPool:
         words = pack_mask(visible) if visible.dtype == torch.bool else visible
         return Segment(0, *visible.shape[:2], tables, num_context, rows, words)
 
+    def attends(self, slot_mapping: Tensor, segments: list[Segment], scaling: float) -> list[Attend]:
+        """Storage and attention of the same rows in every layer, by layer; arguments as `PagedAttend`'s."""
+        return [PagedAttend(cache, slot_mapping, segments, scaling) for cache in self.caches]
+
 
 class DraftedRows:
     """The rows of one growth, level by level: where they go, and what they see.
@@ -154,7 +155,7 @@ class DraftedRows:
         return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
 
     def segment(self, level: Level) -> Segment:
-        """What the level's rows attend to, once they are stored."""
+        """Keys that the level's rows attend to, once the rows are stored."""
         num_context = self._num_context[level.depth - 1]
         if level.visible is None:
             return self.pool.causal_segment(0, self.positions(level), num_context, self.tables)
@@ -162,56 +163,9 @@ class DraftedRows:
             self._positions[:, : level.depth * self.width], level.visible, num_context, self.tables
         )
 
-    def attend(self, level: Level, scaling: float) -> Attend:
-        """Storage and attention of one level in a pool of one layer."""
-        [cache] = self.pool.caches
-        return PagedAttend(cache, self.slot_mapping(level), self.segment(level), scaling)
-
-
-class PagedAttend:
-    """Storage and attention of rows in a pool of one layer: an `Attend` that runs whole layers where kernels do.
-
-    Rows [..., heads, dim] are of sequences side by side, or flat.
-
-    Args:
-        cache: keys and values of the pool.
-        slot_mapping: int64 [num_rows].
-        scaling: of the products of queries and keys.
-    """
-
-    def __init__(self, cache: tuple[Tensor, Tensor], slot_mapping: Tensor, segment: Segment, scaling: float) -> None:
-        self.cache, self.slot_mapping, self.segment, self.scaling = cache, slot_mapping, segment, scaling
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `Attend`."""
-        store_kv(key.flatten(0, -3), value.flatten(0, -3), *self.cache, self.slot_mapping)
-        return self.over(query.flatten(0, -3)).unflatten(0, query.shape[:-2])
-
-    @property
-    def in_fused_steps(self) -> bool:
-        """Whether a layer rotates and stores by itself, and asks for attention alone."""
-        return self.cache[0].is_cuda
-
-    def over(self, query: Tensor) -> Tensor:
-        """Attention of queries [num_rows, heads, dim] over what is stored."""
-        return attend_segments(query, *self.cache, [self.segment], self.scaling)
-
-    def run_layer(self, layer: Layer, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
-        """A head's layer over rows [num_reqs, width, ...], as `DecoderHead` runs it; None where kernels do not."""
-        packed = pack_segments([self.segment]) if self.cache[0].dtype == torch.float32 else None
-        if packed is None:
-            return None
-        key_cache, value_cache = self.cache
-        layers = (Layer * 1)(layer)  # a copy: several drafters may read one head
-        layers[0].key_cache, layers[0].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
-        layers[0].heads.scale = self.scaling
-        # Nodes of one level share a position, and its angles.
-        cos, sin = (part.expand(*residual.shape[:-1], *part.shape[-2:]) for part in (cos, sin))
-        inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))
-        out = torch.empty_like(residual)
-        batch = batch_of(cos, sin, self.slot_mapping, packed, key_cache.shape[1], inputs)
-        cpu_kernels().run_layers(layers, 0, 1, batch, residual, out)
-        return out
+    def attends(self, level: Level, scaling: float) -> list[Attend]:
+        """Storage and attention of one level, by layer of the pool."""
+        return self.pool.attends(self.slot_mapping(level), [self.segment(level)], scaling)
 
 
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

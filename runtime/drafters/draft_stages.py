@@ -45,8 +45,13 @@ class DecidedRows(NamedTuple):
     """int64 [num_reqs]: as `Roots.position_deltas`."""
 
     def rotated(self, positions: Tensor) -> Tensor:
-        """By what pairs at positions int64 [num_reqs, width] are rotated."""
+        """Positions that pairs at int64 [num_reqs, width] are rotated by."""
         return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
+
+    def trimmed(self) -> "DecidedRows":
+        """Without the columns that count for no sequence; numbers of the rows must lie on the host."""
+        width = max(int(self.num_tokens.max()), 1)
+        return self._replace(token_ids=self.token_ids[:, :width], taps=self.taps[:, :width])
 
 
 class PassRows(NamedTuple):
@@ -64,7 +69,7 @@ class PassRows(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """`draft_accept` has no outputs: what it computes is the drafter's own."""
+    """`draft_accept` has no outputs: the drafter keeps what it computes."""
 
 
 CommitFunction = Callable[[DecidedRows, Tensor], None]
@@ -79,8 +84,8 @@ class DraftStages:
 
     Args:
         commit, draft: rows of slot num_slots of the pool, which pad, must change nothing of anybody's.
-        growth: that `draft` uses.
-        pool: of the drafter; its addresses must not change.
+        growth: used by `draft`.
+        pool: the drafter's; its addresses must not change.
         graph_device: captures the stages.
         reads_history: decodes come with the token at their first position.
         moves: sequences may be rotated by other positions than theirs.
@@ -121,7 +126,7 @@ class DraftStages:
 
     @property
     def stats(self) -> GraphStats:
-        """What was captured, what failed, and how often each stage ran."""
+        """Captured and failed graphs, and how often each stage ran."""
         return self._pool.stats
 
     def fit(self, spec: ChannelSpec) -> bool:
@@ -178,16 +183,16 @@ class DraftStages:
         if last_token_ids is None:
             last = (batch.committed_lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
-        own = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
+        copies = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
             # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
-            own.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
+            copies.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         if self.moves and batch.position_deltas is not None:
-            own.append((tables.position_deltas[:num_slots], batch.position_deltas))
+            copies.append((tables.position_deltas[:num_slots], batch.position_deltas))
         copy_all(
             [
-                *own,
+                *copies,
                 (tables.committed_lens[:num_slots], batch.committed_lens),
                 (tables.last_token_ids[:num_slots], last_token_ids),
                 (tables.seeds[:num_slots], batch.seeds),
@@ -225,7 +230,7 @@ class DraftStages:
 
     def _draft_ruled(self, rows: PassRows) -> TokenTree:
         """`draft_ruled`: likewise."""
-        return self._grow(rows, self._rules.put(self._roots(rows)))
+        return self._grow(rows, self._rules.attach(self._roots(rows)))
 
     def _roots(self, rows: PassRows) -> Roots:
         return self.growth.roots_of(self.tables, rows.slots[:, 1].contiguous(), rows.levels.shape[1])

@@ -1,7 +1,8 @@
 """Drafting with an EAGLE head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
 
 Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
-come from the verifier's taps only; drafted pairs lie behind them and are overwritten by the next tree's.
+come from the verifier's taps only, and are stored in every layer; drafted pairs lie behind them and are overwritten by
+the next tree's. The last layer's output at pair L-2 predicts what follows the last committed token.
 """
 
 from typing import NamedTuple
@@ -11,27 +12,26 @@ from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
-from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, grown
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
 from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
+from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
-from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.fp8 import use_fp8
-from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
 class EagleDrafter(KernelDrafter):
-    """A draft head and its KV.
+    """A draft head of any number of layers, and the KV of each.
 
     Args:
         head: weights, on the device to draft on.
@@ -39,6 +39,10 @@ class EagleDrafter(KernelDrafter):
         graph_device: see `StagedDrafter`.
         fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
+
+    head: DraftHead
+    in_one_pass = False
+    """Whether one pass drafts all levels of a tree, with one row for a level."""
 
     def __init__(
         self,
@@ -51,12 +55,12 @@ class EagleDrafter(KernelDrafter):
         lay_out_linears(self.head)
         self.trained_positions = head.max_position_embeddings
         # Queries share keys however many they are: their number is nothing to a pool.
-        heads, size = head.num_key_value_heads, head.head_dim
-        layer = LayerAttention(heads, heads, size, head.value_dim, None)
-        num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
+        heads = head.num_key_value_heads
+        layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
+        num_drafted = (speculation.max_path - 2) * (1 if self.in_one_pass else speculation.draft_top_k)
         fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes)
-        growth = Growth(speculation, head.draft_token_ids, packed=True)
+        pool = DraftPool(layers, num_drafted, head.dtype, head.device, fixed_shapes)
+        growth = Growth(speculation, head.draft_token_ids, packed=True, whole=self.in_one_pass)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
             head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes, media_width=head.media_width
@@ -67,76 +71,74 @@ class EagleDrafter(KernelDrafter):
         self.head = self.head.with_convention(convention)
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
-    def _kernel_head(self, head: DraftHead) -> KernelHead | None:
-        return KernelHead.of(head)
-
     def _resize_state(self, num_rows: int) -> None:
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
         self._hidden = grown(self._hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
-        positions, mapping, last_rows, num_rows = [], [], [], 0
+        positions, mappings, segments, last_rows, begin = [], [], [], [], 0
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            stored = torch.arange(start, start + length, device=self.device)
-            table = batch.block_tables[slot : slot + 1]
-            positions.append(stored)
-            mapping.append(slot_mapping(table, stored[None], self.pool.block_size)[0])
-            num_rows += length
-            last_rows.append(num_rows - 1)
-        slots, last = upload([batch.chunk_slots, last_rows], self.device)
+            rows = torch.arange(start, start + length, device=self.device)[None]
+            tables = self.pool.reaching(batch.block_tables[slot : slot + 1], start + length)
+            segments.append(self.pool.causal_segment(begin, rows, rows[:, 0].contiguous(), tables))
+            mappings.append(slot_mapping(tables, rows, self.pool.block_size)[0])
+            positions.append(rows[0])
+            begin += length
+            last_rows.append(begin - 1)
+        slots, last_row = upload([batch.chunk_slots, last_rows], self.device)
+        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
         pairs = _Pairs(
-            batch.chunk_tokens(self.head),
-            batch.chunk_taps,
-            torch.cat(positions),
-            batch.chunk_rotations(positions),
-            torch.cat(mapping),
-            slots,
-            last,
+            tokens=batch.chunk_tokens(self.head),
+            taps=batch.chunk_taps,
+            rotated=batch.chunk_rotations(positions),
+            slot_mapping=torch.cat(mappings),
+            segments=segments,
+            slots=slots,
+            last_rows=last_row,
+            last_positions=torch.cat(positions)[last_row],
         )
-        self._run_commit(pairs, self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots])
+        self._run_committed(pairs, tables)
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
-        """Keys and values of all pairs that count, and the hidden state of each row's last one."""
+        """Decided pairs, one sequence a row."""
+        if not self.pool.fixed_shapes:
+            rows = rows.trimmed()
         num_reqs, width = rows.token_ids.shape
-        tables = block_tables[rows.slots]
-        steps = torch.arange(width, device=self.device)
-        positions = rows.positions[:, None] + steps
-        counted = steps < rows.num_tokens[:, None]
-        mapping = slot_mapping(tables, positions, self.pool.block_size, counted)
-        real, lens = None, rows.num_tokens
-        if self.pool.fixed_shapes:
-            last_rows = torch.arange(num_reqs, device=self.device) * width + (lens - 1).clamp_min(0)
-        else:
-            real, last_rows = counted.flatten().nonzero()[:, 0], lens.cumsum(0) - 1
-
-        def side_by_side(part: Tensor) -> Tensor:
-            flat = part.flatten(0, 1)
-            return flat if real is None else flat[real]
-
-        stored, moved = side_by_side(positions), rows.rotated(positions)
+        steps, tables = torch.arange(width, device=self.device), block_tables[rows.slots]
+        positions, counted = rows.positions[:, None] + steps, steps < rows.num_tokens[:, None]
+        last = (rows.num_tokens - 1).clamp_min(0)
         pairs = _Pairs(
-            tokens=side_by_side(rows.token_ids),
-            taps=side_by_side(rows.taps),
-            positions=stored,
-            rotated=stored if moved is positions else side_by_side(moved),
-            slot_mapping=side_by_side(mapping),
+            tokens=rows.token_ids.flatten(),
+            # Rows that do not count must be finite: their keys are stored in block 0, which masked queries read.
+            taps=torch.where(counted[..., None], rows.taps, 0).flatten(0, 1),
+            rotated=rows.rotated(positions).flatten(),
+            slot_mapping=slot_mapping(tables, positions, self.pool.block_size, counted).flatten(),
+            segments=[self.pool.causal_segment(0, positions, rows.positions, tables)],
             slots=rows.slots,
-            last_rows=last_rows,
+            last_rows=torch.arange(0, num_reqs * width, width, device=self.device) + last,
+            last_positions=rows.positions + last,
         )
-        self._run_commit(pairs, tables)
+        self._run_committed(pairs, tables)
 
-    def _run_commit(self, pairs: "_Pairs", tables: Tensor) -> None:
-        """One pass over known pairs; with a single layer, a row's key and value depend on its own inputs only.
+    def _run_committed(self, pairs: "_Pairs", tables: Tensor) -> None:
+        """Keys and values of known pairs in every layer, and the hidden state of each sequence's last pair.
 
-        Nobody asks for more of a sequence than its keys, its values and the hidden state of its last row.
+        A layer reads what the layer before makes of every pair; of the last layer's outputs only the last pair's are
+        read.
+
+        Args:
+            tables: int64 [num_reqs, num_blocks], which hold all pairs.
         """
-        [cache] = self.pool.caches
-        last = pairs.positions[pairs.last_rows]
-        segment = self.pool.causal_segment(0, last[:, None], last, tables)
-        attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
+        last = pairs.last_positions
+        ends = self.pool.causal_segment(0, last[:, None], last, tables)
+        by_layer = [pairs.segments] * (self.head.num_layers - 1) + [[ends]]
+        attends = [
+            PagedAttend(cache, pairs.slot_mapping, segments, self.head.scaling)
+            for cache, segments in zip(self.pool.caches, by_layer, strict=True)
+        ]
         rotary, features = self.head.turned(pairs.rotated), self.head.fuse(pairs.taps.to(self.dtype))
-        hidden = self.head(pairs.tokens, features, rotary, attend, pairs.last_rows)
+        hidden = self.head.run_layers(pairs.tokens, features, rotary, attends, pairs.last_rows)
         self._hidden[pairs.slots] = hidden.to(self._hidden.dtype)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
@@ -150,11 +152,9 @@ class EagleDrafter(KernelDrafter):
 
         def expand(level: Level) -> Tensor:
             nonlocal hidden
-            parents, now = hidden, level.depth - 1
-            if level.visible is not None:
-                parents = of_parents(hidden, level)
-            attend = drafted.attend(level, head.scaling)
-            hidden = head(level.token_ids, head.feedback(parents), (cos[now], sin[now]), attend)
+            parents, now = hidden if level.visible is None else of_parents(hidden, level), level.depth - 1
+            attends = drafted.attends(level, head.scaling)
+            hidden = head.run_layers(level.token_ids, head.feedback(parents), (cos[now], sin[now]), attends)
             return head.logits(hidden)
 
         return self.growth.grow(roots, head.logits(hidden), expand, rules)
@@ -167,26 +167,23 @@ class _Pairs(NamedTuple):
     """int64 [num_pairs], or their embeddings [num_pairs, hidden_size]."""
     taps: Tensor
     """[num_pairs, taps_size]"""
-    positions: Tensor
-    """int64 [num_pairs]"""
     rotated: Tensor
     """int64 [num_pairs] or [3, num_pairs]: by what they are rotated."""
     slot_mapping: Tensor
     """int64 [num_pairs]"""
+    segments: list[Segment]
+    """Every pair with all pairs before it."""
     slots: Tensor
     """int64 [num_reqs]"""
     last_rows: Tensor
     """int64 [num_reqs]: each sequence's last pair."""
-
-
-def drafter_class(head: DraftHead) -> type[EagleDrafter] | type[DeepEagleDrafter]:
-    """Which of the two drafts with a head: that of one layer, or that of several."""
-    return DeepEagleDrafter if isinstance(head, EagleHead) and head.config.num_layers > 1 else EagleDrafter
+    last_positions: Tensor
+    """int64 [num_reqs]: where that pair stands."""
 
 
 def build_eagle(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
-) -> EagleDrafter | DeepEagleDrafter:
+) -> EagleDrafter:
     """Load a head as the drafter of a verifier; raises as `load_eagle_head`.
 
     Args:
@@ -209,6 +206,6 @@ def build_eagle(
         return head
 
     head = load_head(source)
-    drafter = drafter_class(head)(head, speculation, graph_device_of(options, head.device))
+    drafter = EagleDrafter(head, speculation, graph_device_of(options, head.device))
     drafter.load_head = load_head
     return drafter

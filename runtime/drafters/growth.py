@@ -5,7 +5,7 @@ alone; on a device that is not the host nothing is waited for, so that a whole g
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
+if TYPE_CHECKING:
+    from wingbeat.runtime.heads.one_pass.walks import Walk
+
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """As `DraftBatch.growth_rules`."""
 
@@ -38,8 +41,8 @@ class Roots(NamedTuple):
     token_ids: Tensor
     """int64 [num_reqs]"""
     positions: Tensor
-    """int64 [depth, num_reqs]: of the tokens to draft, so that what a level reads lies together; the first are the
-    committed lengths."""
+    """int64 [depth, num_reqs]: positions of the tokens to draft, those of a level together; the first are the committed
+    lengths."""
     temperatures: Tensor
     """float32 [num_reqs]"""
     seeds: Tensor
@@ -47,22 +50,22 @@ class Roots(NamedTuple):
     allowed_tokens: Tensor | None = None
     """As `DraftBatch.allowed_tokens`."""
     rules: RequestRules | None = None
-    """What else the requests' tokens are chosen by; None where nobody has such rules."""
+    """Rules of sampling that the requests bring; None where no request has any."""
     position_deltas: Tensor | None = None
     """int64 [num_reqs]: by how much more each sequence's tokens are rotated; None where all are by their positions."""
 
     def rotated(self, positions: Tensor, by_request: bool = False) -> Tensor:
-        """By what rows are rotated.
+        """Positions that rows are rotated by.
 
         Args:
-            positions: where they stand, int64 [..., num_reqs], or [num_reqs, width] where they lie by request.
+            positions: where the rows stand, int64 [..., num_reqs], or [num_reqs, width] where they lie by request.
         """
         deltas = self.position_deltas
         return positions if deltas is None else positions + (deltas[:, None] if by_request else deltas)
 
 
 class SlotTables(NamedTuple):
-    """What a growth reads by slot, at addresses that do not change."""
+    """Columns by slot that a growth reads, at addresses that do not change."""
 
     committed_lens: Tensor
     """int64 [num_slots], as the next two."""
@@ -92,7 +95,7 @@ class Level(NamedTuple):
 
 
 Expand = Callable[[Level], Tensor | Continuations]
-"""What follows each node of a level: logits [num_reqs, width, vocab_size], or more than those say."""
+"""From a level to the logits [num_reqs, width, vocab_size] of what follows its nodes, or to `Continuations`."""
 
 
 class Growth:
@@ -112,12 +115,12 @@ class Growth:
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
         self.depths = range(self.max_depth if whole else 1, self.max_depth + 1)
-        """That trees may have."""
+        """Depths that trees may have."""
         num_levels, num_nodes = self.max_depth - 1, (self.max_depth - 1) * self.top_k
-        own = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
-        own = own.view(num_levels, self.top_k, num_nodes)
+        itself = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
+        itself = itself.view(num_levels, self.top_k, num_nodes)
         # Masks in which each node of a level sees itself alone.
-        self._own = pack_mask(own) if packed else own
+        self._itself = pack_mask(itself) if packed else itself
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
         self._tables: dict[int, TreeTable | StaticTable] = {}
@@ -133,7 +136,7 @@ class Growth:
             self._table(num_reqs)
 
     def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
-        """Of a batch's proposals.
+        """The roots of a batch's proposals.
 
         Args:
             slots: int64 [num_reqs], the proposals' on the drafter's device.
@@ -142,11 +145,11 @@ class Growth:
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
-        rules, told = None, batch.sampling_rules
-        if told is not None:
-            histories = Histories(batch.token_ids, batch.committed_lens, prompt_lens(told), slots)
+        rules, sampling_rules = None, batch.sampling_rules
+        if sampling_rules is not None:
+            histories = Histories(batch.token_ids, batch.committed_lens, prompt_lens(sampling_rules), slots)
             kinds = RuleKinds(batch.rule_kinds)
-            rules = RequestRules.of(told, kinds, batch.temperatures, histories, self.columns)
+            rules = RequestRules.from_slots(sampling_rules, kinds, batch.temperatures, histories, self.columns)
         return Roots(
             slots=slots,
             token_ids=batch.token_ids[slots, last],
@@ -159,7 +162,7 @@ class Growth:
         )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
-        """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""
+        """Roots for trees of `depth` levels of sequences in slots int64 [num_reqs], whose tables lie on the device."""
         positions = tables.committed_lens[slots] + self._steps[:depth, None]
         deltas = None if tables.position_deltas is None else tables.position_deltas[slots]
         last, temperatures, seeds = tables.last_token_ids[slots], tables.temperatures[slots], tables.seeds[slots]
@@ -169,7 +172,7 @@ class Growth:
         """One tree per root.
 
         Args:
-            logits: [num_reqs, 1, vocab_size] of what follows the roots, or more than those say.
+            logits: [num_reqs, 1, vocab_size] of what follows the roots, or `Continuations`.
         """
         couplings = couplings_of(roots)
         if roots.allowed_tokens is not None:
@@ -179,6 +182,15 @@ class Growth:
         if self.top_k == 1:
             return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
+
+    def grow_along(self, roots: Roots, walk: "Walk", rules: Rules = ()) -> TokenTree:
+        """One tree per root of a walk over what one pass drafted for all levels."""
+
+        def expand(level: Level) -> Continuations:
+            return walk.step(level.depth, level.token_ids, level.parents)
+
+        no_parents = torch.zeros_like(roots.token_ids)[:, None]
+        return self.grow(roots, walk.step(0, roots.token_ids[:, None], no_parents), expand, rules)
 
     def _grow_chain(
         self,
@@ -226,11 +238,11 @@ class Growth:
             if rules and not _another_level_pays(rules, log_probs, frontier.table_index - begin):
                 break
             parents = frontier.frontier_parent
-            own = self._own[depth - 1]
+            itself = self._itself[depth - 1]
             if visible is None:
-                visible = own.expand(len(roots), -1, -1)
+                visible = itself.expand(len(roots), -1, -1)
             else:
-                visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2])) | own
+                visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2])) | itself
             seen = visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
             logits = expand(Level(depth, frontier.token_ids, parents, seen))
             token_ids, log_probs = self._candidates(logits, couplings[depth], self.top_k)
@@ -264,20 +276,20 @@ class Growth:
     def _ruled(
         self, rules: RequestRules, given: Tensor | Continuations, expand: Expand
     ) -> tuple[Continuations, Expand]:
-        """What follows the roots and every level, under the requests' own rules."""
+        """Continuations of the roots, and of every level, under the requests' rules."""
 
         first = rules.apply(_continuations(given), is_root=True)
         return first, lambda level: rules.apply(_continuations(expand(level)))
 
     def _candidates(self, given: Tensor | Continuations, coupling: Coupling | None, width: int = 1) -> Candidates:
-        """Of `width` nodes."""
-        logits, own, confidence, is_tempered = _continuations(given)
+        """The top_k best tokens behind each of `width` nodes."""
+        logits, few_token_ids, confidence, is_tempered = _continuations(given)
         if is_tempered and coupling is not None:
             coupling = coupling.tempered()
-        if own is None:
+        if few_token_ids is None:
             token_ids, log_probs = top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
         else:
-            token_ids, log_probs = top_among(logits, own, self.top_k, coupling)
+            token_ids, log_probs = top_among(logits, few_token_ids, self.top_k, coupling)
         if log_probs.shape[1] < width:
             token_ids, log_probs = token_ids.expand(-1, width, -1), log_probs.expand(-1, width, -1)
         return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
@@ -294,7 +306,7 @@ class Growth:
 
 
 def of_parents(hidden: Tensor, level: Level) -> Tensor:
-    """[num_reqs, nodes of the level before, size] -> [num_reqs, width, size]: what each node's parent has."""
+    """[num_reqs, nodes of the level before, size] -> [num_reqs, width, size]: each node's parent's."""
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 

@@ -1,6 +1,5 @@
 """A drafter over taps whose passes the CPU's kernels run where they know its head, and torch's operations elsewhere."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +8,9 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.drafters.base import DraftBatch, NextHead
-from wingbeat.runtime.drafters.kernel_passes import AnyKernelHead, KernelPasses
+from wingbeat.runtime.drafters.kernel_passes import KernelPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
+from wingbeat.runtime.heads.contract import AnyKernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
@@ -19,20 +19,16 @@ from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 
 class KernelDrafter(StagedDrafter):
-    """Whoever builds upon it sets `head` before the first `resize`."""
+    """Subclasses set `head`, which offers `kernel_head`, before the first `resize`."""
 
     head: Any
     """Weights, on the device to draft on."""
     load_head: Callable[[str], Any] | None = None
     """From a folder to a head as this one was loaded; None where nobody has said how."""
     _hidden: Tensor = torch.zeros(0)
-    """What is kept by slot, where something is: in float32 where kernels write it."""
+    """State by slot, for kinds that keep some; float32 where kernels write it."""
     _passes: KernelPasses | None = None
     _num_threads: int | None = None
-
-    @abstractmethod
-    def _kernel_head(self, head: Any) -> AnyKernelHead | None:
-        """A head as kernels read it; None where they do not know it."""
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -42,14 +38,22 @@ class KernelDrafter(StagedDrafter):
         fits &= self.speculation.draft_tree is None or self.growth.top_k == 1
         if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
             return
-        kernel_head = self._kernel_head(self.head)
+        kernel_head = self.head.kernel_head()
         if kernel_head is not None:
             self._hidden = self._hidden.float()
             self._passes = self._passes_of(self.head, kernel_head)
 
     def _passes_of(self, head: Any, kernel_head: AnyKernelHead) -> KernelPasses:
-        parts = (head, kernel_head, self.pool, self.speculation, self.growth.depths[0], self._hidden)
-        return KernelPasses(cpu_kernels(), *parts, self._num_threads)
+        return KernelPasses(
+            cpu_kernels(),
+            head,
+            kernel_head,
+            self.pool,
+            self.speculation,
+            least_levels=self.growth.depths[0],
+            hidden=self._hidden,
+            num_threads=self._num_threads,
+        )
 
     def prepare_head(self, source: str) -> NextHead:
         """See `Drafter.prepare_head`."""
@@ -58,7 +62,7 @@ class KernelDrafter(StagedDrafter):
         head = self._read_alike(self.load_head(source))
         check_alike(head, self.head, source)
         lay_out_linears(head.eval().requires_grad_(False))
-        return NextHead(head, None if self._passes is None else self._kernel_head(head))
+        return NextHead(head, None if self._passes is None else head.kernel_head())
 
     def take_head(self, head: NextHead) -> None:
         """See `Drafter.take_head`.
@@ -67,15 +71,15 @@ class KernelDrafter(StagedDrafter):
         itself is replaced, which takes no time.
         """
         if self.graph_stats is not None and self.device.type != "cpu":
-            for name, own in parts_of(self.head).items():
-                theirs = parts_of(head.head)[name]
-                if own.data_ptr() != theirs.data_ptr():  # what the verifier lends is the same for both
-                    own.copy_(theirs)
+            others = tensors_of(head.head)
+            for name, tensor in tensors_of(self.head).items():
+                if tensor.data_ptr() != others[name].data_ptr():  # both borrow the same tensors from the verifier
+                    tensor.copy_(others[name])
             return
         passes = self._passes
         if passes is not None:
             # There were no kernels when the head was prepared, where it has no head of theirs.
-            passes = self._passes_of(head.head, head.kernel_head or self._kernel_head(head.head))
+            passes = self._passes_of(head.head, head.kernel_head or head.head.kernel_head())
         self.head, self._passes = head.head, passes
 
     def _read_alike(self, head: Any) -> Any:
@@ -114,7 +118,7 @@ class KernelDrafter(StagedDrafter):
             raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
 
 
-def parts_of(head: nn.Module) -> dict[str, Tensor]:
+def tensors_of(head: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers by name; those of packed layers have their shapes and no numbers."""
     return {**dict(head.named_parameters()), **dict(head.named_buffers())}
 
@@ -127,14 +131,14 @@ def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
     """
     if type(head) is not type(served):
         raise ValueError(f"{source} holds a {type(head).__name__}, and a {type(served).__name__} is served")
-    parts, others = parts_of(head), parts_of(served)
-    if parts.keys() != others.keys():
-        raise ValueError(f"{source} has other tensors: {', '.join(sorted(parts.keys() ^ others.keys()))}")
-    for name, part in parts.items():
-        if part.shape != others[name].shape or part.dtype != others[name].dtype:
-            have, want = (f"{one.dtype} {list(one.shape)}" for one in (part, others[name]))
+    tensors, others = tensors_of(head), tensors_of(served)
+    if tensors.keys() != others.keys():
+        raise ValueError(f"{source} has other tensors: {', '.join(sorted(tensors.keys() ^ others.keys()))}")
+    for name, tensor in tensors.items():
+        if tensor.shape != others[name].shape or tensor.dtype != others[name].dtype:
+            have, want = (f"{one.dtype} {list(one.shape)}" for one in (tensor, others[name]))
             raise ValueError(f"{name} of {source} is {have}: {want} is served")
-        if part.is_floating_point() and not bool(torch.isfinite(part.float()).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             raise ValueError(f"{name} of {source} has numbers that are not finite")
     if not torch.equal(head.draft_token_ids, served.draft_token_ids):
         raise ValueError(f"{source} drafts other tokens than the head that is served: its draft vocabulary differs")

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.draft_structs import (
-    BlockHead,
     Channel,
     Decided,
     GrowthRule,
     GrowthRules,
-    Head,
     Reply,
     Roots,
     SamplingRules,
@@ -31,6 +29,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Rules
+from wingbeat.runtime.heads.contract import AnyKernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
@@ -39,16 +38,8 @@ from wingbeat.runtime.verifier.loading.round_trial import ROWS
 _LEAST_ANGLES = 2048
 
 
-class AnyKernelHead(Protocol):
-    """Addresses of a head's weights, by which kernels draft."""
-
-    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
-        """A head that reads and writes these keys and values, layer by layer."""
-        ...
-
-
 class AnyHead(Protocol):
-    """What passes ask of a head beside its weights."""
+    """The part of a head that passes use beside its weights."""
 
     taps_size: int
 
@@ -58,7 +49,7 @@ class AnyHead(Protocol):
 
 
 class KernelPasses:
-    """Of one head and one pool.
+    """Passes of one head over one pool.
 
     Args:
         kernel_head: the head's weights.
@@ -106,7 +97,7 @@ class KernelPasses:
         return True
 
     def _channel(self, end: DrafterEnd, outcome: Outcome) -> Channel | None:
-        """Of one parity; None where it does not lie in host memory in the head's own numbers."""
+        """Buffers of one parity; None where they do not lie in host memory in float32."""
         spec, reply = end.spec, end.reply
         tensors = [*outcome, *reply, end.token_ids]
         if spec.taps_dtype != torch.float32 or not all(t.device.type == "cpu" and t.is_contiguous() for t in tensors):
@@ -191,7 +182,7 @@ class KernelPasses:
             rules,
             _struct(trees),
             0,
-            SamplingRules(*(part.data_ptr() for part in batch.sampling_rules or ())),
+            SamplingRules(*(column.data_ptr() for column in batch.sampling_rules or ())),
         )
         sequences = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas)
         num_levels = self.kernels.grow(self._struct, sequences, roots)
@@ -206,7 +197,7 @@ class KernelPasses:
         by_slot = torch.zeros(pool.num_slots + 1, dtype=torch.int64)
         depth = self._max_path - 1
 
-        def of(num_reqs: int) -> Callable[[], TokenTree]:
+        def pass_of(num_reqs: int) -> Callable[[], TokenTree]:
             rows = torch.full((min(num_reqs, pool.num_slots),), pool.num_slots)
             batch = DraftBatch(
                 *(rows, torch.zeros_like(rows), torch.ones_like(rows)),
@@ -233,14 +224,15 @@ class KernelPasses:
 
             return run
 
-        return [of(num_reqs) for num_reqs in ROWS]
+        return [pass_of(num_reqs) for num_reqs in ROWS]
 
     def _sequences(self, tables: Tensor | None, longest: int, deltas: Tensor | None) -> Sequences:
         self.kernels.use_threads(self.num_threads or torch.get_num_threads())
         longest += max(self._max_path, self._pool.num_drafted) + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
-            self._angles = tuple(part.squeeze(1).float().contiguous() for part in self._head.rotary(torch.arange(most)))
+            rotary = self._head.rotary(torch.arange(most))
+            self._angles = tuple(factors.squeeze(1).float().contiguous() for factors in rotary)
         cos, sin = self._angles
         pool = self._pool
         return Sequences(

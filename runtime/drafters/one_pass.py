@@ -20,21 +20,20 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
-from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, couplings_of
+from wingbeat.runtime.drafters.growth import Growth, Roots, Rules, couplings_of
 from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
-from wingbeat.runtime.drafters.paged_layers import PagedLayer
+from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.contract import Attend, Continuations, HeadConvention
+from wingbeat.runtime.heads.contract import Attend, HeadConvention
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.kernel_block import KernelBlock
 from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.heads.one_pass.walks import ChooseCandidates, Walk
+from wingbeat.runtime.heads.one_pass.walks import ChooseCandidates
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -86,9 +85,6 @@ class OnePassDrafter(KernelDrafter):
         check_shape(self.speculation, head.config.num_drafted)
         self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
 
-    def _kernel_head(self, head: OnePassHead) -> KernelBlock | None:
-        return KernelBlock.of(head)
-
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
         positions, mapping = chunk_addresses(batch, self.pool)
@@ -123,21 +119,11 @@ class OnePassDrafter(KernelDrafter):
         mapping = slot_mapping(tables, positions, pool.block_size).flatten()
         segment_of = _segments(pool, positions, num_context, tables)
         attends: list[Attend] = [
-            PagedLayer(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
+            PagedAttend(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
             for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
         ]
         states = head.run_block(roots.token_ids, head.rotary(roots.rotated(positions, by_request=True)), attends)
-        return grow_along(self.growth, roots, head.walk(states, self._choose_for(roots)), rules)
-
-
-def grow_along(growth: Growth, roots: Roots, walk: Walk, rules: Rules = ()) -> TokenTree:
-    """A tree per root of what a walk over its block says."""
-
-    def expand(level: Level) -> Continuations:
-        return walk.step(level.depth, level.token_ids, level.parents)
-
-    none = torch.zeros_like(roots.token_ids)[:, None]
-    return growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
+        return self.growth.grow_along(roots, head.walk(states, self._choose_for(roots)), rules)
 
 
 class CandidateChooser:
@@ -161,7 +147,7 @@ class CandidateChooser:
         if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
             return None
         num_levels, columns = len(roots.positions), self._columns
-        temperatures, seeds = (part.repeat_interleave(num_levels) for part in (roots.temperatures, roots.seeds))
+        temperatures, seeds = (column.repeat_interleave(num_levels) for column in (roots.temperatures, roots.seeds))
         coupling = Coupling(temperatures, seeds, roots.positions.t().flatten()) if sampled else None
 
         def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -170,7 +156,7 @@ class CandidateChooser:
             rows, noise = ruled.logits.flatten(0, 1)[:, None], coupling
             if ruled.is_tempered and noise is not None:
                 noise = noise.tempered()
-            token_ids, ranks = (part[:, 0] for part in top_candidates(rows, self._ids, top_k, noise))
+            token_ids, ranks = (best[:, 0] for best in top_candidates(rows, self._ids, top_k, noise))
             scores = (
                 logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
             )
@@ -206,7 +192,7 @@ def _segments(
     """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
     made: dict[bool, Segment] = {}
 
-    def of(mask: LayerMask) -> Segment:
+    def segment_of(mask: LayerMask) -> Segment:
         if mask.causal not in made:
             if mask.causal:
                 made[True] = pool.causal_segment(0, positions, num_context, tables)
@@ -216,7 +202,7 @@ def _segments(
                 made[False] = pool.tree_segment(positions, visible, num_context, tables)
         return made[mask.causal]
 
-    return of
+    return segment_of
 
 
 def build_one_pass(

@@ -16,7 +16,7 @@ from wingbeat.runtime.protocol.transfer import copy_into
 
 
 class RuleTables:
-    """Of one drafter; about 9 x draft_vocab_size bytes a slot.
+    """Tables of one drafter; about 9 x draft_vocab_size bytes a slot.
 
     Args:
         draft_token_ids: int64 [draft_vocab_size]
@@ -37,9 +37,9 @@ class RuleTables:
 
     def load(self, batch: DraftBatch, slots: Tensor) -> None:
         """Bring everything up to date for a batch's proposals, whose slots int64 [num_proposals] lie on the device."""
-        told, masks = batch.sampling_rules, batch.allowed_tokens
-        kinds = RuleKinds(0) if told is None else RuleKinds(batch.rule_kinds)
-        numbers = self._none if told is None else told.numbers
+        rules, masks = batch.sampling_rules, batch.allowed_tokens
+        kinds = RuleKinds(0) if rules is None else RuleKinds(batch.rule_kinds)
+        numbers = self._none if rules is None else rules.numbers
         copy_into(self._numbers[: len(numbers)], numbers)
         if self._is_biased:
             self._biases.rows.fill_(-1)
@@ -47,15 +47,15 @@ class RuleTables:
             self._root_mask.fill_(-1)
         self._is_biased, self._is_masked = RuleKinds.LISTED in kinds, masks is not None
         if self._is_biased:
-            self._biases.write(SamplingRules(*(part[slots] for part in told)), self._columns)
+            self._biases.write(SamplingRules(*(column[slots] for column in rules)), self._columns)
         if self._is_masked:
             self._root_mask[: len(masks)] = root_words(masks, self._draft_token_ids)
         if RuleKinds.PENALTIES in kinds:
             token_ids = batch.token_ids[:, : batch.max_committed_len]
-            histories = Histories(token_ids, batch.committed_lens, prompt_lens(told), slots)
+            histories = Histories(token_ids, batch.committed_lens, prompt_lens(rules), slots)
             self._counts.count(histories, self._columns)
 
-    def put(self, roots: Roots) -> Roots:
+    def attach(self, roots: Roots) -> Roots:
         """The roots under the rules that lie here; captured."""
         numbers, mask = self._numbers[roots.slots], self._root_mask[: len(roots.slots)]
         rules = RequestRules(self._columns, numbers, roots.temperatures, self._biases, self._counts, mask)

@@ -1,4 +1,4 @@
-"""What requests' own rules of sampling make of a drafter's logits: the target chooses from no other tokens.
+"""The requests' rules of sampling, applied to a drafter's logits: the target chooses from no other tokens.
 
 In the target's order: bias and bans, penalties by what is decided (a draft's own tokens are not counted: that gains
 nothing), then top-k, top-p and min-p at the request's temperature. Kernels of the CPU do the same (`sampling_rules.h`).
@@ -28,7 +28,7 @@ class DraftColumns:
         self.places = draft_token_ids.sort()
         """int64 [size] each: ids, ascending, and their columns."""
 
-    def of(self, token_ids: Tensor) -> Tensor:
+    def find(self, token_ids: Tensor) -> Tensor:
         """int64, as many as token ids: each one's column, -1 where there is none."""
         return find_columns(token_ids, *self.places)
 
@@ -43,18 +43,18 @@ class TokenCounts(NamedTuple):
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "TokenCounts":
-        """Of requests that have none."""
+        """Tables of requests that have none."""
         shape = num_reqs, draft_vocab_size
         nothing = torch.zeros(shape, dtype=torch.bool, device=device)
         return cls(nothing, torch.zeros(shape, dtype=torch.int32, device=device))
 
     def count(self, histories: Histories, columns: DraftColumns) -> None:
         """Write the first rows."""
-        count_tokens(histories, *columns.places, *(part[: len(histories.slots)] for part in self))
+        count_tokens(histories, *columns.places, *(table[: len(histories.slots)] for table in self))
 
 
 class Biases(NamedTuple):
-    """What is added to the logits of requests, by column; a row each."""
+    """Numbers that are added to the logits of requests, by column; a row each."""
 
     table: Tensor
     """float32 [num_reqs, draft_vocab_size]"""
@@ -63,21 +63,21 @@ class Biases(NamedTuple):
 
     @classmethod
     def empty(cls, num_reqs: int, draft_vocab_size: int, device: torch.device) -> "Biases":
-        """Of requests that have none."""
+        """Tables of requests that have none."""
         # One entry more, behind the rows, for what counts nowhere.
         flat = torch.zeros(num_reqs * draft_vocab_size + 1, device=device)
         none = torch.full((num_reqs,), -1, dtype=torch.int64, device=device)
         return cls(flat[:-1].view(num_reqs, draft_vocab_size), none)
 
-    def write(self, told: SamplingRules, columns: DraftColumns) -> None:
+    def write(self, rules: SamplingRules, columns: DraftColumns) -> None:
         """Write the first rows: what these requests' rules list."""
-        (size, width), num_reqs = self.table.shape, len(told.numbers)
+        (size, width), num_reqs = self.table.shape, len(rules.numbers)
         index = torch.arange(num_reqs, device=self.rows.device)
-        only_listed = RuleColumns(*told.numbers.T).only_listed
+        only_listed = RuleColumns(*rules.numbers.T).only_listed
         self.table[:num_reqs] = torch.where(only_listed > 0, float("-inf"), 0.0)[:, None]
-        at, nowhere = columns.of(told.token_ids), size * width
+        at, nowhere = columns.find(rules.token_ids), size * width
         entries = torch.where(at >= 0, index[:, None] * width + at, nowhere)
-        self.table.as_strided((nowhere + 1,), (1,)).scatter_(0, entries.flatten(), told.biases.flatten())
+        self.table.as_strided((nowhere + 1,), (1,)).scatter_(0, entries.flatten(), rules.biases.flatten())
         self.rows[:num_reqs] = index
 
 
@@ -94,7 +94,7 @@ def root_words(allowed_tokens: Tensor, draft_token_ids: Tensor) -> Tensor:
 
 
 class RequestRules:
-    """Of the requests of one draft, a row each.
+    """Rules of the requests of one draft, a row each.
 
     Args:
         numbers: float32 [num_reqs, NUM_RULES]: `RuleColumns`.
@@ -119,19 +119,19 @@ class RequestRules:
         self._by_width: dict[int, _Rows] = {}
 
     @classmethod
-    def of(
-        cls, told: SamplingRules, kinds: RuleKinds, temperatures: Tensor, histories: Histories, columns: DraftColumns
+    def from_slots(
+        cls, rules: SamplingRules, kinds: RuleKinds, temperatures: Tensor, histories: Histories, columns: DraftColumns
     ) -> Self:
-        """Of the requests in the slots of `histories`; everything else is by slot."""
+        """Rules of the requests in the slots of `histories`; all other arguments are by slot."""
         slots, biases, counts = histories.slots, None, None
-        own, shape = SamplingRules(*(part[slots] for part in told)), (len(slots), columns.size, slots.device)
+        chosen, shape = SamplingRules(*(column[slots] for column in rules)), (len(slots), columns.size, slots.device)
         if RuleKinds.LISTED in kinds:
             biases = Biases.empty(*shape)
-            biases.write(own, columns)
+            biases.write(chosen, columns)
         if RuleKinds.PENALTIES in kinds:
             counts = TokenCounts.empty(*shape)
             counts.count(histories, columns)
-        return cls(columns, own.numbers, temperatures[slots], biases, counts)
+        return cls(columns, chosen.numbers, temperatures[slots], biases, counts)
 
     def apply(self, given: Continuations, *, is_root: bool = False) -> Continuations:
         """What follows nodes, under the rules: what may not be chosen has no logit, and the others are tempered.
@@ -146,10 +146,11 @@ class RequestRules:
         rows, logits = self._of_rows(width), given.logits.flatten(0, 1)
         mask = self._root_mask if is_root else None
         if given.token_ids is not None:
-            own = self._columns.of(given.token_ids).clamp_min(0)
-            ruled = apply_processors(logits, self._processors(rows, own)).view_as(given.logits)
+            candidates = self._columns.find(given.token_ids).clamp_min(0)
+            ruled = apply_processors(logits, self._processors(rows, candidates)).view_as(given.logits)
             if mask is not None:
-                may_follow = ((mask.gather(1, own // 32) >> (own % 32).to(torch.int32)) & 1).to(torch.bool)
+                bits = mask.gather(1, candidates // 32) >> (candidates % 32).to(torch.int32)
+                may_follow = (bits & 1).to(torch.bool)
                 may_follow |= ~may_follow.any(dim=1, keepdim=True)
                 ruled = ruled.masked_fill(~may_follow[:, None], float("-inf"))
             return given._replace(logits=ruled)
@@ -174,11 +175,15 @@ class RequestRules:
             self._by_width[width] = _Rows(request, columns, temperatures, columns.top_k.to(torch.int64), biased)
         return self._by_width[width]
 
-    def _processors(self, rows: "_Rows", own: Tensor | None = None) -> LogitProcessors:
-        """Of rows; of a head's own candidates, their columns int64 [num_reqs, num_candidates]."""
+    def _processors(self, rows: "_Rows", candidates: Tensor | None = None) -> LogitProcessors:
+        """Processors of rows.
+
+        Args:
+            candidates: int64 [num_reqs, num_candidates]: columns of a head's few candidates; None stands for all.
+        """
 
         def among(table: Tensor) -> Tensor:
-            return table if own is None else table[: len(own)].gather(1, own)
+            return table if candidates is None else table[: len(candidates)].gather(1, candidates)
 
         bias = penalties = None
         if self._biases is not None:

@@ -59,9 +59,9 @@ class StaticTable:
         chosen, expanded = self._chosen[level], self._expanded[level]
         self._token_ids.append(token_ids[:, chosen])
         self._scores.append(scores[:, chosen])
-        own = expanded.expand(self.num_reqs, -1)
-        parent = torch.zeros_like(own) if level == 0 else own // self.top_k
-        self._frontier = Frontier(token_ids[:, expanded], own + self.level_start(level), scores[:, expanded], parent)
+        index = expanded.expand(self.num_reqs, -1)
+        parent = torch.zeros_like(index) if level == 0 else index // self.top_k
+        self._frontier = Frontier(token_ids[:, expanded], index + self.level_start(level), scores[:, expanded], parent)
         return self._frontier
 
     def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:

@@ -1,4 +1,4 @@
-"""What a draft head is to its drafter: shapes, and the steps from taps and tokens to logits and the next features.
+"""The contract between a draft head and its drafter: shapes, and steps from taps and tokens to logits and features.
 
 The drafter owns keys, values and trees; a head owns weights and mathematics. Heads of other checkpoints' families fit
 in by implementing this contract.
@@ -7,10 +7,12 @@ in by implementing this contract.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+
+from wingbeat.kernels.cpu.draft_structs import BlockHead, Head
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
@@ -20,7 +22,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class Continuations(NamedTuple):
-    """What may follow the nodes of a level, where it is more, or less, than logits of each over the vocabulary."""
+    """Candidates behind the nodes of a level, for heads that yield more, or less, than logits over the vocabulary."""
 
     logits: Tensor
     """[num_reqs, width or 1, num_candidates]; 1 where it is the same for all nodes."""
@@ -33,7 +35,7 @@ class Continuations(NamedTuple):
 
 
 class HeadConvention(NamedTuple):
-    """What a checkpoint's tensors do not show: read one way or the other, they fit and run."""
+    """Choices that a checkpoint's tensors do not show: read one way or the other, the tensors fit and run."""
 
     tap_layers: tuple[int, ...]
     """Layers of the target whose *input* is tapped, ascending; the number of layers stands for the output of the final
@@ -45,11 +47,19 @@ class HeadConvention(NamedTuple):
     rope_theta: float | None = None
     """Base of the rotary frequencies, where it is not the one of the config."""
     slots: str | None = None
-    """What a slot of a one-pass head predicts, by the name of `Slots`; None of heads without slots."""
+    """Position that a slot of a one-pass head predicts, by the name of `Slots`; None for heads without slots."""
+
+
+class AnyKernelHead(Protocol):
+    """Addresses of a head's weights, by which the CPU's kernels draft."""
+
+    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
+        """A head that reads and writes these keys and values, layer by layer."""
+        ...
 
 
 class DraftHead(nn.Module, ABC):
-    """A head over one layer of keys and values. Dimension words: T tokens, H hidden_size, D head_dim."""
+    """A head over keys and values of `num_layers` layers. Dimension words: T tokens, H hidden_size, D head_dim."""
 
     draft_token_ids: Tensor
     """int64 [draft_vocab_size]: the target id of each draft id."""
@@ -58,13 +68,13 @@ class DraftHead(nn.Module, ABC):
     num_key_value_heads: int
     head_dim: int
     value_dim: int
-    """Of a head's values, where `head_dim` is of its queries and keys."""
+    """Width of a head's values, where `head_dim` is that of its queries and keys."""
     taps_size: int
     """Width of the taps of one position."""
     max_position_embeddings: int
     """Positions it was trained for, as far as its checkpoint says; further ones run, with worse drafts."""
     media_width: int = 0
-    """Of the embeddings of images and audio that it reads in the place of their tokens' own; 0 reads the tokens'."""
+    """Width of the embeddings of images and audio that are read in the place of their tokens'; 0 reads the tokens'."""
 
     @property
     @abstractmethod
@@ -102,7 +112,11 @@ class DraftHead(nn.Module, ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of taps, features, keys and values."""
+        """Dtype of taps, features, keys and values."""
+
+    def kernel_head(self) -> AnyKernelHead | None:
+        """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -118,11 +132,11 @@ class DraftHead(nn.Module, ABC):
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
     def rotary_in_grids(self, axes: Tensor) -> Rotary:
-        """Of positions on three axes, int64 [3, ..., T]; heads that know one only are turned by the first, of time."""
+        """Rotary factors of positions on three axes, int64 [3, ..., T]; heads of one axis turn by the first, time."""
         return self.rotary(axes[0])
 
     def turned(self, rotated: Tensor) -> Rotary:
-        """Of rows side by side, by int64 [T], or by [3, T] where some lie in grids."""
+        """Rotary factors of rows side by side, by int64 [T], or by [3, T] where some lie in grids."""
         return self.rotary(rotated) if rotated.dim() == 1 else self.rotary_in_grids(rotated)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -153,10 +167,12 @@ class DraftHead(nn.Module, ABC):
         """Decoder layers."""
         return 1
 
-    def run_layers(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend]) -> Tensor:
-        """`forward` through every layer; `attends` are by layer."""
+    def run_layers(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attends: list[Attend], rows: Tensor | None = None
+    ) -> Tensor:
+        """`forward` through every layer; `attends` are by layer, and `rows` cut the last one's queries alone."""
         [attend] = attends
-        return self(token_ids, features, rotary, attend)
+        return self(token_ids, features, rotary, attend, rows)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

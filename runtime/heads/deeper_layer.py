@@ -25,25 +25,28 @@ class DeeperLayer(nn.Module):
         self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
-    def forward(self, stream: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """The residual stream [..., T, H] behind the layer."""
+    def forward(self, stream: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """The residual stream [..., T, H] behind the layer, or [n, H] of `rows`, as for `DraftHead.forward`."""
         qkv = self.qkv_proj(self.input_layernorm(stream)).unflatten(-1, (sum(self.heads), self.head_dim))
+        stream = stream if rows is None else stream[rows]
         if getattr(attend, "in_fused_steps", False):
-            mixed = self._fused(qkv, rotary, attend)
+            mixed = self._fused(qkv, rotary, attend, rows)
         else:
             query, key, value = qkv.split(self.heads, dim=-2)
             if self.q_norm is not None and self.k_norm is not None:
                 query, key = self.q_norm(query.contiguous()), self.k_norm(key.contiguous())
-            mixed = attend(rotate(query, *rotary), rotate(key, *rotary), value)
+            query = rotate(query, *rotary)
+            mixed = attend(query if rows is None else query[rows], rotate(key, *rotary), value)
         stream = stream + self.o_proj(mixed.flatten(-2)).view(stream.shape)
         gate_up = self.gate_up_proj(self.post_attention_layernorm(stream))
         return stream + self.down_proj(silu_mul(gate_up.flatten(0, -2))).view(stream.shape)
 
-    def _fused(self, qkv: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """What attention makes of products side by side [..., T, heads, head_dim]: [rows, num_heads, head_dim]."""
+    def _fused(self, qkv: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
+        """Attention over products side by side [..., T, heads, head_dim] -> [num_queries, num_heads, head_dim]."""
         norms = ()
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        rows = qkv.reshape(-1, *qkv.shape[-2:])
-        cos, sin = (part.reshape(len(rows), self.head_dim) for part in rotary)
-        return attend.over(rotate_and_store(rows, cos, sin, *attend.cache, attend.slot_mapping, *norms))
+        flat = qkv.reshape(-1, *qkv.shape[-2:])
+        cos, sin = (factors.reshape(len(flat), self.head_dim) for factors in rotary)
+        query = rotate_and_store(flat, cos, sin, *attend.cache, attend.slot_mapping, *norms)
+        return attend.over(query if rows is None else query[rows])

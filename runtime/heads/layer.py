@@ -22,7 +22,7 @@ from wingbeat.runtime.verifier.layers.linears import draft_matrices, pack_linear
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""Of heads that the CPU's kernels run."""
+"""Weights that the CPU's kernels read."""
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -56,9 +56,9 @@ class DecoderHeadConfig:
     """In the file neighbouring elements turn together, not those of two halves."""
     max_position_embeddings: int = 2048
     attention_bias: bool = False
-    """Of q, k and v."""
+    """The projections of q, k and v have biases."""
     output_bias: bool = False
-    """Of the projection behind attention."""
+    """The projection behind attention has a bias."""
     qk_norm: bool = False
     """Queries and keys are normed by head, as in Qwen3."""
     fc_bias: bool = False
@@ -84,7 +84,7 @@ class DecoderHeadConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Of cosines and sines: elements of a head that turn, and those among them that stay still."""
+        """Width of cosines and sines: elements of a head that turn, and those among them that stay still."""
         return self.head_dim
 
     @property
@@ -158,7 +158,6 @@ class DecoderHead(DraftHead):
         self._rope_scale = 1.0
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
-        self._kernel: tuple[tuple[int, ...], Layer | None] | None = None
         self._wide_norms: dict[int, Tensor] = {}
         self.reset_rope(self.signed_inv_freq.device)
 
@@ -190,12 +189,6 @@ class DecoderHead(DraftHead):
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
         """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
-        run_layer = getattr(attend, "run_layer", None)
-        if run_layer is not None and rows is None and not torch.is_grad_enabled():
-            layer = self._kernel_layer()
-            out = None if layer is None else run_layer(layer, inputs, residual, *rotary)
-            if out is not None:
-                return out
         if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
             return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
@@ -221,7 +214,7 @@ class DecoderHead(DraftHead):
     ) -> Tensor:
         """`_layer` in as few launches as the steps of `wingbeat.kernels.layer` allow, whose roundings these are."""
         qkv = self.qkv_proj(inputs).view(-1, self._qkv_heads, self.head_dim)
-        cos, sin = (part.expand(*inputs.shape[:-1], 1, self.head_dim).reshape(len(qkv), -1) for part in rotary)
+        cos, sin = (factors.expand(*inputs.shape[:-1], 1, self.head_dim).reshape(len(qkv), -1) for factors in rotary)
         norms = ()
         if self.q_norm is not None and self.k_norm is not None:
             norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
@@ -238,22 +231,11 @@ class DecoderHead(DraftHead):
         # The product is added where it is summed: one launch, and one rounding less.
         return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
 
-    def _kernel_layer(self) -> Layer | None:
-        """The layer as the CPU's kernels read it; None where they do not know its weights."""
-        if self._kernel is None or self._kernel[0] != self._addresses():
-            layer = kernel_layer(self)
-            self._kernel = (self._addresses(), layer)
-        return self._kernel[1]
-
     def wide_norm(self, norm: nn.RMSNorm) -> Tensor:
         """The weight of one of its norms in float32, which lives as long as the head."""
         if norm.weight.dtype == torch.float32:
             return norm.weight
         return self._wide_norms.setdefault(norm.weight.data_ptr(), norm.weight.float())
-
-    def _addresses(self) -> tuple[int, ...]:
-        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
-        return tuple(linear.weight.data_ptr() for linear in linears if isinstance(linear, nn.Linear))
 
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
@@ -271,7 +253,7 @@ class DecoderHead(DraftHead):
 
     def __getstate__(self) -> dict[str, Any]:
         # Addresses are of this process, and of these weights.
-        return super().__getstate__() | {"_kernel": None, "_wide_norms": {}}
+        return super().__getstate__() | {"_wide_norms": {}}
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
@@ -309,18 +291,18 @@ def kernel_layer(head: nn.Module, behind: nn.Module | None = None) -> Layer | No
     bfloat16 on the CPU. They are packed.
 
     Args:
-        behind: another layer of the head's shapes, which norms what it reads, in the place of the head's own.
+        behind: another layer of the head's shapes, which norms what it reads, in the place of the head's source.
     """
     config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
     heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    own = head if behind is None else behind
-    parts = {own.qkv_proj: None, own.o_proj: None, own.gate_up_proj: (size, size), own.down_proj: None}
+    source = head if behind is None else behind
+    linears = {source.qkv_proj: None, source.o_proj: None, source.gate_up_proj: (size, size), source.down_proj: None}
     if kernels is None or head.dtype not in KERNEL_DTYPES:
         return None
-    if not all([pack_linear(linear, kernels, part) for linear, part in parts.items()]):
+    if not all([pack_linear(linear, kernels, sizes) for linear, sizes in linears.items()]):
         return None
-    [qkv], [output], [gate, up], [down] = map(draft_matrices, parts)
-    norm = own.post_attention_layernorm
+    [qkv], [output], [gate, up], [down] = map(draft_matrices, linears)
+    norm = source.post_attention_layernorm
     layer = layer_of(
         Heads(heads, num_kv_heads, dim, dim, head.scaling, 0.0, 0, None),
         config.hidden_size,
@@ -334,10 +316,11 @@ def kernel_layer(head: nn.Module, behind: nn.Module | None = None) -> Layer | No
         down=down,
         kind=KINDS[head.dtype],
     )
-    layer.inputs = own.qkv_proj.in_features
-    if own.q_norm is not None and own.k_norm is not None:
-        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (own.q_norm, own.k_norm))
-        layer.query_eps = own.q_norm.eps
+    layer.inputs = source.qkv_proj.in_features
+    if source.q_norm is not None and source.k_norm is not None:
+        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (source.q_norm, source.k_norm))
+        layer.query_eps = source.q_norm.eps
     if behind is not None:
-        layer.input_norm, layer.input_eps = head.wide_norm(own.input_layernorm).data_ptr(), own.input_layernorm.eps
+        norm = source.input_layernorm
+        layer.input_norm, layer.input_eps = head.wide_norm(norm).data_ptr(), norm.eps
     return layer

@@ -11,9 +11,8 @@ from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
 from wingbeat.runtime.heads.kernel_head import embedding_of
 from wingbeat.runtime.heads.layer import KERNEL_DTYPES
-from wingbeat.runtime.heads.one_pass.backbone import BlockLayer
+from wingbeat.runtime.heads.one_pass.backbone import Backbone, BlockLayer
 from wingbeat.runtime.heads.one_pass.convolution import GroupedConvolution
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.one_pass.walks import CandidateSelector, MarkovHead
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
@@ -26,43 +25,45 @@ class KernelBlock(NamedTuple):
     held: list[object]
 
     @classmethod
-    def of(cls, head: OnePassHead) -> "KernelBlock | None":
-        """None where the kernels do not know such a head, or weights like its own. They are packed."""
+    def from_head(
+        cls, head: Backbone, markov: MarkovHead | None, selector: CandidateSelector | None
+    ) -> "KernelBlock | None":
+        """A head whose weights are packed; None where the kernels do not read weights like these."""
         kernels = cpu_kernels()
-        if kernels is None or type(head) is not OnePassHead or head.dtype not in KERNEL_DTYPES:
+        if kernels is None or head.dtype not in KERNEL_DTYPES:
             return None
         if not _pack(head, kernels):
             return None
-        return _Reader(head).block()
+        return _Reader(head).block(markov, selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
         """A head that reads and writes these keys and values; it lives no longer than this."""
         made, layers = BlockHead.from_buffer_copy(self.head), type(self.layers).from_buffer_copy(self.layers)
         for layer, cache in zip(layers, caches, strict=True):
-            layer.key_cache, layer.value_cache = (part.data_ptr() for part in cache)
+            layer.key_cache, layer.value_cache = (tensor.data_ptr() for tensor in cache)
         made.layers = ctypes.cast(layers, ctypes.POINTER(Layer))
         self.held.append(layers)
         return made
 
 
-def _pack(head: OnePassHead, kernels: CpuKernels) -> bool:
+def _pack(head: Backbone, kernels: CpuKernels) -> bool:
     """Whether every linear layer is packed now, in the parts that products read together."""
-    parts = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
+    sizes = {head.kv_proj: (head.kv_size,) * head.config.num_layers}
     for layer in head.layers:
-        parts[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
+        sizes[layer.gate_up_proj] = (head.config.intermediate_size,) * 2
     linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
-    return all([pack_linear(linear, kernels, parts.get(linear)) for linear in linears])
+    return all([pack_linear(linear, kernels, sizes.get(linear)) for linear in linears])
 
 
 class _Reader:
     """Reads one head, and holds what it makes on the way."""
 
-    def __init__(self, head: OnePassHead) -> None:
+    def __init__(self, head: Backbone) -> None:
         self.head, self.config = head, head.config
         self.held: list[object] = [head, *(tensor.data for tensor in (*head.parameters(), *head.buffers()))]
         self.held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
 
-    def block(self) -> KernelBlock:
+    def block(self, markov: MarkovHead | None, selector: CandidateSelector | None) -> KernelBlock:
         head, config = self.head, self.config
         context = (Matrix * config.num_layers)(*draft_matrices(head.kv_proj))
         layers = (Layer * config.num_layers)(*(self._layer(*pair) for pair in zip(head.layers, context, strict=True)))
@@ -87,10 +88,10 @@ class _Reader:
             num_slots=config.block_size,
             first_slot=config.first_slot,
         )
-        if head.markov is not None:
-            made.markov = self._markov(head.markov)
-        if head.selector is not None:
-            made.lattice = self._lattice(head.selector)
+        if markov is not None:
+            made.markov = self._markov(markov)
+        if selector is not None:
+            made.lattice = self._lattice(selector)
         self.held += [context, causal]
         return KernelBlock(made, layers, self.held)
 

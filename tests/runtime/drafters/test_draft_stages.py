@@ -39,7 +39,6 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, one_pass, shared_kv
-from wingbeat.runtime.drafters.deep_eagle import DeepEagleDrafter
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
@@ -115,7 +114,7 @@ def kinds(tmp_path_factory):
         "draft-model-windows": lambda speculation, device: ModelDrafter(model("gemma3"), speculation, None, device),
         "mtp-1": partial(mtp, "glm4_moe", 1),
         "mtp-3": partial(mtp, "deepseek_v3", 3),
-        "deep-eagle": lambda speculation, device: DeepEagleDrafter(deep_head(), speculation, device),
+        "deep-eagle": lambda speculation, device: EagleDrafter(deep_head(), speculation, device),
         "assistant": lambda speculation, device: SharedKvDrafter(*assistant(), speculation, 6, device),
         "p-eagle": lambda speculation, device: ParallelEagleDrafter(one_pass("p-eagle"), speculation, device),
         **{

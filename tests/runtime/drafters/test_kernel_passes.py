@@ -95,6 +95,8 @@ def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
         {"fc_norm": True, "fc_bias": True},
         {"norm_before_fc": True, "norm_output": True},
         {"qk_norm": True, "attention_bias": True, "output_bias": True},
+        {"num_layers": 2},
+        {"num_layers": 3, "qk_norm": True, "rotary_dim": 6, "norm_output": True},
     ],
     ids=", ".join,
 )

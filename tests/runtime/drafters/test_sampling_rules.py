@@ -77,7 +77,7 @@ def drafted(params, logits, history, top_k=3, among=None):
     lens, zeros = torch.tensor([len(history)]), torch.zeros(1, dtype=torch.int64)
     temperatures = torch.tensor([params.temperature])
     histories = Histories(torch.tensor([history]), lens, prompt_lens(told), zeros)
-    rules = RequestRules.of(told, RuleKinds.every(), temperatures, histories, growth.columns)
+    rules = RequestRules.from_slots(told, RuleKinds.every(), temperatures, histories, growth.columns)
     positions = lens + torch.arange(2)[:, None]
     roots = Roots(zeros, zeros, positions, temperatures, zeros + params.seed, rules=rules)
     own = slice(None) if among is None else among

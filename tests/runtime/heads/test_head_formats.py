@@ -8,8 +8,7 @@ from tests.runtime.eagle_formula import Formula, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.eagle import EagleDrafter, drafter_class
-from wingbeat.runtime.heads.kernel_head import KernelHead
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
@@ -98,14 +97,14 @@ def test_a_head_of_every_format_drafts_by_the_formula(name, way, tmp_path):
     head, recipe = load(name, tmp_path), FORMATS[name].recipe
     assert head.tap_layers == FORMATS[name].taps
     assert head.taps_size == recipe.taps_size
-    drafter = drafter_class(head)(head, CHAIN, fixed_shapes=way == "fixed shapes")
+    drafter = EagleDrafter(head, CHAIN, fixed_shapes=way == "fixed shapes")
     world = World(CHAIN, recipe.taps_size, (20,))
     spec = channel_spec(CHAIN, recipe.taps_size)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     formula = Formula(recipe, {k: v if k == "d2t" else v.double() for k, v in weights_of(name).items()})
     slot = world.slots[0]
     tokens, taps = world.tokens[slot], world.taps[slot]
-    runs_kernels = way == "kernels" and cpu_kernels() is not None and KernelHead.of(head) is not None
+    runs_kernels = way == "kernels" and cpu_kernels() is not None and head.kernel_head() is not None
     recorder = None if runs_kernels else Recorder(head)
     done = 0
     for length, how in ((20, "chunks"), (23, "decodes")):

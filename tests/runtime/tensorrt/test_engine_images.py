@@ -14,7 +14,7 @@ from tests.runtime.one_pass_world import random_tensors, raw_config
 from tests.runtime.tensorrt.drafts_watched import drafts_within
 from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, media_of, torch_pair
 from tests.runtime.watchers import FailingEnd, Rig
-from wingbeat.runtime.drafters.eagle import drafter_class
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead
@@ -73,9 +73,8 @@ def by_engines(name, head, shape, **fields):
     return drafts
 
 
-def by_torch(name, head, shape, kind=None, **fields):
+def by_torch(name, head, shape, kind=EagleDrafter, **fields):
     """Trees of the torch drafter, by sequence and length."""
-    kind = drafter_class(head) if kind is None else kind
     limits = engine_config(shape, **{"max_num_seqs": 3} | fields)
     engine = new_engine(shown(name).loaded, limits, kind(copy.deepcopy(head), shape))
     try:

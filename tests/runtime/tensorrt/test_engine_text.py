@@ -18,7 +18,7 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
-from wingbeat.runtime.drafters.eagle import drafter_class
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
@@ -112,7 +112,7 @@ def test_heads_of_other_shapes_draft_what_they_draft_by_torch(kind):
         if by_engine:
             engine, _, _ = torch_pair(expected.loaded, TREE, limits(TREE, 4), head=head.eval())
         else:
-            drafter = drafter_class(head)(copy.deepcopy(head), TREE)
+            drafter = EagleDrafter(copy.deepcopy(head), TREE)
             engine = new_engine(expected.loaded, engine_config(TREE, max_num_seqs=4), drafter)
         texts = Run(engine, expected.prompts[:4], greedy_params(24)).finish()
         assert texts == [more[:24] for more in expected.continuations[:4]]

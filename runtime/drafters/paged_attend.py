@@ -1,4 +1,4 @@
-"""Storage and attention of rows in one layer of a drafter's pool of several layers."""
+"""Storage and attention of a drafter's rows in one layer of its pool."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
-class PagedLayer:
+class PagedAttend:
     """An `Attend` over rows [..., heads, dim], side by side or flat.
 
     Args:
@@ -33,8 +33,8 @@ class PagedLayer:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attend`."""
-        store_kv(key.flatten(0, -3).contiguous(), value.flatten(0, -3).contiguous(), *self.cache, self.slot_mapping)
-        return self.over(query.flatten(0, -3).contiguous()).unflatten(0, query.shape[:-2])
+        store_kv(key.flatten(0, -3), value.flatten(0, -3), *self.cache, self.slot_mapping)
+        return self.over(query.flatten(0, -3)).unflatten(0, query.shape[:-2])
 
     @property
     def in_fused_steps(self) -> bool:
