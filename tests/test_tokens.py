@@ -1,6 +1,6 @@
 """Tokens are what is left of a source without words for people and without layout."""
 
-from tests.tokens import num_tokens, sizes
+from tests.tokens import is_optional, num_tokens, sizes
 
 SOURCE = '''"""A module."""
 
@@ -26,3 +26,8 @@ def test_files_count_for_their_rooms():
     ]
     tokens, lines = sizes(iter(files))
     assert (dict(tokens), lines) == ({"runtime/engine": 2, "runtime/c": 1}, 2)
+
+
+def test_the_core_has_no_file_of_a_feature():
+    assert is_optional("deployments/page/part.py")
+    assert not is_optional("deployments/parts.py")

@@ -3,7 +3,8 @@
     .venv/bin/python tests/tokens.py [COMMIT]
 
 Python tokens are counted without comments, docstrings and layout, none of which a reader has to follow; C++ by lines.
-The difference is that of the working tree to COMMIT, by default to the parent of what is checked out.
+The core is what `python -m tests.without --all` leaves. The difference is that of the working tree to COMMIT, by
+default to the parent of what is checked out.
 """
 
 import ast
@@ -13,7 +14,11 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.optional import FEATURES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
@@ -51,6 +56,12 @@ def here() -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
+def is_optional(path: str) -> bool:
+    """Whether a file of the source belongs to a feature that can be deleted."""
+    globs = (glob for feature in FEATURES.values() for glob in feature.paths)
+    return any(path.startswith(f"{glob}/") or fnmatch(path, glob) for glob in globs)
+
+
 def at(commit: str) -> Iterator[tuple[str, str]]:
     """Files of a commit.
 
@@ -75,6 +86,8 @@ def main() -> None:
         change = now[room] - before[room]
         print(f"{room:<40} {now[room]:>8,} {change:>+8,}" if change else f"{room:<40} {now[room]:>8,}")
     print(f"{'Python, tokens':<40} {now.total():>8,} {now.total() - before.total():>+8,}")
+    core, _ = sizes(file for file in here() if not is_optional(file[0]))
+    print(f"{'.. of the core':<40} {core.total():>8,}")
     print(f"{'C++, lines':<40} {lines:>8,} {lines - lines_before:>+8,}")
 
 
