@@ -3,6 +3,8 @@
 A part's module `part` has what it adds, under the names below, and is light to import; see
 `deployments.parts` for those of the application.
 
+- `text_drafters()`: drafters that continue earlier text, by name, as `drafters.registry.KINDS`.
+- `remembering_drafters()`: names of those whose drafts may come from other requests' texts.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch, with `PairSettings.engine_dir`.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
@@ -13,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("tensorrt",)
+PARTS = ("tensorrt", "suffix")
 """Their folders, in the order in which they are asked."""
 
 
@@ -25,12 +27,16 @@ def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..
     return tuple(getattr(module, name) for module in modules if hasattr(module, name))
 
 
+def hooks(name: str) -> tuple[Callable[..., Any], ...]:
+    """The functions of that name in the parts that are there."""
+    return hooks_of(__package__, PARTS, name)
+
+
 def first(name: str, *given: Any) -> Any:
     """What the first part answers that has an answer; None where none has."""
-    found = (hook(*given) for hook in hooks_of(__package__, PARTS, name))
-    return next((answer for answer in found if answer is not None), None)
+    return next((answer for hook in hooks(name) if (answer := hook(*given)) is not None), None)
 
 
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
-    return bool(hooks_of(__package__, PARTS, "open_backend"))
+    return bool(hooks("open_backend"))

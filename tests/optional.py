@@ -72,6 +72,7 @@ FEATURES = {
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
+    "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -8,6 +8,7 @@ import pytest
 from tests.optional import FEATURES, without
 from tests.without import LAYERS, ROOT, Broken, check_links, files_of
 from wingbeat.deployments.parts import PARTS
+from wingbeat.runtime.parts import PARTS as RUNTIME_PARTS
 
 LIBRARIES = {"deployments/api/media_prompts.py", "runtime/checks/kernel_check.py"}
 """Files that import ours under `try`, for a library that an environment need not have: Pillow or soundfile, Triton."""
@@ -19,7 +20,10 @@ def test_no_import_is_left_behind(name: str):
 
 
 def test_every_part_is_a_feature():
-    assert {f"deployments/{part.replace('.', '/')}" for part in PARTS} <= {one.paths[0] for one in FEATURES.values()}
+    folders = {f"deployments/{part.replace('.', '/')}" for part in PARTS} | {
+        f"runtime/{part}" for part in RUNTIME_PARTS
+    }
+    assert folders <= {path for one in FEATURES.values() for path in one.paths}
 
 
 TREE = {

@@ -19,7 +19,7 @@ from wingbeat.runtime.config import (
 )
 from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS, DrafterChoice, parse_drafter
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.parts import runs_engines
@@ -245,7 +245,7 @@ class ModelOptions(LoadOptions):
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),
             Feature.ENGINE_DIR: (self.engine_dir is not None, "engine_dir is given"),
             Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
-            Feature.TEXT_DRAFTER: (self.choice().kind in ("ngram", "suffix"), f"drafter is {self.choice().label}"),
+            Feature.TEXT_DRAFTER: (self.choice().kind in TEXT_DRAFTERS, f"drafter is {self.choice().label}"),
             Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
         }
 

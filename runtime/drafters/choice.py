@@ -8,11 +8,14 @@ from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.mtp_names import count_modules
 from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
-NAMES = ("auto", "none", "ngram", "suffix", "mtp")
+TEXT_DRAFTERS = ("ngram", *(name for drafters in hooks("text_drafters") for name in drafters()))
+"""Names of drafters that continue earlier text."""
+NAMES = ("auto", "none", *TEXT_DRAFTERS, "mtp")
 ALLOWED = (
-    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head, of a one-pass head or of a draft model, "
+    f"{', '.join(map(repr, NAMES))}, the folder of an EAGLE head, of a one-pass head or of a draft model, "
     "its name on the Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
 )
 CHECKPOINT, USER = "checkpoint", "user"

@@ -7,6 +7,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.parts import hooks
 
 KINDS = {
     "draft_model": "wingbeat.runtime.drafters.draft_model:build_draft_model",
@@ -14,9 +15,8 @@ KINDS = {
     "mtp": "wingbeat.runtime.drafters.mtp:build_mtp",
     "one_pass": "wingbeat.runtime.drafters.one_pass:build_one_pass",
     "ngram": "wingbeat.runtime.drafters.ngram:build_ngram",
-    "suffix": "wingbeat.runtime.drafters.suffix:build_suffix",
     "user": "wingbeat.runtime.drafters.user:load_user_drafter",
-}
+} | {name: path for drafters in hooks("text_drafters") for name, path in drafters().items()}
 """By name, the function (what the user gave, verifier, shape of the trees, options) -> drafter; what a user gives is
 resolved to one of them by `kind_of`."""
 

@@ -8,7 +8,8 @@ import torch
 from tests.models.published import GEMMA, MODELS, Published
 from tests.runtime.models import CHAIN, TREE, engine_config, generate, greedy, greedy_params
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
-from wingbeat.runtime.drafters.suffix import SuffixDrafter
+from tests.runtime.text_drafters import text_drafter
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -93,9 +94,9 @@ def test_text_with_speculation_is_that_without(model, dtype):
     drafters = {
         "tree": (TREE, ScriptedDrafter(sequences, right_tree, loaded.vocab_size)),
         "chain": (CHAIN, ScriptedDrafter(sequences, right_chain, loaded.vocab_size)),
-        "suffix": (TREE, SuffixDrafter(TREE)),
+        **{name: (TREE, text_drafter(name, TREE)) for name in TEXT_DRAFTERS},
     }
     for name, (speculation, drafter) in drafters.items():
         on, engine = generate(loaded, engine_config(speculation), drafter, prompts, params)
         assert on == off, name
-        assert name == "suffix" or engine.speculation.num_accepted_tokens > len(prompts) * 8
+        assert name in TEXT_DRAFTERS or engine.speculation.num_accepted_tokens > len(prompts) * 8

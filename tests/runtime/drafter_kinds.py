@@ -24,6 +24,7 @@ from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
 from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.save import save_eagle_head
@@ -146,7 +147,6 @@ KINDS = {
     "dspark": partial(one_pass, "dspark-rnn"),
     "dflash2": partial(one_pass, "dflash2"),
     "peagle": parallel_eagle,
-    "ngram": partial(by_name, "ngram"),
-    "suffix": partial(by_name, "suffix"),
+    **{name: partial(by_name, name) for name in TEXT_DRAFTERS},
     "user": partial(by_name, "bigram_drafter.BigramDrafter"),
 }

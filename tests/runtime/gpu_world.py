@@ -10,17 +10,17 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig
 
 from tests.runtime.fake_gpu import CUDA, FakeGpu, place
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
+from tests.runtime.text_drafters import text_drafter
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
-from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -178,10 +178,8 @@ def new_drafter(
             return MtpDrafter(mtp_modules(), speculation, NUM_LAYERS, device)
         case "assistant":
             return assistant(num_layers, speculation, device)
-        case "ngram":
-            return NgramDrafter(speculation)
-        case "suffix":
-            return SuffixDrafter(speculation)
+    if kind in TEXT_DRAFTERS:
+        return text_drafter(kind, speculation)
     raise ValueError(kind)
 
 

@@ -10,9 +10,7 @@ from safetensors.torch import save_file
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.choice import CHECKPOINT, NAMES, USER, holds_mtp, parse_drafter
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.registry import KINDS, kind_of, load_drafter
-from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.heads.target import TargetDescription
 
 HEADS = {
@@ -104,9 +102,7 @@ def test_prediction_layers_are_found_in_shards(tmp_path):
 
 @pytest.mark.parametrize("word", ["eagel", "/no/such/folder", "", "a..b", "./head", "module.path:Class", "1.5"])
 def test_anything_else_is_refused_with_what_is_allowed(word):
-    with pytest.raises(
-        ValueError, match="must be 'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head"
-    ):
+    with pytest.raises(ValueError, match=r"must be 'auto', 'none', 'ngram', .*'mtp', the folder of an EAGLE head"):
         parse_drafter(word, None)
 
 
@@ -115,10 +111,12 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         parse_drafter(tmp_path, None)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("ngram", NgramDrafter), ("auto", NgramDrafter), ("suffix", SuffixDrafter)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ngram", "NgramDrafter"), ("auto", "NgramDrafter"), ("suffix", "SuffixDrafter")]
+)
 def test_kinds_without_weights_are_built_by_name(name, kind, tmp_path):
     target = TargetDescription(checkpoint(tmp_path, LLAMA, {"lm_head.weight": (4, 4)}), 4, 2, 4)
-    assert type(load_drafter(name, target, SpeculationConfig())) is kind
+    assert type(load_drafter(name, target, SpeculationConfig())).__name__ == kind
     assert load_drafter("none", target, SpeculationConfig()) is None
 
 

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from wingbeat.runtime.drafters import suffix_automaton
-from wingbeat.runtime.drafters.suffix_automaton import Cursor, SuffixAutomaton, Text
+from wingbeat.runtime.suffix import suffix_automaton
+from wingbeat.runtime.suffix.suffix_automaton import Cursor, SuffixAutomaton, Text
 
 TEXTS = {
     "loop": [[1] * 40],

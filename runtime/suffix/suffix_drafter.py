@@ -15,9 +15,9 @@ from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
-from wingbeat.runtime.drafters.suffix_automaton import Cursor, SuffixAutomaton, Text
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.suffix.suffix_automaton import Cursor, SuffixAutomaton, Text
 
 LEVELS_PER_TOKEN = 4.0
 """Levels drafted for each token of the context that matched: the paper's alpha, which it takes from 1 to 4."""

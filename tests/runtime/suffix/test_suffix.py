@@ -9,7 +9,7 @@ from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, reference
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.drafters.suffix import TAIL_TOKENS, SuffixDrafter
+from wingbeat.runtime.suffix.suffix_drafter import TAIL_TOKENS, SuffixDrafter
 
 CHAIN = SpeculationConfig(draft_steps=5, draft_top_k=1)
 TREE = SpeculationConfig(draft_steps=4, draft_top_k=3, verify_tree_size=9)

@@ -1,0 +1,1 @@
+"""Drafting by suffix automata over earlier text."""
