@@ -6,6 +6,7 @@ from the slot state, which the round before advances on the device, and the host
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -78,7 +79,8 @@ class ModelRunner:
         beside them) and `accept`."""
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
-        pieces = graph_device is not None
+        # Graphs hold prompt chunks in pieces, where every feature can be captured beside these.
+        pieces = graph_device is not None and all(feature.captures for feature in features)
         self.kernels = kernels = kernels if self.on_host else None
         self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
         self._pooling = next((feature for feature in features if isinstance(feature, PromptPooling)), None)
@@ -101,7 +103,8 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         if graph_device is not None:
             slots.processors.allocate()
-            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, config, last_position, graph_device)
+            own = config if pieces else replace(config, cuda_graphs="decode_only")
+            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, own, last_position, graph_device)
             self._layers = self._compiled(faster_layers) if config.compile else None
             self.graphs.capture_roots(self._layers)
 
@@ -137,6 +140,8 @@ class ModelRunner:
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
+        for feature in self.builder.features:
+            feature.prepare(plan)
         masked = plan.is_masked
         if isinstance(trees, TreeInbox) and (masked or not captured):
             trees = trees.checked(rows)

@@ -1,0 +1,183 @@
+"""Recurrences over token trees; the torch reference and the CPU path.
+
+A tree's nodes go on from one state, which stays as it is. A node follows its ancestors: what a recurrence has at a node
+is the state times the decay on the way there, and what each ancestor added times the decay since then. So all nodes are
+computed at once, as attention to ancestors, and no node has a state of its own (gated delta rule: arXiv 2412.06464 with
+the ancestors in the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accepted, the state takes
+what its nodes added.
+
+Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.tree.reference import ancestor_mask
+
+
+class TreeRows(NamedTuple):
+    """How the nodes of some trees follow one another, and which states they follow."""
+
+    slots: Tensor
+    """int64 [num_reqs]: row of the states."""
+    visible: Tensor
+    """bool [num_reqs, num_nodes, num_nodes]: row node follows column node, or is it."""
+    windows: Tensor
+    """int64 [num_reqs, num_nodes, width]: the latest inputs of a convolution at each node, itself last; below 0 those
+    in the state, -1 its last one."""
+
+    @classmethod
+    def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
+        """Of trees.
+
+        Args:
+            parents: int64 [num_reqs, num_nodes]: -1 for the root, and else below the node's own index.
+            max_depth: of the deepest node.
+            width: longest window of a convolution.
+        """
+        node = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
+        window = [node]
+        for _ in range(width - 1):
+            node = torch.where(node > 0, parents.gather(1, node.clamp(min=0)), node - 1)
+            window.append(node)
+        return cls(slots, ancestor_mask(parents, max_depth), torch.stack(window[::-1], dim=2))
+
+
+class Path(NamedTuple):
+    """How far states go on, and where they are then stored."""
+
+    slots: Tensor
+    """int64 [num_reqs]: rows of the states before."""
+    nodes: Tensor
+    """int64 [num_reqs, longest]"""
+    num_tokens: Tensor
+    """int64 [num_reqs]: nodes that count; the others have any index."""
+    targets: Tensor
+    """int64 [num_reqs]: rows of the states behind them."""
+
+
+class Added(NamedTuple):
+    """What nodes add to a recurrent state: the outer product of left and right, and what is left of it later."""
+
+    left: Tensor
+    """float32 [num_reqs, num_nodes, num_left_heads, rows]"""
+    right: Tensor
+    """float32 [num_reqs, num_nodes, num_right_heads, columns]"""
+    decay: Tensor
+    """float32 [num_reqs, num_nodes, num_heads]: log of the decay from the state up to the node, itself included."""
+
+
+def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Causal depthwise convolution of each node's path: [num_reqs, channels, num_nodes].
+
+    Args:
+        inputs: [num_reqs, channels, num_nodes].
+        states: [num_states, channels, length]: the latest inputs before the root.
+        weight: [channels, width].
+    """
+    around = _along(torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2), rows, weight.shape[1], states)
+    out = torch.einsum("bcnw,cw->bcn", around.to(weight.dtype), weight)
+    return out if bias is None else out + bias[:, None]
+
+
+def _along(whole: Tensor, rows: TreeRows, width: int, states: Tensor) -> Tensor:
+    """Windows [num_reqs, channels, num_nodes, width] of a state and the inputs behind it."""
+    at = (rows.windows[..., -width:] + states.shape[2]).flatten(1)
+    found = whole.gather(2, at[:, None].expand(-1, whole.shape[1], -1))
+    return found.unflatten(2, (rows.windows.shape[1], width))
+
+
+def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
+    """Let states of a convolution go on; arguments as of `convolve`."""
+    length = states.shape[2]
+    steps = path.num_tokens[:, None] + torch.arange(-length, 0, device=states.device)
+    nodes = path.nodes.gather(1, steps.clamp(0, path.nodes.shape[1] - 1))
+    at = torch.where(steps >= 0, length + nodes, length + steps)
+    whole = torch.cat([states[path.slots], inputs.to(states.dtype)], dim=2)
+    states.index_copy_(0, path.targets, whole.gather(2, at[:, None].expand(-1, states.shape[1], -1)))
+
+
+def delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, states: Tensor, rows: TreeRows
+) -> tuple[Tensor, Added]:
+    """The gated delta rule at every node: float32 [num_reqs, num_nodes, num_heads, value_dim], and what nodes add.
+
+    Args:
+        query, key: [num_reqs, num_nodes, num_key_heads, key_dim], each head of which serves several of the values'.
+        value: [num_reqs, num_nodes, num_heads, value_dim].
+        decay: [num_reqs, num_nodes, num_heads], logarithms.
+        beta: [num_reqs, num_nodes, num_heads].
+        states: [num_states, num_heads, key_dim, value_dim].
+    """
+    query, key, value, decay, beta = (part.float() for part in (query, key, value, decay, beta))
+    total, since = _decays(decay, rows)
+    before = states[rows.slots].float()
+    own_keys, own_queries = (_per_head(part, value.shape[2]) for part in (key, query))
+    reached = total.exp()[..., None]
+    known = torch.einsum("bnhk,bhkv->bnhv", own_keys, before) * reached
+    wanted = (value - known) * beta[..., None]
+    if value.shape[1] > 1:
+        overlap = torch.einsum("bnhk,bmhk->bhnm", own_keys * beta[..., None], own_keys) * since
+        # The diagonal counts as ones.
+        wanted = torch.linalg.solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
+        wanted = wanted.transpose(1, 2)
+    seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since
+    out = torch.einsum("bnhk,bhkv->bnhv", own_queries, before) * reached
+    return out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted), Added(key, wanted, total)
+
+
+def selective_scan(
+    inputs: Tensor, steps: Tensor, rate: Tensor, into: Tensor, out_of: Tensor, states: Tensor, rows: TreeRows
+) -> tuple[Tensor, Added]:
+    """Mamba-2's recurrence at every node: float32 [num_reqs, num_nodes, num_heads, head_dim], and what nodes add.
+
+    Args:
+        inputs: [num_reqs, num_nodes, num_heads, head_dim].
+        steps: [num_reqs, num_nodes, num_heads], above 0.
+        rate: [num_heads], below 0.
+        into, out_of: [num_reqs, num_nodes, num_groups, state_dim], each of which serves several heads.
+        states: [num_states, num_heads, head_dim, state_dim].
+    """
+    inputs, steps, into, out_of = (part.float() for part in (inputs, steps, into, out_of))
+    total, since = _decays(steps * rate.float(), rows)
+    added, before, num_heads = inputs * steps[..., None], states[rows.slots].float(), inputs.shape[2]
+    own_into, own_out = (_per_head(part, num_heads) for part in (into, out_of))
+    seen = torch.einsum("bnhs,bmhs->bhnm", own_out, own_into) * since
+    out = torch.einsum("bhps,bnhs->bnhp", before, own_out) * total.exp()[..., None]
+    return out + torch.einsum("bhnm,bmhp->bnhp", seen, added), Added(added, into, total)
+
+
+def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
+    """Let recurrent states [num_states, num_heads, rows, columns] take what the nodes of a path add."""
+    left, right, decay = (_at(part, path.nodes) for part in added)
+    live = torch.arange(path.nodes.shape[1], device=states.device) < path.num_tokens[:, None]
+    end = decay.gather(1, (path.num_tokens - 1)[:, None, None].expand(-1, 1, decay.shape[2]))
+    left_of_it = torch.where(live[..., None], end - decay, float("-inf")).exp()
+    left, right = (_per_head(part, states.shape[1]) for part in (left, right))
+    taken = torch.einsum("blhr,blhc->bhrc", left * left_of_it[..., None], right)
+    after = states[path.slots].float() * end[:, 0, :, None, None].exp() + taken
+    states.index_copy_(0, path.targets, after.to(states.dtype))
+
+
+def _decays(decay: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor]:
+    """Logarithms [num_reqs, num_nodes, num_heads] from the state up to each node; and factors [num_reqs, num_heads,
+    num_nodes, num_nodes] from each column node to the row's, 0 where it is no ancestor."""
+    visible = rows.visible
+    total = torch.einsum("bnm,bmh->bnh", visible.to(decay.dtype), decay)
+    along = total.transpose(1, 2)
+    since = (along[..., :, None] - along[..., None, :]).masked_fill(~visible[:, None], float("-inf"))
+    return total, since.exp()
+
+
+def _per_head(part: Tensor, num_heads: int) -> Tensor:
+    """[num_reqs, n, groups, dim] -> [num_reqs, n, num_heads, dim]"""
+    times = num_heads // part.shape[2]
+    return part if times == 1 else part.repeat_interleave(times, dim=2, output_size=num_heads)
+
+
+def _at(part: Tensor, nodes: Tensor) -> Tensor:
+    """[num_reqs, num_nodes, ...], int64 [num_reqs, n] -> [num_reqs, n, ...]"""
+    flat = part.flatten(2)
+    return flat.gather(1, nodes[..., None].expand(-1, -1, flat.shape[2])).view(*nodes.shape, *part.shape[2:])
