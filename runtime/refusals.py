@@ -34,7 +34,6 @@ class Feature(StrEnum):
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
-    OVERLAP = "a host one round behind the device"
     PART_OF_GPU = "a share of a GPU"
     PREFIX_DIR = "`prefix_dir`"
     QUANTISED = "a quantised model"

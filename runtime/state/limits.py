@@ -56,7 +56,7 @@ def state_budget(states: list[LayerState], config: EngineConfig, budget: int) ->
     if not states:
         return budget, config
     size = row_bytes(states)
-    left = budget - config.max_num_seqs * size
+    left = budget - (config.max_num_seqs + 1) * size  # rows that pad a round have one, too
     saved = config.num_saved_states
     if saved is None and config.num_kv_blocks is None:
         saved = max(1, min(int(SHARE_OF_SAVED * left) // size, _most(config, None)))

@@ -15,23 +15,25 @@ from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
-SHAPE = SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5)
-PROMPTS = random_prompts((5, 9))
+SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=2, verify_tree_size=4)
+NUM_LAYERS = 2
+"""One that recurs, and one that attends."""
+PROMPTS = random_prompts((5, 3))
 WAYS = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.9, "top_p": 0.9, "seed": 5}}
-LIMITS = {"max_num_seqs": 2, "max_model_len": 64, "num_kv_blocks": 40, "block_size": 4, "state_interval": 8}
+LIMITS = {"max_num_seqs": 2, "max_model_len": 32, "num_kv_blocks": 20, "block_size": 4, "state_interval": 4}
 
 
 def params(speculation: bool) -> list[SamplingParams]:
     """One greedy request beside a sampled one."""
-    fields = {"max_tokens": 9, "ignore_eos": True, "speculation": speculation}
+    fields = {"max_tokens": 6, "ignore_eos": True, "speculation": speculation}
     return [SamplingParams(**fields, **way) for way in WAYS.values()]
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "falcon_h1"])
+@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1", "lfm2"])
 def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
-    eager = prepare_model(random_hybrid(name), name)
+    eager = prepare_model(random_hybrid(name, NUM_LAYERS), name)
     expected, _ = generate(eager, engine_config(SHAPE, **LIMITS), None, PROMPTS, params(False))
-    loaded = prepare_model(random_hybrid(name).to(CUDA), name)
+    loaded = prepare_model(random_hybrid(name, NUM_LAYERS).to(CUDA), name)
     sequences = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     engine = build_engine(loaded, engine_config(SHAPE, **LIMITS), drafter, partial(InProcessChannel, device=CUDA))
@@ -49,5 +51,5 @@ def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
     assert stats.eager_runs.keys() <= {Stage.BASE_MIXED, Stage.BASE_PROMPTS}
     assert stats.replays[Stage.BASE_VERIFICATION]
     assert stats.replays[Stage.BASE_DECODING]
-    assert engine.speculation.acceptance_length > 2
+    assert engine.speculation.acceptance_length > 1.5
     engine.check_integrity()

@@ -85,10 +85,17 @@ CONFIGS = {
 """Short convolutions, gated delta nets, Mamba-2 alone and beside attention, Mamba-1."""
 
 
-def random_hybrid(name: str) -> PreTrainedModel:
-    """A verifier with random weights, none of which is next to nothing."""
+def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
+    """A verifier with random weights, none of which is next to nothing.
+
+    Args:
+        num_layers: its first ones; None has all of them.
+    """
     torch.manual_seed(0)
-    return add_noise(AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval())
+    config = CONFIGS[name]()
+    if num_layers is not None:
+        config.num_hidden_layers, config.layer_types = num_layers, config.layer_types[:num_layers]
+    return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 
 @cache
