@@ -9,6 +9,8 @@ what its nodes added.
 Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
 """
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,8 +27,8 @@ class TreeRows(NamedTuple):
     visible: Tensor
     """bool [num_reqs, num_nodes, num_nodes]: row node follows column node, or is it."""
     windows: Tensor
-    """int64 [num_reqs, num_nodes, width]: the latest inputs of a convolution at each node, itself last; below 0 those
-    in the state, -1 its last one."""
+    """int64 [num_reqs, num_nodes, width]: the latest inputs of a convolution at each node, itself last, as indices of
+    `width` inputs before the root and the nodes' behind these."""
 
     @classmethod
     def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
@@ -42,20 +44,38 @@ class TreeRows(NamedTuple):
         for _ in range(width - 1):
             node = torch.where(node > 0, parents.gather(1, node.clamp(min=0)), node - 1)
             window.append(node)
-        return cls(slots, ancestor_mask(parents, max_depth), torch.stack(window[::-1], dim=2))
+        return cls(slots, ancestor_mask(parents, max_depth), torch.stack(window[::-1], dim=2) + width)
 
 
-class Path(NamedTuple):
-    """How far states go on, and where they are then stored."""
+@dataclass(frozen=True)
+class Path:
+    """How far states go on, and where they are then stored: all are read before any is written."""
 
     slots: Tensor
-    """int64 [num_reqs]: rows of the states before."""
-    nodes: Tensor
-    """int64 [num_reqs, longest]"""
+    """int64 [num_ends]: rows of the states before."""
+    rows: Tensor
+    """int64 [num_ends, longest]: nodes, as rows of [num_reqs * num_nodes]."""
     num_tokens: Tensor
-    """int64 [num_reqs]: nodes that count; the others have any index."""
+    """int64 [num_ends]: nodes that count; the others are any."""
     targets: Tensor
-    """int64 [num_reqs]: rows of the states behind them."""
+    """int64 [num_ends]: rows of the states behind them."""
+    _latest: dict[int, Tensor] = field(default_factory=dict)
+
+    def latest(self, length: int) -> Tensor:
+        """int64 [num_ends, length]: the last inputs that count, among so many before the path and the path's."""
+        if length not in self._latest:
+            self._latest[length] = self.num_tokens[:, None] + torch.arange(length, device=self.slots.device)
+        return self._latest[length]
+
+    @cached_property
+    def skipped(self) -> Tensor:
+        """bool [num_ends, longest, 1]: nodes that do not count."""
+        return (torch.arange(self.rows.shape[1], device=self.rows.device) >= self.num_tokens[:, None])[..., None]
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """int64 [num_ends, 1]: the last row that counts."""
+        return self.rows.gather(1, (self.num_tokens - 1)[:, None])
 
 
 class Added(NamedTuple):
@@ -77,26 +97,25 @@ def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bia
         states: [num_states, channels, length]: the latest inputs before the root.
         weight: [channels, width].
     """
-    around = _along(torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2), rows, weight.shape[1], states)
+    whole = torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2)
+    at = rows.windows[..., -weight.shape[1] :].flatten(1)
+    if states.shape[2] != rows.windows.shape[2]:
+        at = at + (states.shape[2] - rows.windows.shape[2])
+    around = whole.gather(2, at[:, None].expand(-1, whole.shape[1], -1)).unflatten(2, (inputs.shape[2], -1))
     out = torch.einsum("bcnw,cw->bcn", around.to(weight.dtype), weight)
     return out if bias is None else out + bias[:, None]
 
 
-def _along(whole: Tensor, rows: TreeRows, width: int, states: Tensor) -> Tensor:
-    """Windows [num_reqs, channels, num_nodes, width] of a state and the inputs behind it."""
-    at = (rows.windows[..., -width:] + states.shape[2]).flatten(1)
-    found = whole.gather(2, at[:, None].expand(-1, whole.shape[1], -1))
-    return found.unflatten(2, (rows.windows.shape[1], width))
-
-
 def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
-    """Let states of a convolution go on; arguments as of `convolve`."""
-    length = states.shape[2]
-    steps = path.num_tokens[:, None] + torch.arange(-length, 0, device=states.device)
-    nodes = path.nodes.gather(1, steps.clamp(0, path.nodes.shape[1] - 1))
-    at = torch.where(steps >= 0, length + nodes, length + steps)
-    whole = torch.cat([states[path.slots], inputs.to(states.dtype)], dim=2)
-    states.index_copy_(0, path.targets, whole.gather(2, at[:, None].expand(-1, states.shape[1], -1)))
+    """Let states of a convolution [num_states, channels, length] go on.
+
+    Args:
+        inputs: [num_reqs, num_nodes, channels].
+    """
+    taken = inputs.flatten(0, 1)[path.rows].transpose(1, 2)
+    whole = torch.cat([states[path.slots], taken.to(states.dtype)], dim=2)
+    at = path.latest(states.shape[2])[:, None].expand(-1, states.shape[1], -1)
+    states.index_copy_(0, path.targets, whole.gather(2, at))
 
 
 def delta_rule(
@@ -151,13 +170,12 @@ def selective_scan(
 
 def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
     """Let recurrent states [num_states, num_heads, rows, columns] take what the nodes of a path add."""
-    left, right, decay = (_at(part, path.nodes) for part in added)
-    live = torch.arange(path.nodes.shape[1], device=states.device) < path.num_tokens[:, None]
-    end = decay.gather(1, (path.num_tokens - 1)[:, None, None].expand(-1, 1, decay.shape[2]))
-    left_of_it = torch.where(live[..., None], end - decay, float("-inf")).exp()
-    left, right = (_per_head(part, states.shape[1]) for part in (left, right))
-    taken = torch.einsum("blhr,blhc->bhrc", left * left_of_it[..., None], right)
-    after = states[path.slots].float() * end[:, 0, :, None, None].exp() + taken
+    left, right, decay = (part.flatten(0, 1) for part in added)
+    end = decay[path.ends]
+    since = (end - decay[path.rows]).masked_fill(path.skipped, float("-inf")).exp()
+    own_left, own_right = (_per_head(part[path.rows], states.shape[1]) for part in (left, right))
+    taken = torch.einsum("blhr,blhc->bhrc", own_left * since[..., None], own_right)
+    after = torch.addcmul(taken, states[path.slots].float(), end[:, 0, :, None, None].exp())
     states.index_copy_(0, path.targets, after.to(states.dtype))
 
 
@@ -175,9 +193,3 @@ def _per_head(part: Tensor, num_heads: int) -> Tensor:
     """[num_reqs, n, groups, dim] -> [num_reqs, n, num_heads, dim]"""
     times = num_heads // part.shape[2]
     return part if times == 1 else part.repeat_interleave(times, dim=2, output_size=num_heads)
-
-
-def _at(part: Tensor, nodes: Tensor) -> Tensor:
-    """[num_reqs, num_nodes, ...], int64 [num_reqs, n] -> [num_reqs, n, ...]"""
-    flat = part.flatten(2)
-    return flat.gather(1, nodes[..., None].expand(-1, -1, flat.shape[2])).view(*nodes.shape, *part.shape[2:])

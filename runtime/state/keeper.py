@@ -185,8 +185,9 @@ class StateKeeper(Feature):
         num_nodes = 1 if accepted.tree_parents is None else accepted.tree_parents.shape[1]
         saves = tuple(self._saves(accepted)) if self.saved.enabled else ()
         own = AcceptedStates(accepted.slots, num_nodes, accepted.nodes, accepted.num_tokens, saves)
+        path = own.path()
         for mixer in self.mixers:
-            mixer.advance(self.pool, self._kept, own)
+            mixer.advance(self.pool, self._kept, own, path)
 
     def _saves(self, accepted: AcceptedPaths) -> Iterator[tuple[Tensor, Tensor]]:
         """As `AcceptedStates.saves`, by the number of the end within the path."""

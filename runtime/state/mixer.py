@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wingbeat.kernels.state.reference import Path
 from wingbeat.runtime.state.pool import LayerState, StatePool, StateView
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
 
@@ -68,7 +69,7 @@ class Mixer:
             pool.store(layer, piece.live, view)
             if piece.save is not None:
                 pool.store(layer, piece.save, view)
-        results = [torch.cat(same) for same in zip(*parts, strict=True)]
+        results = [torch.cat(same) for same in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]
         if self._exit is not None:
             return self._exit(results[0])[None]
         return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
@@ -79,8 +80,12 @@ class Mixer:
         view = states.pool.gather(self.state.layer, decodes.slots)
         return [decodes.nodes_of(part) for part in self._run([decodes.paths_of(part) for part in padded], view)]
 
-    def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates) -> None:
-        """Let states go on along accepted paths, token by token, at shapes that the arguments decide."""
+    def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
+        """Let states go on along accepted paths, token by token, at shapes that the arguments decide.
+
+        Args:
+            path: of `accepted`.
+        """
         layer, (num_reqs, longest) = self.state.layer, accepted.nodes.shape
         rows = [accepted.rows_of(part) for part in kept.take(self, num_reqs, accepted.num_nodes)]
         for step in range(longest):

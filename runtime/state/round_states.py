@@ -1,6 +1,6 @@
 """Which rows of a round belong to which sequence's state: made once a round, for all mixers."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -117,10 +117,13 @@ class AcceptedStates(NamedTuple):
     """Copies of states on the way: behind so many accepted nodes, int64 [num_reqs], and the rows of the pool for them,
     int64 [num_reqs], the spare one where a path does not get there."""
 
-    def ways(self) -> Iterator[Path]:
-        """Every copy on the way, then the states themselves: in this order, as these are stored where they were."""
-        for num_tokens, targets in (*self.saves, (self.num_tokens, self.slots)):
-            yield Path(self.slots, self.nodes, num_tokens, targets)
+    def path(self) -> Path:
+        """The ways of the copies, and those of the states themselves."""
+        num_reqs, times = len(self.slots), 1 + len(self.saves)
+        first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
+        num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
+        rows = (first + self.nodes).repeat(times, 1)
+        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets))
 
     def rows_of(self, padded: Tensor) -> Tensor:
         """Along the paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]"""

@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN
 
 from wingbeat.kernels.state.reference import (
     Added,
+    Path,
     TreeRows,
     advance_convolution,
     advance_recurrence,
@@ -165,13 +166,12 @@ class TreeMixer(Mixer):
         self._parts = {key: len(left) for key, left in view.left.items()}
         return list(mixed) if isinstance(mixed, tuple) else [mixed]
 
-    def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates) -> None:
+    def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
         """See `Mixer`: what a path's nodes add is added."""
         left = iter(kept.take(self, len(accepted.slots), accepted.num_nodes))
         for (recurrent, index), count in self._parts.items():
             states, own = pool.parts(self.state.layer)[recurrent, index], [next(left) for _ in range(count)]
-            for path in accepted.ways():
-                if recurrent:
-                    advance_recurrence(Added(*own), states, path)
-                else:
-                    advance_convolution(own[0].transpose(1, 2), states, path)
+            if recurrent:
+                advance_recurrence(Added(*own), states, path)
+            else:
+                advance_convolution(own[0], states, path)

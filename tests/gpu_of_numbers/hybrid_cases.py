@@ -1,7 +1,5 @@
 """Hybrids on the GPU of numbers: rounds that are captured write what the CPU's eager ones write."""
 
-from functools import partial
-
 import pytest
 
 from tests.gpu_of_numbers.device import CUDA
@@ -15,7 +13,7 @@ from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
-SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=2, verify_tree_size=4)
+SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=3, verify_tree_size=4)
 NUM_LAYERS = 2
 """One that recurs, and one that attends."""
 PROMPTS = random_prompts((5, 3))
@@ -36,7 +34,7 @@ def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
     loaded = prepare_model(random_hybrid(name, NUM_LAYERS).to(CUDA), name)
     sequences = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
-    engine = build_engine(loaded, engine_config(SHAPE, **LIMITS), drafter, partial(InProcessChannel, device=CUDA))
+    engine = build_engine(loaded, engine_config(SHAPE, **LIMITS), drafter, InProcessChannel)
     for speculation in (True, False):
         found: list[list[int]] = [[] for _ in PROMPTS]
         for index, (prompt, wanted) in enumerate(zip(PROMPTS, params(speculation), strict=True)):
@@ -51,5 +49,6 @@ def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
     assert stats.eager_runs.keys() <= {Stage.BASE_MIXED, Stage.BASE_PROMPTS}
     assert stats.replays[Stage.BASE_VERIFICATION]
     assert stats.replays[Stage.BASE_DECODING]
+    assert engine.drafter_state == "attached"
     assert engine.speculation.acceptance_length > 1.5
     engine.check_integrity()

@@ -1,5 +1,6 @@
 """Tiny random verifiers whose layers keep recurrent or convolution state, and what transformers says they write."""
 
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import (
     JambaConfig,
     Lfm2Config,
     NemotronHConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -92,10 +94,17 @@ def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
         num_layers: its first ones; None has all of them.
     """
     torch.manual_seed(0)
-    config = CONFIGS[name]()
-    if num_layers is not None:
-        config.num_hidden_layers, config.layer_types = num_layers, config.layer_types[:num_layers]
+    config = CONFIGS[name]() if num_layers is None else of_layers(name, range(num_layers))
     return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+def of_layers(name: str, layers: Iterable[int]) -> PreTrainedConfig:
+    """A model of CONFIGS whose layers are of the kinds that these are of."""
+    config, layers = CONFIGS[name](), list(layers)
+    config.num_hidden_layers = len(layers)
+    if "layer_types" in vars(config):  # else all are of one kind
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    return config
 
 
 @cache

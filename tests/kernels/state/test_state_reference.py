@@ -53,8 +53,11 @@ def check(parents, slots, rows, states, run, step, advance):
         after[: len(states)] = states
         paths = [path_to(tree, node) for tree in parents]
         longest = max(map(len, paths))
-        nodes = torch.tensor([path + [path[-1]] * (longest - len(path)) for path in paths])
-        advance(after, Path(slots, nodes, torch.tensor([len(path) for path in paths]), slots))
+        first = range(0, len(parents) * len(parents[0]), len(parents[0]))
+        nodes = [
+            [at + start for at in path] + [0] * (longest - len(path)) for start, path in zip(first, paths, strict=True)
+        ]
+        advance(after, Path(slots, torch.tensor(nodes), torch.tensor([len(path) for path in paths]), slots))
         for req, path in enumerate(paths):
             state = states[slots[req]]
             for at in path:
@@ -82,7 +85,7 @@ def test_a_convolution_looks_back_along_the_path(case):
         states,
         out,
         step,
-        lambda after, path: advance_convolution(inputs.transpose(1, 2), after, path),
+        lambda after, path: advance_convolution(inputs, after, path),
     )
 
 

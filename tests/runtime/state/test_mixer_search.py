@@ -39,9 +39,11 @@ def forget_path(monkeypatch):
 
 def forget_the_child(monkeypatch):
     def short(advance):
-        return lambda mixer, pool, kept, accepted: advance(
-            mixer, pool, kept, accepted._replace(num_tokens=torch.ones_like(accepted.num_tokens))
-        )
+        def of_the_root(mixer, pool, kept, accepted, path):
+            accepted = accepted._replace(num_tokens=torch.ones_like(accepted.num_tokens))
+            advance(mixer, pool, kept, accepted, accepted.path())
+
+        return of_the_root
 
     for kind in (Mixer, TreeMixer):
         monkeypatch.setattr(kind, "advance", short(kind.advance))
