@@ -1,10 +1,9 @@
 """Recurrences over token trees; the torch reference and the CPU path.
 
-A tree's nodes go on from one state, which stays as it is. A node follows its ancestors: what a recurrence has at a node
-is the state times the decay on the way there, and what each ancestor added times the decay since then. So all nodes are
-computed at once, as attention to ancestors, and no node has a state of its own (gated delta rule: arXiv 2412.06464 with
-the ancestors in the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accepted, the state takes
-what its nodes added.
+The nodes of a tree follow one state, which stays as it is. At a node a recurrence has the state times the decay on the
+way there, plus the addition of each ancestor times the decay since then. All nodes are therefore computed at once, as
+attention to ancestors, and no node has a state of its own (gated delta rule: arXiv 2412.06464, with the ancestors in
+the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accepted, its additions go into the state.
 
 Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
 """
@@ -32,7 +31,7 @@ class TreeRows(NamedTuple):
 
     @classmethod
     def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
-        """Of trees.
+        """Rows of trees.
 
         Args:
             parents: int64 [num_reqs, num_nodes]: -1 for the root, and else below the node's own index.
@@ -79,7 +78,7 @@ class Path:
 
 
 class Added(NamedTuple):
-    """What nodes add to a recurrent state: the outer product of left and right, and what is left of it later."""
+    """Outer products, left times right, that nodes add to a recurrent state, and the decay up to each node."""
 
     left: Tensor
     """float32 [num_reqs, num_nodes, num_left_heads, rows]"""

@@ -158,7 +158,7 @@ class StateKeeper(Feature):
                 self._reach[seq.slot] = position = end
 
     def column(self, placed: Placed) -> RoundStates:
-        """What a round's mixers are told."""
+        """Rows of the round's decodes and prompt chunks, for its mixers."""
         plan, own, pieces = placed.plan, placed.decodes, []
         start = 0 if own is None else own.num_rows
         for chunk in () if plan is None else plan.chunks:
@@ -190,7 +190,7 @@ class StateKeeper(Feature):
             mixer.advance(self.pool, self._kept, own, path)
 
     def _saves(self, accepted: AcceptedPaths) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `AcceptedStates.saves`, by the number of the end within the path."""
+        """`AcceptedStates.saves`, one for each end of an interval that a path may pass."""
         interval, before = self.saved.interval, accepted.positions
         targets = self._targets[accepted.slots]
         for end in range(1 + (accepted.nodes.shape[1] - 1) // interval):

@@ -75,7 +75,7 @@ class Mixer:
         return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
 
     def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
-        """What the mixer returns for trees [num_reqs, num_nodes, ...], each node's path behind the state by itself."""
+        """Results of the mixer for trees [num_reqs, num_nodes, ...]: the path to each node runs by itself."""
         states.kept.put(self, padded)
         view = states.pool.gather(self.state.layer, decodes.slots)
         return [decodes.nodes_of(part) for part in self._run([decodes.paths_of(part) for part in padded], view)]

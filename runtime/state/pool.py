@@ -96,7 +96,7 @@ class StatePool:
                 self._layers[layer][part.recurrent, part.index] = own
 
     def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
-        """What a layer's mixers remember: [num_rows, ...], by whether it is recurrent and by its index."""
+        """The state of one layer: [num_rows, ...] by whether the part is recurrent, and by its index."""
         return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:

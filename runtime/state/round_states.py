@@ -13,9 +13,9 @@ from wingbeat.runtime.state.pool import StatePool
 
 
 class KeptRows:
-    """What mixers leave of a round's decodes until the accepted paths are known.
+    """Tensors of a round's decodes that mixers keep until the accepted paths are known.
 
-    Rounds of at most `capacity` rows leave it at addresses that stay, where a captured choice of tokens finds it.
+    Rounds of at most `capacity` rows keep them at addresses that stay, where a captured choice of tokens finds them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class KeptRows:
             room[:num_rows].copy_(part.flatten(0, 1))
 
     def take(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
-        """What the latest pass over so many decodes left: [num_reqs, num_nodes, ...] each."""
+        """Tensors that the latest pass over so many decodes kept: [num_reqs, num_nodes, ...] each."""
         num_rows = num_reqs * num_nodes
         if num_rows > self.capacity:
             return self._latest[mixer]
@@ -108,7 +108,7 @@ class AcceptedStates(NamedTuple):
     slots: Tensor
     """int64 [num_reqs]"""
     num_nodes: int
-    """Of each tree."""
+    """Width of the trees."""
     nodes: Tensor
     """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
     num_tokens: Tensor

@@ -29,7 +29,7 @@ from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, Ke
 
 _CONVOLUTION = "causal_conv1d_fn"
 _EPSILON = 1e-6
-"""Of the norms of queries and keys."""
+"""Added to the squares of queries and keys under the root that they are divided by."""
 
 
 class TreeView:

@@ -54,7 +54,7 @@ def _product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
 def _depthwise(
     inputs: Tensor, weight: Tensor, kernel_size: Any, bias: Tensor | None, stride: Any, padding: Any, dilation: Any
 ) -> Tensor:
-    """What only CUDA has a kernel for: a convolution of each channel by itself, of stride and dilation 1."""
+    """Convolution of each channel by itself, of stride and dilation 1, which torch has a kernel for on CUDA alone."""
     if {*stride, *dilation} != {1}:
         raise RuntimeError(f"a depthwise convolution of stride {stride} and dilation {dilation}")
     padded = torch.nn.functional.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))

@@ -1,4 +1,4 @@
-"""What a hybrid's rounds ask of a GPU of shapes: no wait of the host, and so many launches for a layer with a mixer."""
+"""Rounds of hybrids on a GPU of shapes: the host waits for nothing, and launches of a layer are counted."""
 
 import pytest
 
@@ -16,8 +16,8 @@ from wingbeat.runtime.round.choice import Choosing
 pytestmark = needs_states
 
 LIMITS = {"lfm2": (18, 5), "qwen3_5": (102, 21), "falcon_h1": (76, 21)}
-"""By kind, launches of a layer with a mixer: in the forward pass over trees, and where tokens are chosen. A layer that
-attends has 9; what a mixer has more are torch's operations around the recurrence, which no kernel of ours joins yet."""
+"""Launches of a layer with a mixer, by kind: in the forward pass over trees, and where tokens are chosen. A layer of a
+Llama has 9. The others are torch's operations, of the recurrence and of what these models have around it."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def placed_hybrid(name: str, num_mixers: int):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", LIMITS)
 def test_no_captured_round_waits_for_the_device(gpu, name):
-    """Of requests that come and go: in strict rounds every wait is an error at its line."""
+    """Requests come and go; in strict rounds every wait is an error at its line."""
     drafter = new_drafter("ngram", TREE, None)
     served = serve(gpu, engine_config(TREE, 2), drafter, [GREEDY], loaded=placed_hybrid(name, 1))
     assert any(launches["graph"] for launches in served.launches)
@@ -51,7 +51,7 @@ def test_launches_of_a_layer_are_no_more_than_their_limit_and_no_fewer(gpu, name
 
 
 def launches(gpu, name: str, num_mixers: int) -> tuple[int, int]:
-    """Of a captured round of one greedy sequence's tree: the forward pass, and the choice behind it."""
+    """A captured round of one greedy sequence's tree: launches of the forward pass, and of the choice behind it."""
     device = FakeGraphDevice(gpu)
     engine = Engine(placed_hybrid(name, num_mixers), engine_config(TREE, 1), DrafterNeeds(), device)
     engine.runner.prepare_trees()
