@@ -273,6 +273,10 @@ class Feature:
     def took(self, accepted: AcceptedPaths) -> None:
         """Follow the accepted paths of the decodes in the latest pass; at shapes that the arguments decide."""
 
+    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
+        """What of a pass with prompt chunks goes to the host beside the round's tokens: int64, by name."""
+        return {}
+
 
 def columns_of(features: tuple[Feature, ...], placed: Placed) -> Mapping[type, Any]:
     """What all of them add to a batch, by kind."""

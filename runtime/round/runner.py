@@ -25,7 +25,6 @@ from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
-from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.round.rows import Decodes, Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
@@ -83,7 +82,6 @@ class ModelRunner:
         pieces = graph_device is not None and all(feature.captures for feature in features)
         self.kernels = kernels = kernels if self.on_host else None
         self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
-        self._pooling = next((feature for feature in features if isinstance(feature, PromptPooling)), None)
         self.max_depth = config.speculation.max_path - 1
         acceptance = PathAcceptance(slots, cache, self.builder, config, kernels)
         self.pruner: DevicePruner | None = None
@@ -186,7 +184,10 @@ class ModelRunner:
             if any(seq.request.params.has_penalties for seq in sampling):
                 self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
         logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
-        return FirstTokens(sampled, chunks.taps, logprobs, None if self._pooling is None else self._pooling.take(plan))
+        told: dict[str, Tensor] = {}
+        for feature in self.builder.features:
+            told |= feature.told(plan)
+        return FirstTokens(sampled, chunks.taps, logprobs, told)
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
