@@ -81,13 +81,15 @@ deployments.surface: deployments.api deployments.app_config deployments.media de
 deployments.watchdog: cluster.channels cluster.process_tree runtime.interpreter
 kernels.attention: kernels.choice kernels.tree
 kernels.choice:
-kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.tree
+kernels.comparison: kernels.attention kernels.choice kernels.kv kernels.layer kernels.sampling kernels.state
+    kernels.tree
 kernels.cpu: kernels.disk_cache kernels.layer kernels.sampling
 kernels.disk_cache: kernels.replaced_file
 kernels.kv: kernels.choice
 kernels.layer: kernels.choice kernels.kv
 kernels.replaced_file:
 kernels.sampling: kernels.choice
+kernels.state: kernels.choice kernels.tree
 kernels.tree: kernels.choice kernels.sampling
 runtime.checks: kernels.choice kernels.comparison kernels.disk_cache runtime.config runtime.drafters runtime.engine
     runtime.heads runtime.metrics runtime.scheduling runtime.tokenizer runtime.verifier.checkpoints
@@ -145,8 +147,8 @@ runtime.round: kernels.cpu kernels.sampling kernels.tree runtime.config runtime.
 runtime.scheduling: runtime.config runtime.kv runtime.lora runtime.metrics
 runtime.settings:
 runtime.speculation: runtime.config
-runtime.state: runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round runtime.scheduling
-    runtime.verifier_errors
+runtime.state: kernels.state runtime.config runtime.kv runtime.protocol runtime.refusals runtime.round
+    runtime.scheduling runtime.verifier_errors
 runtime.static_tree:
 runtime.successor: runtime.prefixes runtime.tensor_files runtime.verifier.checkpoints
 runtime.tensor_files: runtime.config_fields runtime.folder_kinds

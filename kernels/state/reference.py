@@ -8,84 +8,12 @@ the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accep
 Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
 """
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
 
-from wingbeat.kernels.tree.reference import ancestor_mask
-
-
-class TreeRows(NamedTuple):
-    """How the nodes of some trees follow one another, and which states they follow."""
-
-    slots: Tensor
-    """int64 [num_reqs]: row of the states."""
-    visible: Tensor
-    """bool [num_reqs, num_nodes, num_nodes]: row node follows column node, or is it."""
-    windows: Tensor
-    """int64 [num_reqs, num_nodes, width]: the latest inputs of a convolution at each node, itself last, as indices of
-    `width` inputs before the root and the nodes' behind these."""
-
-    @classmethod
-    def of(cls, slots: Tensor, parents: Tensor, max_depth: int, width: int) -> "TreeRows":
-        """Rows of trees.
-
-        Args:
-            parents: int64 [num_reqs, num_nodes]: -1 for the root, and else below the node's own index.
-            max_depth: of the deepest node.
-            width: longest window of a convolution.
-        """
-        node = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
-        window = [node]
-        for _ in range(width - 1):
-            node = torch.where(node > 0, parents.gather(1, node.clamp(min=0)), node - 1)
-            window.append(node)
-        return cls(slots, ancestor_mask(parents, max_depth), torch.stack(window[::-1], dim=2) + width)
-
-
-@dataclass(frozen=True)
-class Path:
-    """How far states go on, and where they are then stored: all are read before any is written."""
-
-    slots: Tensor
-    """int64 [num_ends]: rows of the states before."""
-    rows: Tensor
-    """int64 [num_ends, longest]: nodes, as rows of [num_reqs * num_nodes]."""
-    num_tokens: Tensor
-    """int64 [num_ends]: nodes that count; the others are any."""
-    targets: Tensor
-    """int64 [num_ends]: rows of the states behind them."""
-    _latest: dict[int, Tensor] = field(default_factory=dict)
-
-    def latest(self, length: int) -> Tensor:
-        """int64 [num_ends, length]: the last inputs that count, among so many before the path and the path's."""
-        if length not in self._latest:
-            self._latest[length] = self.num_tokens[:, None] + torch.arange(length, device=self.slots.device)
-        return self._latest[length]
-
-    @cached_property
-    def skipped(self) -> Tensor:
-        """bool [num_ends, longest, 1]: nodes that do not count."""
-        return (torch.arange(self.rows.shape[1], device=self.rows.device) >= self.num_tokens[:, None])[..., None]
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """int64 [num_ends, 1]: the last row that counts."""
-        return self.rows.gather(1, (self.num_tokens - 1)[:, None])
-
-
-class Added(NamedTuple):
-    """Outer products, left times right, that nodes add to a recurrent state, and the decay up to each node."""
-
-    left: Tensor
-    """float32 [num_reqs, num_nodes, num_left_heads, rows]"""
-    right: Tensor
-    """float32 [num_reqs, num_nodes, num_right_heads, columns]"""
-    decay: Tensor
-    """float32 [num_reqs, num_nodes, num_heads]: log of the decay from the state up to the node, itself included."""
+from wingbeat.kernels import choice
+from wingbeat.kernels.state.rows import Added, Path, TreeRows
 
 
 def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -118,9 +46,18 @@ def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
 
 
 def delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, states: Tensor, rows: TreeRows
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    rows: TreeRows,
+    epsilon: float | None = None,
 ) -> tuple[Tensor, Added]:
-    """The gated delta rule at every node: float32 [num_reqs, num_nodes, num_heads, value_dim], and what nodes add.
+    """The gated delta rule at every node: [num_reqs, num_nodes, num_heads, value_dim], and what nodes add.
+
+    Queries are divided by the root of `key_dim`.
 
     Args:
         query, key: [num_reqs, num_nodes, num_key_heads, key_dim], each head of which serves several of the values'.
@@ -128,8 +65,18 @@ def delta_rule(
         decay: [num_reqs, num_nodes, num_heads], logarithms.
         beta: [num_reqs, num_nodes, num_heads].
         states: [num_states, num_heads, key_dim, value_dim].
+        epsilon: queries and keys are divided by their lengths first, with this added to the squares; None leaves them.
     """
+    if choice.compiled("delta_rule", value):
+        from wingbeat.kernels.state import triton as triton_state
+
+        if triton_state.fits(query):
+            return triton_state.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
+    dtype = value.dtype
     query, key, value, decay, beta = (part.float() for part in (query, key, value, decay, beta))
+    if epsilon is not None:
+        query, key = (part * torch.rsqrt((part * part).sum(dim=-1, keepdim=True) + epsilon) for part in (query, key))
+    query = query * query.shape[-1] ** -0.5
     total, since = _decays(decay, rows)
     before = states[rows.slots].float()
     own_keys, own_queries = (_per_head(part, value.shape[2]) for part in (key, query))
@@ -139,11 +86,11 @@ def delta_rule(
     if value.shape[1] > 1:
         overlap = torch.einsum("bnhk,bmhk->bhnm", own_keys * beta[..., None], own_keys) * since
         # The diagonal counts as ones.
-        wanted = torch.linalg.solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
+        wanted = solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
         wanted = wanted.transpose(1, 2)
     seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since
     out = torch.einsum("bnhk,bhkv->bnhv", own_queries, before) * reached
-    return out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted), Added(key, wanted, total)
+    return (out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted)).to(dtype), Added(key, wanted, total)
 
 
 def selective_scan(

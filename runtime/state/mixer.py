@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.state.reference import Path
+from wingbeat.kernels.state.rows import Path
 from wingbeat.runtime.state.pool import LayerState, StatePool, StateView
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
 

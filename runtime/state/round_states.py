@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.state.reference import Path, TreeRows
+from wingbeat.kernels.state.rows import Path, TreeRows
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.state.pool import StatePool
 

@@ -8,21 +8,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from wingbeat.kernels.state.reference import (
-    Added,
-    Path,
-    TreeRows,
     advance_convolution,
     advance_recurrence,
     convolve,
     delta_rule,
     selective_scan,
 )
+from wingbeat.kernels.state.rows import Added, Path, TreeRows
 from wingbeat.runtime.state.mixer import Mixer, copied
 from wingbeat.runtime.state.pool import LayerState, StatePool
 from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
@@ -87,13 +84,10 @@ class TreeView:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """In the place of `torch_chunk_gated_delta_rule`."""
-        dtype, query, key = query.dtype, query.float(), key.float()
-        if use_qk_l2norm_in_kernel:
-            query, key = (x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + _EPSILON) for x in (query, key))
-        query = query * query.shape[-1] ** -0.5
-        out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows)
+        epsilon = _EPSILON if use_qk_l2norm_in_kernel else None
+        out, added = delta_rule(query, key, value, g, beta, self.states[True, 0], self.rows, epsilon)
         self.left[True, 0] = added
-        return out.to(dtype), None
+        return out, None
 
     def selective_scan(
         self,

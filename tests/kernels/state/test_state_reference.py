@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from wingbeat.kernels.state.reference import (
-    Path,
-    TreeRows,
     advance_convolution,
     advance_recurrence,
     convolve,
     delta_rule,
     selective_scan,
 )
+from wingbeat.kernels.state.rows import Path, TreeRows
 
 SHAPES = {"B1-N1": (1, 1), "B2-N7": (2, 7), "B3-N17": (3, 17)}
 NUM_STATES, SLOTS = 5, (3, 0, 2)
@@ -101,7 +100,7 @@ def test_a_gated_delta_rule_follows_ancestors(case):
         state = state * decay[req, node].exp()[:, None, None]
         delta = (value[req, node] - (state * k[..., None]).sum(1)) * beta[req, node][:, None]
         state = state + k[..., None] * delta[:, None]
-        return state, (state * q[..., None]).sum(1)
+        return state, (state * q[..., None]).sum(1) * ROWS**-0.5
 
     out, added = delta_rule(query, key, value, decay, beta, states, rows)
     check(parents, slots, rows, states, out, step, lambda after, path: advance_recurrence(added, after, path))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.runtime.hybrids import hybrid, needs_states, random_hybrid
-from wingbeat.kernels.state.reference import TreeRows
+from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import StatePool
 from wingbeat.runtime.state.tree_mixer import TreeMixer
