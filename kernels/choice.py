@@ -23,6 +23,7 @@ KERNELS = (
     "noise",
     "choose_tokens",
     "count_tokens",
+    "delta_rule",
 )
 """The names that are chosen by: what is launched for one call, or for calls that share their memory."""
 

@@ -21,6 +21,8 @@ from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
+from wingbeat.kernels.state.reference import delta_rule
+from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
 from wingbeat.kernels.tree.table import TreeTable
@@ -256,6 +258,18 @@ def _count(device: torch.device, shape: Shape) -> list[Tensor]:
     return [in_prompt.to(torch.int32), in_output]
 
 
+def _delta_rule(device: torch.device, shape: Shape) -> list[Tensor]:
+    num_reqs, num_nodes, dim = 2, 7, min(shape.head_dim, 128)
+    parents = torch.tensor([[-1, 0, 0, 1, 1, 3, 2], [-1, 0, 1, 2, 3, 4, 5]], device=device)
+    rows = TreeRows.of(torch.tensor([2, 0], device=device), parents, num_nodes - 1, 1)
+    query, key = (_random(seed, num_reqs, num_nodes, 2, dim, dtype=shape.dtype).to(device) for seed in (17, 18))
+    value = _random(19, num_reqs, num_nodes, 4, dim, dtype=shape.dtype).to(device)
+    decay, beta = (_random(seed, num_reqs, num_nodes, 4).to(device) for seed in (20, 21))
+    states = _random(22, 3, 4, dim, dim).to(device)
+    out, added = delta_rule(query, key, value, -decay.abs(), beta.sigmoid(), states, rows, 1e-6)
+    return [out, *added]
+
+
 CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "attention": _attention,
     "store_kv": _store,
@@ -273,5 +287,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "noise": _noise,
     "choose_tokens": _choose,
     "count_tokens": _count,
+    "delta_rule": _delta_rule,
 }
 """By the name of `choice.KERNELS`: what runs on the device that it is given."""

@@ -320,7 +320,6 @@ class EngineConfig:
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
-            Feature.OVERLAP: (bool(self.overlap), "overlap is True"),
         }
         return {feature: said for feature, (is_asked, said) in asked.items() if is_asked}
 

@@ -33,7 +33,6 @@ class Feature(StrEnum):
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
-    OVERLAP = "a host one round behind the device"
     PART_OF_GPU = "a share of a GPU"
     PREFIX_DIR = "`prefix_dir`"
     QUANTISED = "a quantised model"
@@ -75,7 +74,6 @@ class Refusal(NamedTuple):
 
 _F = Feature
 _NO_EAGER = "rounds over ranks run eagerly"
-_STATES_EAGER = "rounds of recurrent states run eagerly, one by one"
 _ROWS = "its products depend on the rows beside"
 
 REFUSED_TOGETHER = (
@@ -138,9 +136,7 @@ REFUSED_TOGETHER = (
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.COMPILE, _F.CPU, "captured graphs alone keep compiled layers", "leave it out"),
-    Refusal(_F.COMPILE, _F.STATES, _STATES_EAGER, known=Known.LOADED),
-    Refusal(_F.CUDA_GRAPHS, _F.STATES, _STATES_EAGER, known=Known.LOADED),
-    Refusal(_F.OVERLAP, _F.STATES, _STATES_EAGER, known=Known.LOADED),
+    Refusal(_F.COMPILE, _F.STATES, "its mixers are not compiled", known=Known.LOADED),
     Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
     Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
     Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),

@@ -13,6 +13,7 @@ from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
@@ -32,8 +33,7 @@ class EngineParts(NamedTuple):
     model: VerifierModel
     cache: KVCache
     block_manager: BlockManager
-    states: StateKeeper | None
-    """None for a model without recurrent states."""
+    features: tuple[Feature, ...]
     slots: SlotState
     scheduler: Scheduler
     runner: ModelRunner
@@ -62,15 +62,17 @@ def assemble(
     block_manager = manage_blocks(loaded.states, config, cache.num_blocks)
     states = StateKeeper(loaded.mixers, config, block_manager, loaded.device) if loaded.mixers else None
     slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
+    features = features_of(loaded, slots, states)
     scheduler = Scheduler(
         config,
         block_manager,
         eos_token_ids=loaded.eos_token_ids,
         adapters=loaded.resident_adapters,
         whole_images=loaded.sees_whole_images,
+        left=lambda slot: [feature.leave(slot) for feature in features],
     )
     on_host = on_host if backend.on_host is None else backend.on_host
-    runner = _model_runner(loaded, config, model, cache, slots, states, graph_device, on_host)
+    runner = _model_runner(loaded, config, model, cache, slots, features, graph_device, on_host)
     fixed = FixedSpeculation(config.speculation.max_path - 1)
     policy = MeasuredSpeculation(loaded, runner, config) if config.speculation.adaptive else fixed
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
@@ -81,7 +83,7 @@ def assemble(
         speculation=policy,
         clock=clock,
         inbox=runner.inbox,
-        states=states,
+        features=features,
         contexts=contexts,
         intake=runner.builder.intake,
         kernels=runner.kernels,
@@ -92,7 +94,7 @@ def assemble(
         model=model,
         cache=cache,
         block_manager=block_manager,
-        states=states,
+        features=features,
         slots=slots,
         scheduler=scheduler,
         runner=runner,
@@ -109,7 +111,7 @@ def _model_runner(
     model: VerifierModel,
     cache: KVCache,
     slots: SlotState,
-    states: StateKeeper | None,
+    features: tuple[Feature, ...],
     graph_device: GraphDevice | None,
     on_host: bool | None,
 ) -> ModelRunner:
@@ -122,7 +124,7 @@ def _model_runner(
         last_position=loaded.max_position_embeddings - 1,
         graph_device=graph_device,
         on_host=on_host,
-        features=features_of(loaded, slots, states),
+        features=features,
         faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
         kernels=cpu_kernels() if loaded.device.type == "cpu" else None,
     )

@@ -36,12 +36,12 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
-from wingbeat.runtime.state.keeper import StateKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class DrafterClient(RoundObserver):
         clock: told what is waiting for the drafter.
         inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
             On the host trees can be looked at without a wait, so they are cut to the nodes worth verifying.
-        states: of layers that keep a state of their own, which says where a replay may begin.
+        features: of the engine: each may move the position at which a replay begins.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
         intake: looks at trees on the host; None leaves that to torch.
         kernels: tell of paths on the host; None likewise.
@@ -86,7 +86,7 @@ class DrafterClient(RoundObserver):
         speculation: Speculation,
         clock: RoundClock,
         inbox: TreeInbox | None,
-        states: StateKeeper | None = None,
+        features: tuple[Feature, ...] = (),
         contexts: RecordedContexts | None = None,
         intake: DraftIntake | None = None,
         kernels: CpuKernels | None = None,
@@ -94,7 +94,7 @@ class DrafterClient(RoundObserver):
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox, self._intake, self._kernels = inbox, intake, kernels
-        self._states = states
+        self._features = features
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self._tell_media = tell_media
         self.state = DrafterState.NONE
@@ -174,7 +174,7 @@ class DrafterClient(RoundObserver):
             return plan
         if all(seq.draft.complete or not seq.draft.followed for seq in plan.decodes):
             return plan
-        return with_replays(plan, self._states)
+        return with_replays(plan, self._features)
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | ArrivedTrees | TreeInbox | None:

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.round.flight import RoundInFlight
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.scheduling.plan import length_of
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.state.keeper import StateKeeper
 
 
 class RecordedContexts:
@@ -104,14 +104,14 @@ def advance(seq: Sequence, draft_len: int, blocks: BlockManager, incarnation: in
     seq.draft.length = draft_len
 
 
-def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> SchedulerOutput:
+def with_replays(plan: SchedulerOutput, features: tuple[Feature, ...]) -> SchedulerOutput:
     """Add chunks of context the drafter lacks; oldest sequence first.
 
     The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host knows
     where that is, so the sequence sits this round out.
 
     Args:
-        states: of layers that keep a state of their own: a replay begins where there is one.
+        features: each may move the position at which a replay begins.
     """
     budget = plan.budget_left
     chunks: list[Chunk] = []
@@ -120,7 +120,9 @@ def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> Scheduler
         draft = seq.draft
         if draft.complete or draft.is_recorded or not draft.followed or not budget:
             continue
-        start = seq.draft.length if states is None else states.replay_start(seq, seq.draft.length)
+        start: int | None = seq.draft.length
+        for feature in features:
+            start = None if start is None else feature.replay_start(seq, start)
         if start is None:
             continue
         seq.draft.length = start

@@ -60,7 +60,7 @@ class Engine:
         self.config = config = parts.config
         self.loaded, self.needs, self.grammars = loaded, needs, grammars
         self.model, self.cache, self.slots, self.runner = parts.model, parts.cache, parts.slots, parts.runner
-        self.block_manager, self.states, self.scheduler = parts.block_manager, parts.states, parts.scheduler
+        self.block_manager, self.features, self.scheduler = parts.block_manager, parts.features, parts.scheduler
         self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
         self.drafting = parts.drafting
         self.detach_drafter = self.drafting.detach
@@ -70,8 +70,7 @@ class Engine:
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
-        of_every_model = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
-        self._own_observers = of_every_model if self.states is None else (*of_every_model, self.states)
+        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
@@ -247,8 +246,8 @@ class Engine:
         plan = self._plan = self.scheduler.schedule()
         self.requests.admitted(plan.admitted)
         for seq in plan.admitted:
-            if self.states is not None:
-                self.scheduler.isolated(seq, self.states.admit, seq)
+            for feature in self.features:
+                self.scheduler.isolated(seq, feature.admit, seq)
             self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:
             plan = plan.without_dropped()

@@ -235,8 +235,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     engine = Engine(loaded, small, needs)
     engine.slots.processors.allocate()  # which the first request with a penalty would
     held += engine.cache.num_blocks * engine.cache.block_bytes
-    if engine.states is not None:
-        held += engine.states.pool.num_rows * engine.states.pool.row_bytes
+    held += sum(feature.held_bytes for feature in engine.features)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     engine.add_request(Request("longest", (0,) * prompt_len, _SAMPLED))

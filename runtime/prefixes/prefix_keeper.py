@@ -20,6 +20,7 @@ from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
+from wingbeat.runtime.state.keeper import StateKeeper
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
@@ -79,7 +80,8 @@ class PrefixKeeper:
     def __init__(self, engine: "Engine", store: PrefixStore | None = None) -> None:
         self._engine = engine
         self._blocks = engine.block_manager
-        self._contents = PrefixContents(engine.cache, engine.states, engine.contexts, engine.needs)
+        self._states = StateKeeper.among(engine.features)
+        self._contents = PrefixContents(engine.cache, self._states, engine.contexts, engine.needs)
         self._store = store
         self.max_blocks = most_pinned_blocks(engine)
         self._pinned: dict[Key, _Pinned] = {}
@@ -281,8 +283,8 @@ class PrefixKeeper:
         self._computing[request_id] = computing
         if fresh:
             self._engine.contexts.record(request_id)
-        if self._engine.states is not None:
-            self._engine.states.marks[request_id] = num_tokens
+        if self._states is not None:
+            self._states.marks[request_id] = num_tokens
 
     def _pin(self, prefix: SavedPrefix, num_blocks: int, taps: Tensor | None) -> _Pinned:
         blocks = self._blocks.find(prefix.hashed_ids, self._root(prefix))
@@ -307,8 +309,8 @@ class PrefixKeeper:
 
     def _end(self, request_id: str) -> tuple[_Computing, Tensor | None]:
         """What is no longer computed, and what was recorded of it."""
-        if self._engine.states is not None:
-            self._engine.states.marks.pop(request_id, None)
+        if self._states is not None:
+            self._states.marks.pop(request_id, None)
         taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
         return self._computing.pop(request_id), taps
 

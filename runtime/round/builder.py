@@ -12,7 +12,7 @@ from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
-from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
 from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined, pack
@@ -146,6 +146,11 @@ class BatchBuilder:
         token_ids, positions, mapping = (part.view(num_reqs, num_nodes) for part in parts)
         decodes = Decodes(slots, positions[:, 0], token_ids, None, positions, mapping)
         return self._with_features(rows, Placed(None, decodes, None, [], self.on_host))
+
+    def took(self, accepted: AcceptedPaths) -> None:
+        """Let features follow the accepted paths of the decodes in the latest pass."""
+        for feature in self.features:
+            feature.took(accepted)
 
     def _with_features(self, rows: Rows, placed: Placed) -> Rows:
         features = self.features if placed.starts else self._of_decodes

@@ -110,6 +110,8 @@ class DecodeGraphs:
         self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
         self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
         """Which rows the inputs of a runner are."""
+        for feature in fixed.builder.features:
+            feature.reserve(max(num_nodes * shape.forwards[-1] for num_nodes, shape in self.shapes.items()))
 
     @property
     def stats(self) -> GraphStats:

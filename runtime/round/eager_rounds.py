@@ -75,6 +75,8 @@ class EagerRounds:
         decodes, (logits, taps) = result.decodes, result.output
         chosen = self.chooser.choose(plan.decodes, decodes, logits)
         accepted = self.acceptance.accept(decodes, chosen, taps)._replace(evidence=result.evidence)
+        if decodes is not None:
+            self.builder.took(accepted)
         if any(seq.request.params.has_penalties for seq in plan.decodes):
             self.slots.processors.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
         if plan.asking:

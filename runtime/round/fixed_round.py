@@ -80,6 +80,7 @@ class FixedRound:
         nodes = None if evidence is None else verified_nodes(evidence, decodes.token_ids.shape[1])
         chosen = self.chooser.choose_fixed(decodes, logits, choosing, nodes)
         accepted = self.acceptance.accept(decodes, chosen, result.output.taps)._replace(evidence=evidence)
+        self.builder.took(accepted)
         if choosing is Choosing.ALTERED:
             self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
             accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, None))

@@ -1,5 +1,6 @@
 """A round between its launch and the moment the host knows what it decided."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ class RoundResult(NamedTuple):
     chunk_logprobs: np.ndarray | None = None
     """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
     pooled: np.ndarray | None = None
-    """float64 [num_pooled_chunks, hidden_size]: see `PromptPooling`."""
+    """float64 [num_pooled_chunks, hidden_size]: see `PromptPooling.told`."""
 
 
 @dataclass
@@ -156,6 +157,9 @@ class RoundObserver:
         """A request has finished, failed or was aborted."""
 
 
+NOTHING_TOLD: Mapping[str, Tensor] = {}
+
+
 class FirstTokens(NamedTuple):
     """What a round decided for its prompt chunks."""
 
@@ -165,8 +169,8 @@ class FirstTokens(NamedTuple):
     """[num_chunk_tokens, taps_size], chunks back to back."""
     logprobs: Tensor | None = None
     """As `RoundResult.chunk_logprobs`."""
-    pooled: Tensor | None = None
-    """As `RoundResult.pooled`, in the bits of int64."""
+    told: Mapping[str, Tensor] = NOTHING_TOLD
+    """As `Feature.told`, of all features."""
 
 
 def launched_round(
@@ -185,7 +189,7 @@ def launched_round(
     told = accepted.told()
     if accepted.packed is None:
         told |= {"sampled": first.sampled} | ({} if first.logprobs is None else {"chunk_logprobs": first.logprobs})
-        told |= {} if first.pooled is None else {"pooled": first.pooled}
+        told |= first.told
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,

@@ -1,6 +1,6 @@
 """Embeddings of prompts: the hidden states that enter the output matrix, pooled while a prompt is computed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -61,11 +61,11 @@ class PromptPooling(Feature):
         finally:
             hook.remove()
 
-    def take(self, plan: SchedulerOutput) -> Tensor | None:
+    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
         """A chunk's sum or its last row, by part: int64 [num_parts, hidden_size], the bits of doubles, as downloads
-        have them; None where no chunk of this plan is pooled. Rows of a round that raised belong to no later plan."""
+        have them; nothing where no chunk of this plan is pooled. A round that raised leaves nothing to a later plan."""
         pooled, self._pooled = self._pooled, None
-        return None if pooled is None or pooled[0] is not plan else pooled[1]
+        return {} if pooled is None or pooled[0] is not plan else {"pooled": pooled[1]}
 
 
 def _pooled(hidden: Tensor, column: PooledRows) -> Tensor:

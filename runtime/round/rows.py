@@ -17,8 +17,9 @@ from torch import Tensor
 from wingbeat.kernels.cpu.drafted import TakenTrees
 from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.tree.reference import pack_mask
-from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class Packing(NamedTuple):
@@ -221,12 +222,37 @@ class Placed:
 
 
 class Feature:
-    """A feature of an engine; this one does nothing."""
+    """A feature of an engine; this one does nothing.
+
+    A sequence is admitted, takes part in rounds and leaves. A round is prepared by the host, computed by the model
+    within `entered`, and taken once its tokens are decided: on the device, where the host may be a round behind.
+    Per-slot columns are the feature's own, at addresses that stay, with a row for `SlotState.spare`.
+    """
 
     kind: type = type(None)
     """Of its column; the columns of a batch are found by it."""
     of_chunks = False
     """Whether it is about rows of prompts alone: batches without them do not ask it, nor enter it without a column."""
+    captures = True
+    """Whether graphs hold prompt chunks beside it; decodes are captured with every feature."""
+    held_bytes = 0
+    """Memory of its per-slot columns."""
+
+    def admit(self, seq: Sequence) -> None:
+        """Fill the columns of the slot that a sequence was given; called before its first round is prepared."""
+
+    def leave(self, slot: int) -> None:
+        """Let go of what is held for a slot, whose sequence has left it."""
+
+    def replay_start(self, seq: Sequence, wanted: int) -> int | None:
+        """Position at or before `wanted` from which a prompt can be computed again; None where that cannot be."""
+        return wanted
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for what a pass leaves for `took`: captured rounds have at most so many rows of decodes."""
+
+    def prepare(self, plan: SchedulerOutput) -> None:
+        """Bring columns up to date for a round that is about to be launched."""
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""
@@ -243,6 +269,13 @@ class Feature:
     def entered(self, column: Any | None, inputs: dict[str, Any]) -> AbstractContextManager:
         """Entered while the model runs with these keyword arguments, which may be changed before."""
         return nullcontext()
+
+    def took(self, accepted: AcceptedPaths) -> None:
+        """Follow the accepted paths of the decodes in the latest pass; at shapes that the arguments decide."""
+
+    def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
+        """What of a pass with prompt chunks goes to the host beside the round's tokens: int64, by name."""
+        return {}
 
 
 def columns_of(features: tuple[Feature, ...], placed: Placed) -> Mapping[type, Any]:

@@ -6,6 +6,7 @@ from the slot state, which the round before advances on the device, and the host
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from wingbeat.runtime.round.decode_graphs import DecodeGraphs
 from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
-from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.round.rows import Decodes, Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
@@ -78,10 +78,10 @@ class ModelRunner:
         beside them) and `accept`."""
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
-        pieces = graph_device is not None
+        # Graphs hold prompt chunks in pieces, where every feature can be captured beside these.
+        pieces = graph_device is not None and all(feature.captures for feature in features)
         self.kernels = kernels = kernels if self.on_host else None
         self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
-        self._pooling = next((feature for feature in features if isinstance(feature, PromptPooling)), None)
         self.max_depth = config.speculation.max_path - 1
         acceptance = PathAcceptance(slots, cache, self.builder, config, kernels)
         self.pruner: DevicePruner | None = None
@@ -101,7 +101,8 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         if graph_device is not None:
             slots.processors.allocate()
-            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, config, last_position, graph_device)
+            own = config if pieces else replace(config, cuda_graphs="decode_only")
+            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, own, last_position, graph_device)
             self._layers = self._compiled(faster_layers) if config.compile else None
             self.graphs.capture_roots(self._layers)
 
@@ -137,6 +138,8 @@ class ModelRunner:
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
+        for feature in self.builder.features:
+            feature.prepare(plan)
         masked = plan.is_masked
         if isinstance(trees, TreeInbox) and (masked or not captured):
             trees = trees.checked(rows)
@@ -181,7 +184,10 @@ class ModelRunner:
             if any(seq.request.params.has_penalties for seq in sampling):
                 self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
         logprobs = self._chunk_logprobs(plan, sampling, sampled, chunks.logits)
-        return FirstTokens(sampled, chunks.taps, logprobs, None if self._pooling is None else self._pooling.take(plan))
+        told: dict[str, Tensor] = {}
+        for feature in self.builder.features:
+            told |= feature.told(plan)
+        return FirstTokens(sampled, chunks.taps, logprobs, told)
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor

@@ -56,8 +56,6 @@ class SlotState:
         self.committed_lens = column(torch.int64)
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
-        self.adapter_ids = column(torch.int64)
-        self._any_adapted = False
         self.position_deltas = column(torch.int64)
         """By how much a token behind a sequence's images is rotated as if it stood elsewhere."""
         self._any_moved = False
@@ -134,13 +132,12 @@ class SlotState:
 
     def _admit(self, seqs: list[Sequence]) -> None:
         params = [seq.request.params for seq in seqs]
-        slots, lens, last_token_ids, epochs, adapter_ids, seeds, top_ks = upload(
+        slots, lens, last_token_ids, epochs, seeds, top_ks = upload(
             [
                 [seq.slot for seq in seqs],
                 [len(seq.token_ids) for seq in seqs],
                 [seq.token_ids[-1] for seq in seqs],
                 [seq.epoch for seq in seqs],
-                [seq.adapter_id for seq in seqs],
                 [param.seed for param in params],
                 [param.top_k for param in params],
             ],
@@ -152,9 +149,6 @@ class SlotState:
         self.committed_lens[slots] = lens
         self.last_token_ids[slots] = last_token_ids
         self.epochs[slots] = epochs
-        self._any_adapted = self._any_adapted or any(seq.adapter_id for seq in seqs)
-        if self._any_adapted:
-            self.adapter_ids[slots] = adapter_ids
         deltas = [position_delta(seq.request.media) for seq in seqs]
         self._any_moved = self._any_moved or any(deltas)
         if self._any_moved:

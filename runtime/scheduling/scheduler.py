@@ -33,6 +33,7 @@ class Scheduler:
         eos_token_ids: tokens that end a request unless it ignores them.
         adapters: that requests may run with; None where there are none.
         whole_images: no prompt chunk may end among the tokens of an image.
+        left: called with each slot that a sequence has left.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Scheduler:
         eos_token_ids: frozenset[int],
         adapters: ResidentAdapters | None = None,
         whole_images: bool = False,
+        left: Callable[[int], object] = lambda slot: None,
     ) -> None:
         self.config = config
+        self._left = left
         self.block_manager = block_manager
         self.eos_token_ids = eos_token_ids
         self._adapters = adapters
@@ -328,6 +331,7 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:
             self._free_slots.append(seq.slot)
+            self._left(seq.slot)
         if seq.adapter_id:
             self._adapters.release(seq.request.adapter)
         self.block_manager.release(seq.blocks)

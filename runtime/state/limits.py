@@ -13,9 +13,7 @@ SHARE_OF_SAVED = 0.25
 
 
 def with_states(states: list[LayerState], config: EngineConfig, name: str) -> EngineConfig:
-    """The same limits for a model with states: rounds run eagerly, one after the other; the interval is whole blocks.
-
-    A state goes on by accepted tokens alone, so the host must know them before it launches the next round.
+    """The same limits for a model with states: the interval is whole blocks.
 
     Args:
         states: of the model's layers; empty for one without.
@@ -28,7 +26,7 @@ def with_states(states: list[LayerState], config: EngineConfig, name: str) -> En
         return config
     refuse(config.asked() | {Feature.STATES: f"{name} has layers with recurrent state"})
     interval = -(-config.state_interval // config.block_size) * config.block_size
-    return replace(config, cuda_graphs=False, overlap=False, state_interval=interval)
+    return replace(config, state_interval=interval)
 
 
 def manage_blocks(states: list[LayerState], config: EngineConfig, num_blocks: int) -> BlockManager:
@@ -58,7 +56,7 @@ def state_budget(states: list[LayerState], config: EngineConfig, budget: int) ->
     if not states:
         return budget, config
     size = row_bytes(states)
-    left = budget - config.max_num_seqs * size
+    left = budget - (config.max_num_seqs + 1) * size  # rows that pad a round have one, too
     saved = config.num_saved_states
     if saved is None and config.num_kv_blocks is None:
         saved = max(1, min(int(SHARE_OF_SAVED * left) // size, _most(config, None)))

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.runtime.state.pool import LayerState, StateView
-from wingbeat.runtime.state.round_states import RoundStates
+from wingbeat.kernels.state.rows import Path
+from wingbeat.runtime.state.pool import LayerState, StatePool, StateView
+from wingbeat.runtime.state.round_states import AcceptedStates, DecodeStates, KeptRows, RoundStates
 
 _SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
 _DELTA_RULE = "torch_chunk_gated_delta_rule"
@@ -54,36 +55,45 @@ class Mixer:
         return self._mix(hidden_states, self.states)
 
     def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
-        """A round's rows [1, num_tokens, hidden_size]; states go on as `states` says."""
-        layer = self.state.layer
+        """A round's rows [1, num_tokens, hidden_size]; the states of prompt chunks go on by them."""
+        layer, pool, decodes = self.state.layer, states.pool, states.decodes
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
         parts: list[list[Tensor]] = []
-        decodes = states.decodes
         if decodes is not None:
-            view = states.pool.gather(layer, decodes.live)
-            mixed = self._run([decodes.paths_of(part) for part in rows], view)
-            parts.append([decodes.flatten(part) for part in mixed])
-            if decodes.stores:
-                states.pool.store(layer, decodes.live, view, decodes.saves)
-            else:
-                states.keep(self, [part[: decodes.num_rows] for part in rows])
+            mixed = self._over_trees([decodes.padded(part) for part in rows], decodes, states)
+            parts.append([decodes.decodes.packed(part) for part in mixed])
         for piece in states.pieces:
-            view = states.pool.gather(layer, piece.live)
+            view = pool.gather(layer, piece.live)
             span = slice(piece.start, piece.start + piece.length)
             parts.append([part[0] for part in self._run([part[None, span] for part in rows], view)])
-            states.pool.store(layer, piece.live, view, piece.saves)
-        results = [torch.cat(same) for same in zip(*parts, strict=True)]
+            pool.store(layer, piece.live, view)
+            if piece.save is not None:
+                pool.store(layer, piece.save, view)
+        results = [torch.cat(same) for same in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]
         if self._exit is not None:
             return self._exit(results[0])[None]
         return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
 
-    def advance(self, states: RoundStates) -> None:
-        """Let the states of a round that kept its rows go on along the accepted paths."""
-        layer, rows = self.state.layer, states.kept(self)
-        for step in states.accepted:
-            view = states.pool.gather(layer, step.live)
-            self._run([part[step.rows] for part in rows], view)
-            states.pool.store(layer, step.live, view, step.saves)
+    def _over_trees(self, padded: list[Tensor], decodes: DecodeStates, states: RoundStates) -> list[Tensor]:
+        """Results of the mixer for trees [num_reqs, num_nodes, ...]: the path to each node runs by itself."""
+        states.kept.put(self, padded)
+        view = states.pool.gather(self.state.layer, decodes.slots)
+        return [decodes.nodes_of(part) for part in self._run([decodes.paths_of(part) for part in padded], view)]
+
+    def advance(self, pool: StatePool, kept: KeptRows, accepted: AcceptedStates, path: Path) -> None:
+        """Let states go on along accepted paths, token by token, at shapes that the arguments decide.
+
+        Args:
+            path: of `accepted`.
+        """
+        layer, (num_reqs, longest) = self.state.layer, accepted.nodes.shape
+        rows = [accepted.rows_of(part) for part in kept.take(self, num_reqs, accepted.num_nodes)]
+        for step in range(longest):
+            view = pool.gather(layer, accepted.slots)
+            self._run([part[:, step : step + 1] for part in rows], view)
+            pool.store(layer, accepted.slots, view, accepted.num_tokens > step)
+            for num_tokens, targets in accepted.saves:
+                pool.store(layer, targets, view, num_tokens == step + 1)
 
     def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
         """The mixer between its outer products: what it returns, one tensor for most.
@@ -128,14 +138,7 @@ class Mixer:
 
     def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A forward whose scan goes on from the state before it: transformers' for Mamba-1 begins at zero."""
-        plain = inspect.unwrap(type(self.module).forward)
-        if _SCAN not in plain.__code__.co_names:
-            return forward
-        # transformers' own code: it only finds another function under the name.
-        names = {**plain.__globals__, _SCAN: self._scan}
-        copy = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
-        copy.__kwdefaults__ = plain.__kwdefaults__
-        return copy.__get__(self.module)
+        return copied(self.module, forward, {_SCAN: self._scan})
 
     def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
         """Mamba-1 token by token, as transformers decodes; [num_seqs, channels, length] as its scan has them."""
@@ -159,6 +162,18 @@ class Mixer:
             for token in range(hidden_states.shape[-1])
         ]
         return torch.stack(outputs, dim=-1), state
+
+
+def copied(module: nn.Module, forward: Callable[..., Tensor], names: dict[str, Callable]) -> Callable[..., Tensor]:
+    """A forward, transformers' own code, that finds other functions under these names; itself where it has none."""
+    plain = inspect.unwrap(type(module).forward)
+    if not names.keys() & set(plain.__code__.co_names):
+        return forward
+    copy = FunctionType(
+        plain.__code__, {**plain.__globals__, **names}, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    return copy.__get__(module)
 
 
 def states_of(mixers: tuple[Mixer, ...]) -> list[LayerState]:

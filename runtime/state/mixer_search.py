@@ -14,6 +14,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 
 from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
 from wingbeat.runtime.state.pool import LayerState, StatePart
+from wingbeat.runtime.state.tree_mixer import TreeMixer
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _READS = {"get_conv_state", "get_recurrent_state"}
@@ -70,7 +71,11 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
         )
     edges = _edges(model, [module for state in states for module in modules[state.layer]], attention)
     # Several mixers of a layer have the whole state of the layer; each writes its own parts of it.
-    return tuple(Mixer(module, state, *edges[module]) for state in states for module in modules[state.layer])
+    return tuple(
+        (TreeMixer if TreeMixer.fits(module, state) else Mixer)(module, state, *edges[module])
+        for state in states
+        for module in modules[state.layer]
+    )
 
 
 def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:

@@ -74,47 +74,56 @@ class StateView:
         return True
 
 
-class Saves(NamedTuple):
-    """States to copy once they have gone on: rows of the pool, int64 [n] each."""
-
-    sources: Tensor
-    targets: Tensor
-
-
 class StatePool:
-    """One row of every layer's state per sequence, at addresses that never change; all rows are zeros at first."""
+    """One row of every layer's state per sequence, at addresses that never change; all rows are zeros at first.
+
+    Parts of one shape lie together: `stacks` has them as [num_layers, num_rows, ...].
+    """
 
     def __init__(self, layers: Sequence[LayerState], num_rows: int, device: torch.device) -> None:
         self.num_rows = num_rows
         self.row_bytes = row_bytes(layers)
-        self._layers: dict[int, dict[tuple[bool, int], Tensor]] = {
-            state.layer: {
-                (part.recurrent, part.index): torch.zeros(num_rows, *part.shape, dtype=part.dtype, device=device)
-                for part in state.parts
-            }
-            for state in layers
-        }
+        alike: dict[StatePart, list[int]] = {}
+        for state in layers:
+            for part in state.parts:
+                alike.setdefault(part, []).append(state.layer)
+        self.stacks: dict[StatePart, Tensor] = {}
+        self._layers: dict[int, dict[tuple[bool, int], Tensor]] = {state.layer: {} for state in layers}
+        for part, owners in alike.items():
+            stack = torch.zeros(len(owners), num_rows, *part.shape, dtype=part.dtype, device=device)
+            self.stacks[part] = stack
+            for layer, own in zip(owners, stack, strict=True):
+                self._layers[layer][part.recurrent, part.index] = own
+
+    def parts(self, layer: int) -> dict[tuple[bool, int], Tensor]:
+        """The state of one layer: [num_rows, ...] by whether the part is recurrent, and by its index."""
+        return self._layers[layer]
 
     def gather(self, layer: int, rows: Tensor) -> StateView:
         """Copies of rows int64 [num_seqs]."""
         return StateView({key: part.index_select(0, rows) for key, part in self._layers[layer].items()})
 
-    def store(self, layer: int, rows: Tensor, view: StateView, saves: Saves | None = None) -> None:
-        """Keep what a mixer left in distinct rows int64 [num_seqs], and copies of some of them."""
+    def store(self, layer: int, rows: Tensor, view: StateView, live: Tensor | None = None) -> None:
+        """Keep what a mixer left in rows int64 [num_seqs].
+
+        Args:
+            live: bool [num_seqs]: rows that are written; None writes all.
+        """
         for key, part in self._layers[layer].items():
-            part.index_copy_(0, rows, view.parts[key].to(part.dtype))
-            if saves is not None:
-                part.index_copy_(0, saves.targets, part.index_select(0, saves.sources))
+            new = view.parts[key].to(part.dtype)
+            if live is not None:
+                new = torch.where(live.view(-1, *[1] * (new.dim() - 1)), new, part.index_select(0, rows))
+            part.index_copy_(0, rows, new)
 
     def copy_all(self, source: int, target: int) -> None:
         """All layers' states from one row to another."""
-        for part in self._tensors():
-            part[target].copy_(part[source])
+        for stack in self.stacks.values():
+            stack[:, target].copy_(stack[:, source])
 
     def clear(self, row: int) -> None:
         """Let a row be the state of no tokens."""
-        for part in self._tensors():
-            part[row].zero_()
+        for stack in self.stacks.values():
+            stack[:, row].zero_()
 
     def row(self, row: int) -> dict[str, Tensor]:
         """One row of every layer's state, by name; what is written to these is in the pool."""
@@ -123,9 +132,6 @@ class StatePool:
             for layer, parts in self._layers.items()
             for (recurrent, index), part in parts.items()
         }
-
-    def _tensors(self) -> list[Tensor]:
-        return [part for parts in self._layers.values() for part in parts.values()]
 
 
 def row_bytes(layers: Sequence[LayerState]) -> int:

@@ -1,41 +1,138 @@
-"""Which rows of a round belong to which sequence's state, and which states go on: made once a round, for all mixers."""
+"""Which rows of a round belong to which sequence's state: made once a round, for all mixers."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from wingbeat.runtime.state.pool import Saves, StatePool
+from wingbeat.kernels.state.rows import Path, TreeRows
+from wingbeat.runtime.round.rows import Decodes
+from wingbeat.runtime.state.pool import StatePool
 
 
-class DecodePaths(NamedTuple):
-    """The rows of a round's decodes as paths, each from its sequence's state."""
+class KeptRows:
+    """Tensors of a round's decodes that mixers keep until the accepted paths are known.
 
-    live: Tensor
-    """int64 [num_paths]: row of the pool."""
-    length: int
-    """Of the longest path; shorter ones end in rows that do not count."""
-    num_rows: int
-    stores: bool
-    """Whether the states go on by these rows: bare roots, which are accepted for certain."""
-    rows: Tensor | None = None
-    """int64 [num_paths, length]: row of each token; None where they follow one another."""
-    back: Tensor | None = None
-    """int64 [num_rows]: index of each row among the paths' tokens; None where they follow one another."""
-    saves: Saves | None = None
-    """Where `stores`."""
+    Rounds of at most `capacity` rows keep them at addresses that stay, where a captured choice of tokens finds them.
+    """
 
-    def paths_of(self, rows: Tensor) -> Tensor:
-        """[num_rows or more, n] -> [num_paths, length, n]"""
-        if self.rows is None:
-            return rows[: self.num_rows].unflatten(0, (-1, self.length))
-        return rows[self.rows]
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._latest: dict[Hashable, list[Tensor]] = {}
+        self._rooms: dict[Hashable, list[Tensor]] = {}
 
-    def flatten(self, mixed: Tensor) -> Tensor:
-        """The way back from `paths_of`."""
-        mixed = mixed.flatten(0, 1)
-        return mixed if self.back is None else mixed.index_select(0, self.back)
+    def put(self, mixer: Hashable, parts: list[Tensor]) -> None:
+        """Keep [num_reqs, num_nodes, ...] each."""
+        num_rows = parts[0].shape[0] * parts[0].shape[1]
+        if num_rows > self.capacity:
+            self._latest[mixer] = parts
+            return
+        if mixer not in self._rooms:
+            self._rooms[mixer] = [part.new_zeros(self.capacity, *part.shape[2:]) for part in parts]
+        for room, part in zip(self._rooms[mixer], parts, strict=True):
+            room[:num_rows].copy_(part.flatten(0, 1))
+
+    def take(self, mixer: Hashable, num_reqs: int, num_nodes: int) -> list[Tensor]:
+        """Tensors that the latest pass over so many decodes kept: [num_reqs, num_nodes, ...] each."""
+        num_rows = num_reqs * num_nodes
+        if num_rows > self.capacity:
+            return self._latest[mixer]
+        return [room[:num_rows].unflatten(0, (num_reqs, num_nodes)) for room in self._rooms[mixer]]
+
+
+class DecodeStates:
+    """A round's decodes as mixers see them: trees of equal width, each behind its sequence's state.
+
+    Everything has shapes that the arguments decide.
+
+    Args:
+        longest: most nodes of a path.
+        window: inputs that a convolution looks back on at most.
+        chains: each tree is one path, its nodes in their order.
+    """
+
+    def __init__(self, decodes: Decodes, longest: int, window: int, chains: bool) -> None:
+        self.decodes = decodes
+        self._longest, self._window = min(longest, decodes.token_ids.shape[1]), window
+        self._is_path = chains or decodes.tree is None
+
+    @property
+    def slots(self) -> Tensor:
+        """int64 [num_seqs]: the state behind which each of `paths_of` begins."""
+        slots = self.decodes.slots
+        return slots if self._is_path else slots.repeat_interleave(self._paths.shape[1])
+
+    @cached_property
+    def trees(self) -> TreeRows:
+        """For recurrences that run over trees."""
+        slots, tree = self.decodes.slots, self.decodes.tree
+        parents = torch.full_like(slots[:, None], -1) if tree is None else tree.parents
+        return TreeRows.of(slots, parents, self._longest - 1, self._window)
+
+    @cached_property
+    def _paths(self) -> Tensor:
+        """int64 [num_reqs, num_nodes, longest]: each node behind its ancestors, the root first, then repeated."""
+        tree = self.decodes.tree
+        up = tree.parents.clamp(min=0)
+        above = [torch.arange(up.shape[1], device=up.device).expand_as(up)]
+        for _ in range(self._longest - 1):
+            above.append(up.gather(1, above[-1]))
+        steps = tree.depths[..., None] - torch.arange(self._longest, device=up.device)
+        return torch.stack(above, dim=2).gather(2, steps.clamp(0, self._longest - 1))
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Rows of a batch that begins by the decodes, [num_rows or more, n] -> [num_reqs, num_nodes, n]"""
+        packing, shape = self.decodes.packing, self.decodes.token_ids.shape
+        return rows[: shape.numel()].unflatten(0, shape) if packing is None else rows[packing.rows]
+
+    def paths_of(self, padded: Tensor) -> Tensor:
+        """[num_reqs, num_nodes, n] -> [num_seqs, longest, n]"""
+        if self._is_path:
+            return padded
+        num_reqs, num_nodes, longest = self._paths.shape
+        return _along(padded, self._paths.flatten(1)).view(num_reqs * num_nodes, longest, -1)
+
+    def nodes_of(self, mixed: Tensor) -> Tensor:
+        """The way back from `paths_of`: [num_seqs, longest, n] -> [num_reqs, num_nodes, n]"""
+        if self._is_path:
+            return mixed
+        depths = self.decodes.tree.depths
+        return _along(mixed, depths.clamp(max=self._longest - 1).view(-1, 1)).view(*depths.shape, -1)
+
+
+class AcceptedStates(NamedTuple):
+    """How far the states of a round's decodes go on."""
+
+    slots: Tensor
+    """int64 [num_reqs]"""
+    num_nodes: int
+    """Width of the trees."""
+    nodes: Tensor
+    """int64 [num_reqs, longest]: root and accepted nodes, the last one repeated."""
+    num_tokens: Tensor
+    """int64 [num_reqs]: of them, those that are accepted."""
+    saves: tuple[tuple[Tensor, Tensor], ...]
+    """Copies of states on the way: behind so many accepted nodes, int64 [num_reqs], and the rows of the pool for them,
+    int64 [num_reqs], the spare one where a path does not get there."""
+
+    def path(self) -> Path:
+        """The ways of the copies, and those of the states themselves."""
+        num_reqs, times = len(self.slots), 1 + len(self.saves)
+        first = torch.arange(num_reqs, device=self.slots.device)[:, None] * self.num_nodes
+        num_tokens, targets = zip(*self.saves, (self.num_tokens, self.slots), strict=True)
+        rows = (first + self.nodes).repeat(times, 1)
+        return Path(self.slots.repeat(times), rows, torch.cat(num_tokens), torch.cat(targets))
+
+    def rows_of(self, padded: Tensor) -> Tensor:
+        """Along the paths: [num_reqs, num_nodes, n] -> [num_reqs, longest, n]"""
+        return _along(padded, self.nodes)
+
+
+def _along(padded: Tensor, nodes: Tensor) -> Tensor:
+    """[num_reqs, num_nodes, n], int64 [num_reqs, m] -> [num_reqs, m, n]"""
+    return padded.gather(1, nodes[..., None].expand(-1, -1, padded.shape[2]))
 
 
 class Piece(NamedTuple):
@@ -45,35 +142,15 @@ class Piece(NamedTuple):
     length: int
     live: Tensor
     """int64 [1]: row of the pool."""
-    saves: Saves | None = None
+    save: Tensor | None = None
+    """int64 [1]: row of the pool for a copy."""
 
 
-class AcceptedStep(NamedTuple):
-    """Accepted paths of equal length, or their parts up to where a state is saved."""
-
-    rows: Tensor
-    """int64 [num_seqs, length], of the round."""
-    live: Tensor
-    """int64 [num_seqs]"""
-    saves: Saves | None = None
-
-
-@dataclass
-class RoundStates:
+class RoundStates(NamedTuple):
     """What a round's mixers are told."""
 
     pool: StatePool
-    decodes: DecodePaths | None
+    kept: KeptRows
+    decodes: DecodeStates | None
     pieces: list[Piece]
     """Of the prompt chunks, in the order of their rows, behind the decodes'."""
-    accepted: list[AcceptedStep] = field(default_factory=list)
-    """Once the round is decided: how states go on that it did not let go on."""
-    _kept: dict[Hashable, list[Tensor]] = field(default_factory=dict)
-
-    def keep(self, mixer: Hashable, rows: list[Tensor]) -> None:
-        """Remember what a mixer was given for the rows of decodes."""
-        self._kept[mixer] = rows
-
-    def kept(self, mixer: Hashable) -> list[Tensor]:
-        """What it was given."""
-        return self._kept[mixer]

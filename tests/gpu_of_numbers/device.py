@@ -6,6 +6,7 @@ Loading it is for good: a process that has done so has a device "cuda", which te
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ def load() -> ctypes.CDLL:
     path = compiled_library("gpu-of-numbers", [_SOURCE], [*flags, "-lc10", "-ltorch_cpu"], [torch.__version__.encode()])
     torch.ops.load_library(str(path))
     _KERNELS.impl("mm.dtype", _product, "CUDA")
+    _KERNELS.impl("_conv_depthwise2d", _depthwise, "CUDA")
     library = ctypes.CDLL(str(path))
     library.gpu_allocated.restype = library.gpu_peak.restype = ctypes.c_int64
     library.gpu_limit.argtypes = [ctypes.c_int64]
@@ -47,6 +49,18 @@ def _product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
     if out_dtype != torch.float32 or {left.dtype, right.dtype} not in ({torch.bfloat16}, {torch.float16}):
         raise RuntimeError(f"mm of {left.dtype} and {right.dtype} has no out_dtype {out_dtype}")
     return torch.mm(left.float(), right.float())
+
+
+def _depthwise(
+    inputs: Tensor, weight: Tensor, kernel_size: Any, bias: Tensor | None, stride: Any, padding: Any, dilation: Any
+) -> Tensor:
+    """Convolution of each channel by itself, of stride and dilation 1, which torch has a kernel for on CUDA alone."""
+    if {*stride, *dilation} != {1}:
+        raise RuntimeError(f"a depthwise convolution of stride {stride} and dilation {dilation}")
+    padded = torch.nn.functional.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+    around = padded.unfold(2, kernel_size[0], 1).unfold(3, kernel_size[1], 1)
+    out = (around * weight[:, 0, None, None]).sum((-2, -1))
+    return out if bias is None else out + bias[:, None, None]
 
 
 def on_host(value: Tensor) -> Tensor:

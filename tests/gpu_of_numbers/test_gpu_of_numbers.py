@@ -42,6 +42,15 @@ def test_small_rounds_on_it():
     run("engine_cases.py")
 
 
+def test_captured_gated_delta_nets():
+    run("hybrid_cases.py", "-k", "qwen3_5")
+
+
+@pytest.mark.slow
+def test_captured_short_convolutions_and_mamba_2():
+    run("hybrid_cases.py", "-k", "not qwen3_5")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_the_device_and_small_rounds_of_compiled_kernels(capability):

@@ -1,4 +1,4 @@
-"""Compile every launch of the layer, sampling and tree kernels for a compute capability; prints one JSON object each.
+"""Compile every launch of the layer, sampling, tree and state kernels for a capability; prints one JSON object each.
 
 A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver
 that only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler
@@ -21,6 +21,8 @@ from wingbeat.kernels.sampling import history_triton as triton_history
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.state import triton as triton_state
+from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.kernels.tree import candidates_triton as triton_candidates
 from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree import triton as triton_tree
@@ -110,6 +112,14 @@ def launch_adapters(num_rows: int, inputs: int, parts: tuple[int, ...], rank: in
     adapters_triton.add_adapters(out, x, adapters, tiles_of(ints(num_rows), 8))
 
 
+def launch_recurrences(num_reqs: int, num_nodes: int, heads: tuple[int, int], dim: int) -> None:
+    keys = torch.zeros(num_reqs, num_nodes, heads[0], dim, dtype=torch.bfloat16)
+    value = keys.new_zeros(num_reqs, num_nodes, heads[1], dim)
+    decay, states = torch.zeros(num_reqs, num_nodes, heads[1]), torch.zeros(num_reqs + 1, heads[1], dim, dim)
+    rows = TreeRows.of(ints(num_reqs), ints(num_reqs, num_nodes), 0, 1)
+    triton_state.delta_rule(keys, keys, value, decay, decay.to(torch.bfloat16), states, rows, 1e-6)
+
+
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     driver.set_active(NamedDriver(capability))
@@ -124,3 +134,5 @@ if __name__ == "__main__":
     launch_histories(1, 32769, 151936)
     launch_trees(4, 10, 7, 60, 32000)
     launch_trees(1, 4, 5, 130, 151936)
+    for num_nodes in (1, 16):
+        launch_recurrences(4, num_nodes, (16, 32), 128)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig, PreTrainedConfig
 
 from tests.runtime.fake_gpu import CUDA, FakeGpu, place
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
@@ -80,10 +80,14 @@ _IDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 
 def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
-    """A Llama in bfloat16 on the fake GPU; its norms have weights as checkpoints have them."""
+    """A Llama in bfloat16 on the fake GPU."""
+    return placed_verifier(LlamaConfig(**_SHAPE, **_IDS, num_hidden_layers=num_layers, tie_word_embeddings=False))
+
+
+def placed_verifier(config: PreTrainedConfig) -> LoadedModel:
+    """A model in bfloat16 on the fake GPU; its norms have weights as checkpoints have them."""
     torch.manual_seed(0)
-    config = LlamaConfig(**_SHAPE, **_IDS, num_hidden_layers=num_layers, tie_word_embeddings=False)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.normal_(1, 0.3)
@@ -205,17 +209,24 @@ def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -
 
 
 def serve(
-    gpu: FakeGpu, config: EngineConfig, drafter: Drafter | None, params: list[SamplingParams], *, on_device: bool = True
+    gpu: FakeGpu,
+    config: EngineConfig,
+    drafter: Drafter | None,
+    params: list[SamplingParams],
+    *,
+    on_device: bool = True,
+    loaded: LoadedModel | None = None,
 ) -> Served:
     """Run more requests than there are slots through an engine, strictly from its first round on.
 
     Args:
         params: taken in turn by the requests.
         on_device: keep the channel's tensors on the GPU.
+        loaded: in the place of `verifier`.
     """
     device = FakeGraphDevice(gpu)
     channel: Callable = partial(InProcessChannel, device=CUDA) if on_device else InProcessChannel
-    engine = build_engine(verifier(), config, drafter, channel, device)
+    engine = build_engine(loaded or verifier(), config, drafter, channel, device)
     served = Served(engine, device)
     for index, length in enumerate(PROMPT_LENS[: config.max_num_seqs + 1]):
         prompt = tuple(range(1, length + 1))

@@ -1,5 +1,6 @@
 """Tiny random verifiers whose layers keep recurrent or convolution state, and what transformers says they write."""
 
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import (
     JambaConfig,
     Lfm2Config,
     NemotronHConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -85,10 +87,24 @@ CONFIGS = {
 """Short convolutions, gated delta nets, Mamba-2 alone and beside attention, Mamba-1."""
 
 
-def random_hybrid(name: str) -> PreTrainedModel:
-    """A verifier with random weights, none of which is next to nothing."""
+def random_hybrid(name: str, num_layers: int | None = None) -> PreTrainedModel:
+    """A verifier with random weights, none of which is next to nothing.
+
+    Args:
+        num_layers: its first ones; None has all of them.
+    """
     torch.manual_seed(0)
-    return add_noise(AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval())
+    config = CONFIGS[name]() if num_layers is None else of_layers(name, range(num_layers))
+    return add_noise(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+def of_layers(name: str, layers: Iterable[int]) -> PreTrainedConfig:
+    """A model of CONFIGS whose layers are of the kinds that these are of."""
+    config, layers = CONFIGS[name](), list(layers)
+    config.num_hidden_layers = len(layers)
+    if "layer_types" in vars(config):  # else all are of one kind
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    return config
 
 
 @cache

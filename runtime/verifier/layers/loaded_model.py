@@ -16,6 +16,7 @@ from wingbeat.runtime.round.pooled_rows import PromptPooling
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.mixer import Mixer, states_of
 from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.verifier.layers.linears import held_bytes
@@ -166,13 +167,22 @@ class Adapters(Feature):
     kind = AdapterRows
 
     def __init__(self, adapters: "ModelAdapters", slots: SlotState) -> None:
-        self.adapters, self.slots = adapters, slots
+        self.adapters = adapters
+        self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
+        """By slot; while no sequence has had an adapter, nothing is written."""
+        self._any = False
+
+    def admit(self, seq: Sequence) -> None:
+        """See `Feature.admit`."""
+        self._any = self._any or bool(seq.adapter_id)
+        if self._any:
+            self._ids[seq.slot].fill_(seq.adapter_id)
 
     def column(self, placed: Placed) -> AdapterRows | None:
         """See `Feature.column`."""
         if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
             return None
-        return self.adapters.rows_of(self.slots.adapter_ids[placed.slots], placed.on_host)
+        return self.adapters.rows_of(self._ids[placed.slots], placed.on_host)
 
     @contextmanager
     def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:

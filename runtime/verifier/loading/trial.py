@@ -16,8 +16,9 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.kv.saved_states import SavedStates
-from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -170,12 +171,13 @@ class Trial:
         for slot, text in enumerate(texts):
             self.slots.position_deltas[slot] = position_delta(text.media)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
-        self.states: StateKeeper | None = None
+        states: StateKeeper | None = None
         if loaded.mixers:
             saved = SavedStates(1, config.block_size, config.block_size, enabled=False)
             blocks = BlockManager(cache.num_blocks, config.block_size, states=saved)
-            self.states = StateKeeper(loaded.mixers, config, blocks, loaded.device)
-        features = features_of(loaded, self.slots, self.states)
+            states = StateKeeper(loaded.mixers, config, blocks, loaded.device)
+        self.keeps_states = states is not None
+        features = features_of(loaded, self.slots, states)
         last, on_host = loaded.max_position_embeddings - 1, loaded.device.type == "cpu"
         self.builder = BatchBuilder(cache, self.slots, config, last, on_host, features=features)
         self.model = VerifierModel(loaded)
@@ -200,7 +202,7 @@ class Trial:
             rows[1].append(both[1:])
         rows[0].append(self._step([long]))
         trees = self._trees()
-        behind = [] if self.states is None else [row[None] for row in self._step_behind_path()]
+        behind = [] if not self.keeps_states else [row[None] for row in self._step_behind_path()]
         return [
             torch.cat([*own, tree, *behind[seq : seq + 1]])
             for seq, (own, tree) in enumerate(zip(rows, trees, strict=True))
@@ -248,8 +250,18 @@ class Trial:
         """Logits of the decodes' rows, then of the chunks that sample."""
         plan = SchedulerOutput(decodes, chunks, [], 0)
         slots = self.slots.load(plan).slots
-        batch = self.builder.flatten(plan, self.builder.decodes(slots, tree) if decodes else None)
-        logits = self.model(batch).logits
-        if self.states is not None:
-            self.states.accept(decodes, [[0] if tree is None else list(_ACCEPTED) for _ in decodes])
+        own = self.builder.decodes(slots, tree) if decodes else None
+        logits = self.model(self.builder.flatten(plan, own)).logits
+        if own is not None:
+            self.builder.took(_accepted(own))
         return logits
+
+
+def _accepted(decodes: Decodes) -> AcceptedPaths:
+    """The paths that a trial accepts, as far as features read them."""
+    path = (0,) if decodes.tree is None else _ACCEPTED
+    nodes = torch.tensor(path, device=decodes.slots.device).expand(len(decodes.slots), -1)
+    num_tokens, parents = torch.full_like(decodes.slots, len(path)), decodes.tree and decodes.tree.parents
+    return AcceptedPaths(
+        decodes.slots, decodes.roots, nodes, num_tokens, num_tokens, nodes, taps=None, tree_parents=parents
+    )

@@ -9,10 +9,12 @@ from tests.runtime.lora_world import lora_world
 from tests.runtime.models import engine_config, greedy_params, new_engine, prepare_model, random_model
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime import round, verifier
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 CORE = (
-    *(path for path in sorted(Path(round.__file__).parent.glob("*.py")) if path.stem != "slots"),
+    *sorted(Path(round.__file__).parent.glob("*.py")),
     Path(verifier.__file__).parent / "model.py",
     Path(verifier.__file__).parent / "layers" / "attention.py",
 )
@@ -48,6 +50,36 @@ def test_a_feature_that_is_off_adds_nothing():
     plain = passes_of(new_engine(prepare_model(random_model("llama"), "llama"), engine_config()))
     assert plain
     assert all(batch.around == () and not batch.columns for batch in plain)
+
+
+class Watched(Feature):
+    """Notes its life."""
+
+    def __init__(self):
+        self.calls = []
+
+    def admit(self, seq):
+        self.calls.append(("admit", seq.slot))
+
+    def prepare(self, plan):
+        self.calls.append(("prepare", len(plan.decodes)))
+
+    def column(self, placed):
+        self.calls.append("column")
+
+    def took(self, accepted):
+        self.calls.append(("took", accepted.slots.tolist(), accepted.num_tokens.tolist()))
+
+    def leave(self, slot):
+        self.calls.append(("leave", slot))
+
+
+def test_a_feature_lives_with_each_sequence_and_each_round(monkeypatch):
+    watched, loaded = Watched(), prepare_model(random_model("llama"), "llama")
+    monkeypatch.setattr(LoadedModel, "own_features", property(lambda self: (watched,)))
+    passes_of(new_engine(loaded, engine_config()))
+    prompt, decode = [("prepare", 0), "column"], [("prepare", 1), "column", ("took", [0], [1])]
+    assert watched.calls == [("admit", 0), *prompt, *decode, *decode, ("leave", 0)]
 
 
 def test_a_column_is_there_where_a_row_needs_it():

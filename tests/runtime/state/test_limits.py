@@ -27,9 +27,9 @@ def settled(loaded, budget, **fields):
 
 def test_states_and_blocks_share_the_memory(loaded):
     state, block = row_bytes(loaded.states), block_bytes(loaded.layers, 16, loaded.dtype)
-    budget = 8 * state + 16 * state + 100 * block
+    budget = 9 * state + 16 * state + 100 * block
     config = settled(loaded, budget)
-    left = budget - 8 * state
+    left = budget - 9 * state
     assert config.num_saved_states == int(SHARE_OF_SAVED * left) // state
     assert config.num_kv_blocks == (left - config.num_saved_states * state) // block
 
@@ -47,7 +47,7 @@ def test_the_interval_is_whole_blocks(loaded):
 
 def test_memory_for_states_alone_is_no_memory(loaded):
     with pytest.raises(ValueError, match="kv_cache_memory_bytes"):
-        settled(loaded, 8 * row_bytes(loaded.states))
+        settled(loaded, 9 * row_bytes(loaded.states))
 
 
 def test_a_draft_model_has_no_states(loaded):

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from tests.runtime.hybrids import hybrid, needs_states, random_hybrid
+from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import StatePool
+from wingbeat.runtime.state.tree_mixer import TreeMixer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -26,11 +28,25 @@ def test_what_is_learned(name, layers, heads, num_entries):
     loaded = hybrid(name).loaded
     assert [mixer.state.layer for mixer in loaded.mixers] == layers
     assert [layer.num_heads for layer in loaded.layers] == heads
+    assert all(isinstance(mixer, TreeMixer) for mixer in loaded.mixers)
     assert all(len(mixer._entries) == num_entries and mixer._exit is not None for mixer in loaded.mixers)
 
 
 def forget_path(monkeypatch):
-    monkeypatch.setattr(Mixer, "advance", lambda self, states: None)
+    for kind in (Mixer, TreeMixer):
+        monkeypatch.setattr(kind, "advance", lambda *args: None)
+
+
+def forget_the_child(monkeypatch):
+    def short(advance):
+        def of_the_root(mixer, pool, kept, accepted, path):
+            accepted = accepted._replace(num_tokens=torch.ones_like(accepted.num_tokens))
+            advance(mixer, pool, kept, accepted, accepted.path())
+
+        return of_the_root
+
+    for kind in (Mixer, TreeMixer):
+        monkeypatch.setattr(kind, "advance", short(kind.advance))
 
 
 def forget_all(monkeypatch):
@@ -38,14 +54,16 @@ def forget_all(monkeypatch):
 
 
 def share_a_row(monkeypatch):
-    gather = StatePool.gather
+    gather, of = StatePool.gather, TreeRows.of
     monkeypatch.setattr(StatePool, "gather", lambda self, layer, rows: gather(self, layer, torch.zeros_like(rows)))
+    monkeypatch.setattr(TreeRows, "of", lambda slots, *rest: of(torch.zeros_like(slots), *rest))
 
 
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [
-        (forget_path, "behind an accepted path"),
+        (forget_path, "in plain decoding"),
+        (forget_the_child, "behind an accepted path"),
         (forget_all, "after a prompt in chunks|in plain decoding"),
         (share_a_row, "differ"),
     ],

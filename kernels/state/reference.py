@@ -1,0 +1,141 @@
+"""Recurrences over token trees; the torch reference and the CPU path.
+
+The nodes of a tree follow one state, which stays as it is. At a node a recurrence has the state times the decay on the
+way there, plus the addition of each ancestor times the decay since then. All nodes are therefore computed at once, as
+attention to ancestors, and no node has a state of its own (gated delta rule: arXiv 2412.06464, with the ancestors in
+the place of the tokens before; Mamba-2: arXiv 2405.21060). Once a path is accepted, its additions go into the state.
+
+Nothing here loops over nodes, changes shape with the data or waits for the device, so all of it can be captured.
+"""
+
+import torch
+from torch import Tensor
+from torch.linalg import solve_triangular
+
+from wingbeat.kernels import choice
+from wingbeat.kernels.state.rows import Added, Path, TreeRows
+
+
+def convolve(inputs: Tensor, states: Tensor, rows: TreeRows, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Causal depthwise convolution of each node's path: [num_reqs, channels, num_nodes].
+
+    Args:
+        inputs: [num_reqs, channels, num_nodes].
+        states: [num_states, channels, length]: the latest inputs before the root.
+        weight: [channels, width].
+    """
+    whole = torch.cat([states[rows.slots].to(inputs.dtype), inputs], dim=2)
+    at = rows.windows[..., -weight.shape[1] :].flatten(1)
+    if states.shape[2] != rows.windows.shape[2]:
+        at = at + (states.shape[2] - rows.windows.shape[2])
+    around = whole.gather(2, at[:, None].expand(-1, whole.shape[1], -1)).unflatten(2, (inputs.shape[2], -1))
+    out = torch.einsum("bcnw,cw->bcn", around.to(weight.dtype), weight)
+    return out if bias is None else out + bias[:, None]
+
+
+def advance_convolution(inputs: Tensor, states: Tensor, path: Path) -> None:
+    """Let states of a convolution [num_states, channels, length] go on.
+
+    Args:
+        inputs: [num_reqs, num_nodes, channels].
+    """
+    taken = inputs.flatten(0, 1)[path.rows].transpose(1, 2)
+    whole = torch.cat([states[path.slots], taken.to(states.dtype)], dim=2)
+    at = path.latest(states.shape[2])[:, None].expand(-1, states.shape[1], -1)
+    states.index_copy_(0, path.targets, whole.gather(2, at))
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    rows: TreeRows,
+    epsilon: float | None = None,
+) -> tuple[Tensor, Added]:
+    """The gated delta rule at every node: [num_reqs, num_nodes, num_heads, value_dim], and what nodes add.
+
+    Queries are divided by the root of `key_dim`.
+
+    Args:
+        query, key: [num_reqs, num_nodes, num_key_heads, key_dim], each head of which serves several of the values'.
+        value: [num_reqs, num_nodes, num_heads, value_dim].
+        decay: [num_reqs, num_nodes, num_heads], logarithms.
+        beta: [num_reqs, num_nodes, num_heads].
+        states: [num_states, num_heads, key_dim, value_dim].
+        epsilon: queries and keys are divided by their lengths first, with this added to the squares; None leaves them.
+    """
+    if choice.compiled("delta_rule", value):
+        from wingbeat.kernels.state import triton as triton_state
+
+        if triton_state.fits(query):
+            return triton_state.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
+    dtype = value.dtype
+    query, key, value, decay, beta = (part.float() for part in (query, key, value, decay, beta))
+    if epsilon is not None:
+        query, key = (part * torch.rsqrt((part * part).sum(dim=-1, keepdim=True) + epsilon) for part in (query, key))
+    query = query * query.shape[-1] ** -0.5
+    total, since = _decays(decay, rows)
+    before = states[rows.slots].float()
+    own_keys, own_queries = (_per_head(part, value.shape[2]) for part in (key, query))
+    reached = total.exp()[..., None]
+    known = torch.einsum("bnhk,bhkv->bnhv", own_keys, before) * reached
+    wanted = (value - known) * beta[..., None]
+    if value.shape[1] > 1:
+        overlap = torch.einsum("bnhk,bmhk->bhnm", own_keys * beta[..., None], own_keys) * since
+        # The diagonal counts as ones.
+        wanted = solve_triangular(overlap, wanted.transpose(1, 2), upper=False, unitriangular=True)
+        wanted = wanted.transpose(1, 2)
+    seen = torch.einsum("bnhk,bmhk->bhnm", own_queries, own_keys) * since
+    out = torch.einsum("bnhk,bhkv->bnhv", own_queries, before) * reached
+    return (out + torch.einsum("bhnm,bmhv->bnhv", seen, wanted)).to(dtype), Added(key, wanted, total)
+
+
+def selective_scan(
+    inputs: Tensor, steps: Tensor, rate: Tensor, into: Tensor, out_of: Tensor, states: Tensor, rows: TreeRows
+) -> tuple[Tensor, Added]:
+    """Mamba-2's recurrence at every node: float32 [num_reqs, num_nodes, num_heads, head_dim], and what nodes add.
+
+    Args:
+        inputs: [num_reqs, num_nodes, num_heads, head_dim].
+        steps: [num_reqs, num_nodes, num_heads], above 0.
+        rate: [num_heads], below 0.
+        into, out_of: [num_reqs, num_nodes, num_groups, state_dim], each of which serves several heads.
+        states: [num_states, num_heads, head_dim, state_dim].
+    """
+    inputs, steps, into, out_of = (part.float() for part in (inputs, steps, into, out_of))
+    total, since = _decays(steps * rate.float(), rows)
+    added, before, num_heads = inputs * steps[..., None], states[rows.slots].float(), inputs.shape[2]
+    own_into, own_out = (_per_head(part, num_heads) for part in (into, out_of))
+    seen = torch.einsum("bnhs,bmhs->bhnm", own_out, own_into) * since
+    out = torch.einsum("bhps,bnhs->bnhp", before, own_out) * total.exp()[..., None]
+    return out + torch.einsum("bhnm,bmhp->bnhp", seen, added), Added(added, into, total)
+
+
+def advance_recurrence(added: Added, states: Tensor, path: Path) -> None:
+    """Let recurrent states [num_states, num_heads, rows, columns] take what the nodes of a path add."""
+    left, right, decay = (part.flatten(0, 1) for part in added)
+    end = decay[path.ends]
+    since = (end - decay[path.rows]).masked_fill(path.skipped, float("-inf")).exp()
+    own_left, own_right = (_per_head(part[path.rows], states.shape[1]) for part in (left, right))
+    taken = torch.einsum("blhr,blhc->bhrc", own_left * since[..., None], own_right)
+    after = torch.addcmul(taken, states[path.slots].float(), end[:, 0, :, None, None].exp())
+    states.index_copy_(0, path.targets, after.to(states.dtype))
+
+
+def _decays(decay: Tensor, rows: TreeRows) -> tuple[Tensor, Tensor]:
+    """Logarithms [num_reqs, num_nodes, num_heads] from the state up to each node; and factors [num_reqs, num_heads,
+    num_nodes, num_nodes] from each column node to the row's, 0 where it is no ancestor."""
+    visible = rows.visible
+    total = torch.einsum("bnm,bmh->bnh", visible.to(decay.dtype), decay)
+    along = total.transpose(1, 2)
+    since = (along[..., :, None] - along[..., None, :]).masked_fill(~visible[:, None], float("-inf"))
+    return total, since.exp()
+
+
+def _per_head(part: Tensor, num_heads: int) -> Tensor:
+    """[num_reqs, n, groups, dim] -> [num_reqs, n, num_heads, dim]"""
+    times = num_heads // part.shape[2]
+    return part if times == 1 else part.repeat_interleave(times, dim=2, output_size=num_heads)
