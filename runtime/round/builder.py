@@ -50,7 +50,7 @@ class BatchBuilder:
         self.device = slots.device
         self.on_host = on_host
         self.features = features
-        self._of_decodes = tuple(feature for feature in features if not feature.of_chunks)
+        self.of_decodes = tuple(feature for feature in features if not feature.of_chunks)
         self._pieces = pieces
         self._kernels = kernels
         self._last_position = last_position
@@ -149,11 +149,11 @@ class BatchBuilder:
 
     def took(self, accepted: AcceptedPaths) -> None:
         """Let features follow the accepted paths of the decodes in the latest pass."""
-        for feature in self.features:
+        for feature in self.of_decodes:
             feature.took(accepted)
 
     def _with_features(self, rows: Rows, placed: Placed) -> Rows:
-        features = self.features if placed.starts else self._of_decodes
+        features = self.features if placed.starts else self.of_decodes
         positions, columns = rows.positions, columns_of(features, placed)
         for feature in features:
             positions = feature.positions(positions, placed)

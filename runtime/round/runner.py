@@ -138,7 +138,7 @@ class ModelRunner:
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
         captured = self.graphs is not None and bool(plan.decodes)
-        for feature in self.builder.features:
+        for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
             feature.prepare(plan)
         masked = plan.is_masked
         if isinstance(trees, TreeInbox) and (masked or not captured):

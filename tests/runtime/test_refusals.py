@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.optional import is_gone
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, Known, Refusal, problem, refuse
 
@@ -40,7 +42,7 @@ def test_what_is_known_at_the_start_is_asked_of_the_settings() -> None:
 
 
 def test_the_documents_have_the_table() -> None:
-    lines = OPERATIONS.read_text(encoding="utf-8").splitlines()
-    start = lines.index("| this | with this | why, and what to do | known |") + 2
-    shown = lines[start : start + len(REFUSED_TOGETHER) + 1]
-    assert shown == [*map(row, REFUSED_TOGETHER), ""]
+    table = OPERATIONS.read_text(encoding="utf-8").partition("| this | with this | why, and what to do | known |\n")[2]
+    _, *shown = table.partition("\n\n")[0].splitlines()
+    of_parts = [refusal for refusals in hooks("refusals") for refusal in refusals()]
+    assert [line for line in shown if not is_gone(line)] == [*map(row, REFUSED_TOGETHER), *map(row, of_parts)]
