@@ -8,6 +8,7 @@ Settings:
 - `settings()`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
   the `panel` of `cli.panels` that they stand in.
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
+- `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
 
 The command and HTTP:

@@ -44,7 +44,7 @@ FEATURES = {
         (
             *("deployments/training", "runtime/training", "docs/training.md"),
             *("tests/deployments/training", "tests/runtime/training", "tests/runtime/training_world.py"),
-            "benchmarks/narrow_head.py",
+            *("benchmarks/narrow_head.py", "benchmarks/domains.py"),
         ),
         needs=("recordings",),
         words=("train", "train drafter"),
@@ -53,7 +53,12 @@ FEATURES = {
         (
             *("deployments/learning", "runtime/learning", "docs/learning.md"),
             *("tests/deployments/learning", "tests/runtime/learning"),
-            *("tests/e2e/test_learning.py", "tests/e2e/test_page_heads.py", "benchmarks/learning*.py"),
+            *(
+                "tests/e2e/test_learning.py",
+                "tests/e2e/test_page_heads.py",
+                "benchmarks/learning*.py",
+                "benchmarks/process_pause.py",
+            ),
             "benchmarks/results/learning*",
         ),
         needs=("training",),

@@ -12,6 +12,7 @@ from pathlib import Path
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.door import bind
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
@@ -50,7 +51,8 @@ def _check_model(config: AppConfig, here: bool) -> None:
             check_memory(config, file)
     config.pooling()
     check_tokenizer_file(folder, file.size("vocab_size"))
-    _check_recording(config)
+    for check in hooks("check_before_start"):
+        check(config)
     _check_drafter_name(config, here)
 
 
@@ -98,15 +100,6 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
         raise PreflightError(
             f"max_model_len is {config.max_model_len}: {name} has {num_positions} positions; lower it to that"
         )
-
-
-def _check_recording(config: AppConfig) -> None:
-    """The folder is made by the first replica; here it is only asked whether that will work."""
-    if config.recording_dir is None:
-        return
-    there = next((f for f in (config.recording_dir, *config.recording_dir.resolve().parents) if f.exists()), Path("/"))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise PreflightError(f"recording_dir is {str(config.recording_dir)!r}: {there} cannot be written to")
 
 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:

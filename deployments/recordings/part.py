@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.recordings.settings import check_settings, settings
+from wingbeat.deployments.recordings.settings import check_before_start, check_settings, settings
 
 if TYPE_CHECKING:
     import typer
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
-__all__ = ["check_settings", "settings"]
+__all__ = ["check_before_start", "check_settings", "settings"]
 
 
 def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:

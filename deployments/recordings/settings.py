@@ -1,5 +1,6 @@
 """Settings of recordings of live traffic."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,3 +34,13 @@ def check_settings(config: "AppConfig") -> None:
         raise ValueError(f"recording_dir is {str(folder)!r}: must be a directory, or not there yet")
     if config.forced_acceptance is not None:
         raise ValueError("recording_dir and forced_acceptance are both given: drawn text teaches no drafter")
+
+
+def check_before_start(config: "AppConfig") -> None:
+    """Raises ValueError where the folder cannot be written to; the first replica makes it."""
+    folder = config.recording_dir
+    if folder is None:
+        return
+    there = next((path for path in (folder, *folder.resolve().parents) if path.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"recording_dir is {str(folder)!r}: {there} cannot be written to")

@@ -43,7 +43,7 @@ def test_numbers_follow_from_a_tree():
     assert AppConfig(draft_top_k="[[0], [0, 0]]").engine_config().speculation.draft_tree.paths == ((0,), (0, 0))
     for more, message in (
         ({"draft_steps": 3}, "leave draft_steps out"),
-        ({"drafter": "suffix"}, "ranks no candidates"),
+        ({"drafter": "ngram"}, "ranks no candidates"),
     ):
         with pytest.raises(ValueError, match=message):
             AppConfig(draft_top_k=PATHS, **more)

@@ -1,7 +1,5 @@
 """A request that asks where its tokens came from is told so, and its text stays the same."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, FakePool, chat, chunks, complete
@@ -57,16 +55,6 @@ def test_tokens_carry_their_depth_and_trees_their_path():
         "accepted": [2, 3],
     }
     assert (last["token_ids"], last["texts"], last["depths"]) == ([0], [""], [0])
-
-
-def test_drafts_from_other_requests_texts_are_shown_only_where_they_were_accepted():
-    pool = TracedPool("abc", 3)
-    pool.info = replace(pool.info, drafter="suffix")
-    (choice,) = complete(pool, speculation=TRACE).json()["choices"]
-    tree = choice["rounds"][0]["tree"]
-    assert tree["token_ids"] == [7, None, *TOKENIZER.encode("ab")]
-    assert tree["texts"] == [TOKENIZER.decode([7]), "", "a", "b"]
-    assert tree["parents"] == [-1, 0, 0, 2]
 
 
 @pytest.mark.parametrize("ask", [complete, chat])
