@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.peers import LONG_S, SHORT_S, SPEC, Nursery, ProcessRig, eventually, publish, round_trip, state_of
+from tests.cluster.peers import (
+    LONG_S,
+    SHORT_S,
+    SPEC,
+    Nursery,
+    ProcessRig,
+    eventually,
+    is_alive,
+    publish,
+    round_trip,
+    state_of,
+)
 from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel
@@ -101,6 +112,8 @@ def test_a_dead_verifier_closes_its_drafter_and_leaves_no_segment(nursery: Nurse
     # An application that starts beside this test sweeps away what dead verifiers left.
     with pytest.raises(ChannelError, match=r"has closed it or is gone|does not exist"):
         ShmChannel.attach(name, 2)
+    # A drafter counts a verifier as gone that has begun to exit; its name is free once the exit is over.
+    assert eventually(lambda: not is_alive(pid))
     channel = ShmChannel.create(name, SPEC)
     assert ShmChannel.attach(name, 1).poll_outcome() is None
     channel.verifier_end.close()
