@@ -1,6 +1,8 @@
 """`tests.without` sees what a deletion leaves behind, and no feature is looked for outside of the one table."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,9 @@ def test_no_feature_is_looked_for_outside_of_the_table():
                     or path.name == "parts.py"
                 )
     assert found == LIBRARIES
+
+
+def test_parts_are_light_to_import():
+    """Every process reads the settings, and with them each part's module."""
+    code = "import sys, wingbeat.deployments.app_config; print(*{'typer', 'fastapi', 'torch', 'ray'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -7,21 +7,23 @@ from typing import Any
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
+from wingbeat.deployments.options.panel_titles import (
+    API,
+    CLUSTER,
+    DRAFTING,
+    FEATURES,
+    LIMITS,
+    MEASURING,
+    MEMORY,
+    MODEL,
+    TITLES,
+)
+
 MOST_USED = (
     *("model", "drafter", "host", "port", "api_key", "served_model_name", "max_model_len", "max_num_seqs"),
     *("dtype", "num_replicas"),
 )
 """Options of `wingbeat serve` that most starts give, first in its help; the settings among them are first in others."""
-
-MODEL, DRAFTING, MEMORY = "Model and weights", "Drafting", "Batches and memory"
-CLUSTER, LIMITS, API = "Replicas and Ray", "Queues and time limits", "HTTP API"
-FEATURES, LEARNING, MEASURING = (
-    "Adapters, images and audio, embeddings, prefixes",
-    "Learning and recording",
-    "Measuring",
-)
-TITLES = (MODEL, DRAFTING, MEMORY, API, CLUSTER, LIMITS, FEATURES, LEARNING, MEASURING)
-"""In the order of help."""
 
 _OF_CLASS = {
     "LoadOptions": MODEL,

@@ -1,13 +1,18 @@
-"""`wingbeat doctor` among the commands; loads no torch."""
+"""`wingbeat doctor` among the commands; every process that reads settings imports this, so that it loads no typer."""
 
-import typer
+from typing import TYPE_CHECKING
 
-from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, run_now
-from wingbeat.deployments.cli.local import OpenEngine
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.cli.local import OpenEngine
 
 
-def add_commands(app: typer.Typer, open_engine: OpenEngine) -> None:
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     """Add the command, which reads its own arguments once it runs."""
+    import typer
+
+    from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, run_now
 
     def doctor(context: typer.Context) -> None:
         """Say what this machine can serve with, part by part."""

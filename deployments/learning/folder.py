@@ -27,17 +27,17 @@ def _identity(verifier: Path, head: Path) -> str:
 
 
 def ledger_of(config: AppConfig) -> HeadLedger:
-    """Of the versions of this configuration's head; raises as `learning_root`."""
+    """Ledger of the versions of this configuration's head; raises as `learning_root`."""
     return HeadLedger(learning_root(config), Path(config.choice().source), config.model_name())
 
 
 def rounds_folder(config: AppConfig) -> Path:
-    """Of the rounds that are learnt from; raises as `learning_root`."""
+    """Folder of the rounds that are learnt from; raises as `learning_root`."""
     return learning_root(config) / "rounds"
 
 
 def said_at_start(config: AppConfig) -> str:
-    """What is stored and where, for whoever starts a server."""
+    """A line for whoever starts a server: which data is stored, and where."""
     options = config.learn
     if not options.trains:
         return f"versions of the draft head are followed from {learning_root(config)}; nothing is stored of requests"

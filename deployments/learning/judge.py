@@ -26,7 +26,7 @@ JUDGED_ROUNDS = 20_000
 
 
 class HeadJudge:
-    """Of one engine; whichever of a fleet sees it first rolls the version back for all.
+    """Judge beside one engine; whichever of a fleet sees it first rolls the version back for all.
 
     The counts of all engines are added up beside the ledger, so that one that starts anew loses none.
 

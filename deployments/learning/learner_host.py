@@ -30,7 +30,7 @@ class LearnerHost:
 
     @property
     def pid(self) -> int:
-        """Of the learner's process; 0 where it runs elsewhere, or not at all."""
+        """Id of the learner's process; 0 where it runs elsewhere, or not at all."""
         return 0 if self._child is None else self._child.pid
 
     async def run(self) -> None:

@@ -58,7 +58,7 @@ def bodies() -> "dict[str, type[BaseModel]]":
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """What is decided about versions, and what the learner says of itself."""
+    """Decisions about versions, and the learner's own figures."""
     from wingbeat.deployments.learning.families import learning_families
 
     return learning_families(snapshot)

@@ -1,4 +1,4 @@
-"""What a replica does for the head to learn: it judges the version that is served, and one replica has the learner."""
+"""A replica's part in learning: it judges the version that is served, and one replica has the learner."""
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaLearning:
-    """Of one replica whose settings have `learn`.
+    """The part of one replica whose settings have `learn`.
 
     Args:
         figures: of its engine; raises EngineFailed where there is none.
@@ -27,7 +27,7 @@ class ReplicaLearning:
         self._host = LearnerHost(config) if learns(config) else None
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """What is to run as long as the replica does."""
+        """Coroutines to run as long as the replica does."""
         return [self._judge.run()] + ([] if self._host is None else [self._host.run()])
 
     def figures(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from wingbeat.deployments.cli.panels import LEARNING
+from wingbeat.deployments.options.panel_titles import LEARNING
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.drafters.choice import USER

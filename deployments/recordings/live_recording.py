@@ -21,7 +21,7 @@ class TrafficRecording(NamedTuple):
     """The recording of one engine."""
 
     rounds: LiveRecording
-    """What the engine shows its rounds to."""
+    """Observer of the engine's rounds."""
     writer: LiveWriter | RingWriter
 
     @classmethod
@@ -31,7 +31,7 @@ class TrafficRecording(NamedTuple):
 
 
 def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
-    """What the verifier is tapped for: the drafter's layers, or those of a head to come where it has none.
+    """Layers that the verifier is tapped for: the drafter's, or those of a head to come where it has none.
 
     Raises:
         ValueError: the drafter's taps are no hidden states, or not those alone.

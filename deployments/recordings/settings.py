@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from wingbeat.deployments.cli.panels import LEARNING
+from wingbeat.deployments.options.panel_titles import LEARNING
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 from wingbeat.kernels.state.rows import Added, TreeRows
 
 MOST_NODES, MOST_KEYS = 16, 128
-"""Of a tree, and of a head, that a program's registers hold."""
+"""Nodes of a tree, and numbers of a head, that a program's registers hold."""
 _LEAST = 16
 """Least size of a product on tensor cores."""
 _PRECISION = tl.constexpr("tf32x3")

@@ -147,7 +147,7 @@ class Piece(NamedTuple):
 
 
 class RoundStates(NamedTuple):
-    """What a round's mixers are told."""
+    """Rows of a round by state, for its mixers."""
 
     pool: StatePool
     kept: KeptRows
