@@ -8,7 +8,6 @@ from pydantic import Field, PrivateAttr, create_model, field_validator, model_va
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
-from wingbeat.deployments.options.embedding_options import EmbeddingOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
@@ -47,7 +46,6 @@ class AppConfig(
     LoraOptions,
     PrefixOptions,
     MediaOptions,
-    EmbeddingOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,
@@ -233,9 +231,10 @@ class AppConfig(
         TensorRT engine directory take a GPU only by a share that is given.
         """
         given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & self.model_fields_set
-        return not given and self.device != "cpu" and self._is_wingbeats_own()
+        return not given and self.device != "cpu" and self.is_wingbeats_own()
 
-    def _is_wingbeats_own(self) -> bool:
+    def is_wingbeats_own(self) -> bool:
+        """Whether Wingbeat's own engine runs the model."""
         return self.engine_factory is None and self.engine_dir is None
 
     def engine_config(self) -> EngineConfig:
@@ -269,7 +268,7 @@ class AppConfig(
         return NUM_SEQS["cuda" if self._leaves_num_seqs_to_memory() else "cpu"]
 
     def _leaves_num_seqs_to_memory(self) -> bool:
-        return self.max_num_seqs is None and self._is_wingbeats_own() and self.resolved_device() == "cuda"
+        return self.max_num_seqs is None and self.is_wingbeats_own() and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
@@ -349,7 +348,7 @@ class AppConfig(
         Nothing was chosen by name that this would go against, and both are on one GPU, whose memory then holds it.
         """
         by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
-        alone = self.tensor_parallel_size == 1 and self.has_own_drafter() and self._is_wingbeats_own()
+        alone = self.tensor_parallel_size == 1 and self.has_own_drafter() and self.is_wingbeats_own()
         on_gpu = alone and not by_name and self.resolved_device() == self.drafter_device() == "cuda"
         return on_gpu and self.engine_config().drafter_beside
 

@@ -16,7 +16,8 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.surface import embedding_kind_of, media_limits_of, parsers_of
+from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.surface import media_limits_of, parsers_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -97,7 +98,7 @@ class ModelFront:
             takes_templates=config.chat_template == OF_REQUESTS,
             aliases=config.model_names()[1:],
             beside=beside,
-            embedding_kind=embedding_kind_of(config),
+            of_parts={name: made for surface in hooks("surface") for name, made in surface(config).items()},
         )
 
     def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:

@@ -16,6 +16,7 @@ The command and HTTP:
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
+- `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
 - `operator_paths()`: those of them that are for operators.
 - `bodies()`: what is posted to these routes, by path.
@@ -36,7 +37,10 @@ from typing import Any
 
 from wingbeat.runtime.parts import hooks_of
 
-PARTS = ("doctor", "tensorrt", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page")
+PARTS = (
+    *("doctor", "tensorrt", "training", "recordings", "learning"),
+    *("embeddings", "api.responses_api", "api.messages_api", "page"),
+)
 """Their folders, in the order in which they add."""
 
 

@@ -1,15 +1,10 @@
 """What the HTTP surface is built from, made of settings, which lie below it and know none of it."""
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
-
-MOST_HIDDEN = 16_384
-"""Numbers of an embedding that an answer must have room for, where config.json leaves the hidden size to its class."""
 
 
 def access_of(config: AppConfig, bound_host: str | None) -> Access:
@@ -30,15 +25,6 @@ def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
         ValueError: there is no parser of a name, or a class is none; says which there are.
     """
     return Parsers.of_template(config.tool_call_parser, config.reasoning_parser, chat_template)
-
-
-def embedding_kind_of(config: AppConfig) -> EmbeddingKind:
-    """Which embeddings a model has; raises ValueError as `EmbeddingOptions.pooling`."""
-    pooling = config.pooling()
-    if pooling is None:
-        return NO_EMBEDDINGS
-    hidden_size = ConfigFile.read(config.model_dir(with_weights=False)).size("hidden_size")
-    return EmbeddingKind(pooling, config.cuts_embeddings(), hidden_size or MOST_HIDDEN)
 
 
 def media_limits_of(config: AppConfig) -> MediaLimits:

@@ -82,7 +82,7 @@ class TextRules:
     def applied(self, request: Request) -> Request:
         """The request with what the model's files add to its own rules."""
         params = request.params
-        if params.pooling is not None:
+        if params.report is not None:
             return request
         least = max(params.min_tokens, self.min_new_tokens, self.min_length - len(request.prompt_token_ids))
         words = (*self.bad_words, *((token_id,) for token_id in self.banned))

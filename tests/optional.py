@@ -78,6 +78,13 @@ FEATURES = {
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
+    "embeddings": Feature(
+        (
+            *("deployments/embeddings", "runtime/pooling"),
+            *("tests/deployments/embeddings", "tests/runtime/pooling", "tests/e2e/test_embeddings.py"),
+        ),
+        words=("/v1/embeddings", "embeddings"),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

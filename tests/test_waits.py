@@ -25,7 +25,7 @@ ALLOWED = {
     ("cluster/fork_server.py", "socket.recv_fds"): "the kernel ends the server with the process that asks",
     ("deployments/api/answers/answering.py", "asyncio.wait"): "for a request, or its client's leaving",
     ("deployments/api/answers/answering.py", "task.result"): OWN_FINISHED,
-    ("deployments/api/embeddings.py", "task.result"): OWN_FINISHED,
+    ("deployments/embeddings/answer.py", "task.result"): OWN_FINISHED,
     ("deployments/api/bodies/unserved_fields.py", "_CURRENT.get"): "a context variable",
     ("deployments/api/answers/merging.py", "arrivals.get"): "for choices of a request, each of which ends by a word",
     ("deployments/door.py", "socket.recv_fds"): "settimeout before each call",

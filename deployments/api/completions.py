@@ -4,10 +4,11 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
@@ -29,7 +30,6 @@ from wingbeat.deployments.api.bodies.requests import (
     GenerationBody,
     SpeculationOptions,
 )
-from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind, Embeddings
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
@@ -63,10 +63,10 @@ class CompletionService:
         takes_templates: bool = False,
         aliases: Sequence[str] = (),
         beside: "CompletionService | None" = None,
-        embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
+        of_parts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`aliases`: further names of the model. `beside`: a service of the same router, which has room for answers
-        and writes long ones in turn with this one."""
+        and writes long ones in turn with this one. `of_parts`: see `surface` in `wingbeat.deployments.parts`."""
         self.pool = pool
         self.sizes = AnswerSizes(max_answer_bytes) if beside is None else beside.sizes
         self.speculates = True
@@ -76,8 +76,8 @@ class CompletionService:
         self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
-        self._figures = figures or RouterFigures()
-        self.embeddings = Embeddings(pool, self.prompts, self._figures, embedding_kind, self.sizes)
+        self.figures = figures or RouterFigures()
+        self.of_parts = of_parts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -278,7 +278,7 @@ class CompletionService:
         self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None], choices_per_prompt: int
     ) -> AsyncGenerator[ChoiceDelta, None]:
         num_choices = 0 if choice.index % choices_per_prompt else choices_per_prompt
-        with self._figures.watch(choice.request, self.pool.info.max_model_len, num_choices) as watch:
+        with self.figures.watch(choice.request, self.pool.info.max_model_len, num_choices) as watch:
             async with aclosing(deltas):
                 async for delta in deltas:
                     watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)

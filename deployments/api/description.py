@@ -10,10 +10,8 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
-from wingbeat.deployments.api.endpoints.embedding_routes import EMBEDDINGS_PATH
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.api.endpoints.weights_routes import UPDATE_PATH, UpdateWeightsBody
@@ -22,7 +20,6 @@ from wingbeat.deployments.parts import hooks
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
-    EMBEDDINGS_PATH: EmbeddingsBody,
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
     PREFIXES_PATH: SavePrefixBody,

@@ -11,12 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
-from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
     invalid,
@@ -85,6 +84,18 @@ VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
 TEMPLATES_REFUSED = "templates of requests are run only where the server's setting chat_template is 'request'"
 _PROBES = ("0", "x")
 """Contents of messages that differ from their first character on."""
+
+
+class CutPrompt(Protocol):
+    """A request's body, as far as it says how its prompt is cut."""
+
+    truncate_prompt_tokens: int | None
+    truncation_side: Literal["left", "right"] | None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """Tokens that the answer may have, where the request says it."""
+        ...
 
 
 def prefix_of(
@@ -223,10 +234,6 @@ class Prompts:
         """In the request's order; raises ApiError where one does not fit the model."""
         return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
-    async def of_embedding(self, body: EmbeddingsBody) -> list[Prompt]:
-        """Of each input, in the request's order; raises ApiError where one does not fit the model."""
-        return await self.off_loop.run(sum(map(len, body.input)), self._embedding_prompts, body)
-
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
         if body.media:
@@ -264,8 +271,7 @@ class Prompts:
     def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
         echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
         adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
-        token_ids, is_cut = self._tokens(prompt, body, "prompt", adds)
-        self._check_ids(token_ids, "prompt")
+        token_ids, is_cut = self.tokens(prompt, body, "prompt", adds)
         if prefix is not None:
             token_ids, echo = (*prefix.token_ids, *token_ids), None
         if not body.echo:
@@ -275,14 +281,6 @@ class Prompts:
             return Prompt(token_ids, echo)
         skips = body.skip_special_tokens is not False
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
-
-    def _embedding_prompts(self, body: EmbeddingsBody) -> list[Prompt]:
-        adds, prompts = body.add_special_tokens is not False, []
-        for text in body.input:
-            token_ids, _ = self._tokens(text, body, "input", adds)
-            self._check_ids(token_ids, "input")
-            prompts.append(Prompt(token_ids))
-        return prompts
 
     def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
         vocab_size = self._pool.info.vocab_size
@@ -316,8 +314,23 @@ class Prompts:
         placed = media_prompts.place(self.media, token_ids, media) if media else ()
         return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=placed)
 
+    def tokens(
+        self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
+    ) -> tuple[tuple[int, ...], bool]:
+        """A plain prompt's tokens, and whether its beginning was cut off.
+
+        Args:
+            param: where the request has the prompt.
+
+        Raises:
+            ApiError: there are too many, or one is not in the vocabulary.
+        """
+        token_ids, is_cut = self._tokens(prompt, body, param, add_special_tokens)
+        self._check_ids(token_ids, param)
+        return token_ids, is_cut
+
     def _tokens(
-        self, prompt: str | list[int], body: GenerationBody | EmbeddingsBody, param: str, add_special_tokens: bool
+        self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
         """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
         limit, kept = self._pool.info.max_model_len, body.truncate_prompt_tokens

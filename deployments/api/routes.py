@@ -20,7 +20,6 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
-from wingbeat.deployments.api.endpoints.embedding_routes import add_embedding_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
@@ -67,7 +66,6 @@ def create_app(
         add_monitoring(app, monitor)
 
     add_token_routes(app, models)
-    add_embedding_routes(app, models)
     add_server_routes(app, models)
     add_model_routes(app, models)
     if updates_adapters:

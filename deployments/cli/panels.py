@@ -35,7 +35,6 @@ _OF_CLASS = {
     "BenchmarkOptions": MEASURING,
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,
-    "EmbeddingOptions": FEATURES,
     "MediaOptions": FEATURES,
     "PrefixOptions": FEATURES,
     "LoraOptions": FEATURES,

@@ -49,7 +49,6 @@ def _check_model(config: AppConfig, here: bool) -> None:
         check_files(file)
         if here:
             check_memory(config, file)
-    config.pooling()
     check_tokenizer_file(folder, file.size("vocab_size"))
     for check in hooks("check_before_start"):
         check(config)

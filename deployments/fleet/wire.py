@@ -90,7 +90,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """`PackedLogprobs.as_bytes`"""
     rounds: list[VerifiedRound] = []
     queue_s: float = 0.0
-    embedding: bytes = b""
+    report: bytes = b""
 
     @classmethod
     def of(cls, number: int, output: RequestOutput) -> "WireOutput":
@@ -109,7 +109,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
             output.prompt_logprobs.as_bytes() if output.prompt_logprobs else None,
             list(output.rounds),
             output.queue_s,
-            output.embedding,
+            output.report,
         )
 
     @property
@@ -127,7 +127,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.rounds += later.rounds
         self.queue_s = max(self.queue_s, later.queue_s)
-        self.embedding = self.embedding or later.embedding
+        self.report = self.report or later.report
 
     def opened(self) -> RequestOutput:
         """The inverse of `of`, without a request's id."""
@@ -141,7 +141,7 @@ class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
             prompt_logprobs=PackedLogprobs.of_bytes(*self.prompt_logprobs) if self.prompt_logprobs else (),
             rounds=tuple(self.rounds),
             queue_s=self.queue_s,
-            embedding=self.embedding,
+            report=self.report,
         )
 
 

@@ -29,8 +29,8 @@ class RoundResult(NamedTuple):
     """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.round.choice`."""
     chunk_logprobs: np.ndarray | None = None
     """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
-    pooled: np.ndarray | None = None
-    """float64 [num_pooled_chunks, hidden_size]: see `PromptPooling.told`."""
+    reported: np.ndarray | None = None
+    """float64 [num_reported_chunks, n], by chunk with a `report`."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class RoundInFlight:
         return result
 
     def report(self, result: RoundResult) -> None:
-        """Hand the log-probabilities to the sequences that asked for them."""
+        """Hand what is reported to the sequences that asked for it."""
         if result.logprobs is not None:
             for row, index in self.asking.items():
                 if self.live[row]:
@@ -94,12 +94,12 @@ class RoundInFlight:
                     self.plan.decodes[row].reports.add_tokens(result.logprobs[index][:count])
         if result.chunk_logprobs is not None:
             self._report_chunks(result.chunk_logprobs)
-        if result.pooled is not None:
+        if result.reported is not None:
             chunks = zip(self.plan.chunks, self.live[len(self.plan.decodes) :], strict=True)
-            pooled = [(chunk, live) for chunk, live in chunks if chunk.pooling is not None]
-            for (chunk, live), row in zip(pooled, result.pooled, strict=True):
+            reported = [(chunk, live) for chunk, live in chunks if chunk.report is not None]
+            for (chunk, live), row in zip(reported, result.reported, strict=True):
                 if live:
-                    chunk.seq.reports.add_pooled(row)
+                    chunk.seq.reports.add_row(row)
 
     def _report_chunks(self, packed: np.ndarray) -> None:
         begin = sum(chunk.samples for chunk in self.plan.chunks)
@@ -137,7 +137,7 @@ class RoundInFlight:
             evidence=told.get("evidence"),
             logprobs=told.get("logprobs"),
             chunk_logprobs=told.get("chunk_logprobs"),
-            pooled=told["pooled"].view(np.float64) if "pooled" in told else None,
+            reported=told["reported"].view(np.float64) if "reported" in told else None,
         )
 
 

@@ -274,7 +274,10 @@ class Feature:
         """Follow the accepted paths of the decodes in the latest pass; at shapes that the arguments decide."""
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """What of a pass with prompt chunks goes to the host beside the round's tokens: int64, by name."""
+        """What of a pass with prompt chunks goes to the host beside the round's tokens: int64, by name.
+
+        `reported`: [num_reported_chunks, n], the bits of doubles: by chunk with a `report`, what it is made of.
+        """
         return {}
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from wingbeat.runtime.scheduling.request import Pooling
+from wingbeat.runtime.scheduling.request import PromptReport
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 
@@ -29,14 +29,14 @@ class Chunk(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows are tokens alone, no media, of which none is reported or pooled."""
-        return not (self.seq.request.media or self.prompt_targets() or self.pooling)
+        """Whether its rows are tokens alone, no media, of which none is reported on."""
+        return not (self.seq.request.media or self.prompt_targets() or self.report)
 
     @property
-    def pooling(self) -> Pooling | None:
-        """How its rows are pooled; None where they are not."""
-        pooling = None if self.replay else self.seq.request.params.pooling
-        return None if pooling is Pooling.LAST and not self.samples else pooling
+    def report(self) -> PromptReport | None:
+        """What is reported of its rows, beside log-probabilities; None where nothing is."""
+        report = None if self.replay else self.seq.request.params.report
+        return report if report is None or report.is_of_all or self.samples else None
 
     def prompt_targets(self) -> list[int]:
         """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
+
+if TYPE_CHECKING:
+    import numpy as np
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
@@ -38,13 +41,6 @@ ALONE_TOKENS = 16
 """A prompt's end and a few rounds: a request that writes more is not what broke engines before."""
 
 
-class Pooling(StrEnum):
-    """What of a prompt's hidden states its embedding is."""
-
-    MEAN = "mean"
-    LAST = "last"
-
-
 class FinishReason(StrEnum):
     """Why a request ended; the values are OpenAI's where OpenAI has one."""
 
@@ -66,6 +62,23 @@ class GrammarSpec(NamedTuple):
     """A schema, expression or grammar; choices and structural tags as JSON."""
     field: str = "structured_outputs"
     """Where the request says it, for errors."""
+
+
+class PromptReport:
+    """What is reported of a prompt whose request has no answer: a `Feature` of rounds finds it, piece by piece."""
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether every token of the prompt is looked at, cached or not, and not the last one alone."""
+        raise NotImplementedError
+
+    def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
+        """The report: `RequestOutput.report`.
+
+        Args:
+            rows: by piece of the prompt that was looked at: as `Feature.told` has them.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,8 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     trace: bool = False
     """Whether the outputs carry `rounds`: the trees that were verified."""
-    pooling: Pooling | None = None
-    """Report the prompt's embedding; the request ends after its first token."""
+    report: PromptReport | None = None
+    """Report this of the prompt; the request ends after its first token."""
     learn: bool = True
     """False keeps nothing of this request for a drafter to learn from."""
     force_drafts: bool = False
@@ -156,8 +169,8 @@ class SamplingParams:
                 raise ValueError(f"logit_bias adds {value} to token {token_id}: must be a finite number")
         if not isinstance(self.cache_salt, str):
             raise ValueError("cache_salt is no text")
-        if self.pooling is not None and (not isinstance(self.pooling, Pooling) or self.max_tokens != 1):
-            raise ValueError(f"pooling is {self.pooling}: must be one of {', '.join(Pooling)}, with max_tokens 1")
+        if self.report is not None and (not isinstance(self.report, PromptReport) or self.max_tokens != 1):
+            raise ValueError(f"report is {self.report}: must be a PromptReport, with max_tokens 1")
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -295,8 +308,8 @@ class RequestOutput(NamedTuple):
     """By new token, where the request asks for them."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
     """By prompt token from the second one on, on the first output, where the request asks for them."""
-    embedding: bytes = b""
-    """float32 [hidden_size], not normalised, on the first output, where the request asks for it."""
+    report: bytes = b""
+    """What the request's `report` made of the prompt, on the first output, where the request has one."""
     rounds: tuple[VerifiedRound, ...] = ()
     """Where the request has `trace`: one for each round that these tokens came from."""
     queue_s: float = 0.0

@@ -230,8 +230,8 @@ class Scheduler:
         output = RequestOutput(
             seq.request.request_id, tuple(kept), reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs
         )
-        if seq.request.params.pooling is not None:
-            output = output._replace(embedding=seq.reports.embedding(seq.num_prompt_tokens))
+        if seq.request.params.report is not None:
+            output = output._replace(report=seq.reports.of_prompt(seq.num_prompt_tokens))
         if reason is not None:
             self._drop(seq)
             return output._replace(metrics=seq.metrics, num_cached_tokens=seq.num_cached_tokens)

@@ -8,7 +8,7 @@ import numpy as np
 from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import prefix_ids
-from wingbeat.runtime.scheduling.request import FinishReason, Pooling, Request
+from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Sequence:
         self.masker = masker
         """Which tokens may come next; None where all may."""
         params = request.params
-        asks = not (params.logprobs is params.prompt_logprobs is params.pooling is None)
+        asks = not (params.logprobs is params.prompt_logprobs is params.report is None)
         self.reports = TokenReports(params) if asks else None
         self.reset()
 
@@ -175,13 +175,13 @@ class Sequence:
     @property
     def computes_prompt(self) -> bool:
         """Whether every token of the prompt must be computed, cached or not."""
-        request = self.request
-        return self.wants_prompt_logprobs or request.fresh or request.params.pooling is Pooling.MEAN
+        request, report = self.request, self.request.params.report
+        return self.wants_prompt_logprobs or request.fresh or (report is not None and report.is_of_all)
 
     @property
     def wants_chunk(self) -> bool:
-        """Whether what is uncomputed is computed as a piece of a prompt: one token alone is where it is pooled."""
-        return self.num_uncomputed > (1 if self.request.params.pooling is None else 0)
+        """Whether what is uncomputed is computed as a piece of a prompt: one token alone is where it is reported on."""
+        return self.num_uncomputed > (1 if self.request.params.report is None else 0)
 
     @property
     def num_uncomputed(self) -> int:

@@ -1,11 +1,11 @@
-"""Log-probabilities of one sequence's tokens, between the round that found them and the output that carries them."""
+"""What is reported of one sequence's tokens, between the round that found it and the output that carries it."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
-from wingbeat.runtime.scheduling.request import Pooling, SamplingParams, TokenLogprob
+from wingbeat.runtime.scheduling.request import SamplingParams, TokenLogprob
 
 
 class TokenReports:
@@ -17,11 +17,11 @@ class TokenReports:
         """Whether an output has carried the prompt's."""
         self._prompt: list[PackedLogprobs] = []
         self._tokens: list[TokenLogprob] = []
-        self._pooled: np.ndarray | None = None
+        self._rows: list[np.ndarray] = []
 
     def restart(self) -> None:
         """The sequence is computed again: what no output has carried is found again."""
-        self._tokens, self._pooled = [], None
+        self._tokens, self._rows = [], []
         if not self.prompt_is_out:
             self._prompt = []
 
@@ -30,20 +30,14 @@ class TokenReports:
         if len(packed):
             self._prompt.append(PackedLogprobs.of_round(packed, self._params.prompt_logprobs))
 
-    def add_pooled(self, row: np.ndarray) -> None:
-        """Of the next chunk of the prompt: float64 [hidden_size], its rows' sum, or the prompt's last one."""
-        self._pooled = row.copy() if self._pooled is None else self._pooled + row
+    def add_row(self, row: np.ndarray) -> None:
+        """Of the next chunk of the prompt: float64 [n], as its `PromptReport` reads it."""
+        self._rows.append(row.copy())
 
-    def embedding(self, num_prompt_tokens: int) -> bytes:
-        """Of the whole prompt: float32 [hidden_size], not normalised.
-
-        Raises:
-            RuntimeError: this engine's model does not show its hidden states.
-        """
-        if self._pooled is None:
-            raise RuntimeError("no hidden states came of this prompt")
-        number = num_prompt_tokens if self._params.pooling is Pooling.MEAN else 1
-        return (self._pooled / number).astype("<f4").tobytes()
+    def of_prompt(self, num_prompt_tokens: int) -> bytes:
+        """What the request has reported of its prompt; empty where it has nothing reported."""
+        report = self._params.report
+        return b"" if report is None else report.made_of(self._rows, num_prompt_tokens)
 
     def add_tokens(self, packed: np.ndarray) -> None:
         """Of the tokens a round emitted, those included that the request does not keep."""

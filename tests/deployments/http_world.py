@@ -3,7 +3,8 @@
 import asyncio
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -15,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.embeddings import NO_EMBEDDINGS, EmbeddingKind
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
@@ -31,7 +31,7 @@ from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import Pooling, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -192,7 +192,7 @@ class FakePool:
                     queue_s=0.0 if count else 0.25,
                     engine_id=self._engine_id,
                     weights=self.weights_digest,
-                    embedding=b"" if request.params.pooling is None else scripted_embedding(request),
+                    report=b"" if request.params.report is None else scripted_report(request),
                 )
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
@@ -211,9 +211,9 @@ class FakePool:
             raise self.fail_after[1]
 
 
-def scripted_embedding(request: Request) -> bytes:
-    """Three numbers that tell prompts and poolings apart."""
-    first = float(request.params.pooling is Pooling.MEAN)
+def scripted_report(request: Request) -> bytes:
+    """Three numbers that tell prompts and reports apart."""
+    first = float(request.params.report.is_of_all)
     return struct.pack("<3f", first, len(request.prompt_token_ids), sum(request.prompt_token_ids))
 
 
@@ -229,11 +229,11 @@ def app_for(
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,
     media: "MediaReader | MediaRefused | None" = None,
-    embedding_kind: EmbeddingKind = NO_EMBEDDINGS,
+    of_parts: Mapping[str, Any] = MappingProxyType({}),
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ):
     service = CompletionService(
-        pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes, embedding_kind=embedding_kind
+        pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes, of_parts=of_parts
     )
     return create_app(
         service,

@@ -309,11 +309,6 @@ def test_an_unknown_model_is_a_404(demo_app):
         demo_app.client.models.retrieve("gpt-x")
 
 
-def test_a_model_of_text_has_no_embeddings_unless_it_is_asked_for_them(demo_app):
-    with pytest.raises(openai.BadRequestError, match="is no embedding model here"):
-        demo_app.client.embeddings.create(model=MODEL, input="x")
-
-
 def test_models_and_health(demo_app):
     (model,) = demo_app.client.models.list().data
     assert (model.id, model.max_model_len, model.drafter) == (MODEL, 2048, "demo")

@@ -1,12 +1,9 @@
-"""Two models behind one endpoint, one with shared drafters and one with embeddings, in the real application."""
+"""Two models behind one endpoint, one with shared drafters, in the real application."""
 
 import re
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
 
 from tests.conftest import App
 from wingbeat.runtime.demo import DEMO_FOLDER
@@ -15,7 +12,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = DEMO_FOLDER / "draft_model"
 MODELS = (
     {"served_model_name": "pair,first", "drafters": {"num": 1}, "adaptive": False},
-    {"served_model_name": "org/small", "model": str(SMALL), "drafter": "ngram", "embeddings": "mean"},
+    {"served_model_name": "org/small", "model": str(SMALL), "drafter": "ngram"},
 )
 LIMITS = {"max_model_len": 256, "num_kv_blocks": 64}
 PROMPT = "def main():\n    "
@@ -47,18 +44,3 @@ def test_figures_and_health_tell_them_apart(app: App):
     assert text.count("# TYPE wingbeat_engine_up gauge") == 1
     assert app.http.get("/health").json()["models"] == {"pair": "ok", "org/small": "ok"}
     assert {engine["model"] for engine in app.http.get("/load").json()["engines"]} == {"pair", "org/small"}
-
-
-def test_embeddings_are_those_of_transformers(app: App):
-    texts = [PROMPT, "class Stack:", "x"]
-    tokenizer, model = AutoTokenizer.from_pretrained(SMALL), AutoModel.from_pretrained(SMALL, dtype=torch.float32)
-    answer = app.client.embeddings.create(model="org/small", input=texts, encoding_format="float")
-    for text, found in zip(texts, answer.data, strict=True):
-        with torch.no_grad():
-            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].double()
-        mean = states.mean(0) / states.mean(0).norm()
-        np.testing.assert_allclose(found.embedding, mean.numpy(), atol=1e-4)
-    by_default = app.client.embeddings.create(model="org/small", input=texts)  # openai's client asks for base64
-    np.testing.assert_allclose(by_default.data[0].embedding, answer.data[0].embedding, atol=1e-6)
-    refused = app.http.post("/v1/embeddings", json={"model": "pair", "input": "x"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")

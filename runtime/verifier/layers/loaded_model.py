@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.round.pooled_rows import PromptPooling
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
@@ -200,7 +200,8 @@ def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -
     Args:
         states: keeper of its layers' own states.
     """
-    found: list[Feature] = [PromptPooling(loaded.model, loaded.decoder_layers), *loaded.own_features]
+    of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
+    found: list[Feature] = [*of_parts, *loaded.own_features]
     if loaded.adapters is not None:
         found.append(Adapters(loaded.adapters, slots))
     if states is not None:

@@ -9,7 +9,7 @@ from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.graphs.graph_runner import GraphRunner
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.scheduling.request import FinishReason, Pooling, SamplingParams
+from wingbeat.runtime.scheduling.request import FinishReason
 
 COUNT = 12
 UNUSED = ((90, 91),)
@@ -77,16 +77,6 @@ def test_masks_that_are_late_are_waited_for_where_the_forward_pass_raises(engine
     engine.runner.masks._thread.submit(lambda: None).result()
     run = Run(engine, ref.prompts[:2], [greedy_params(COUNT), greedy_params(COUNT, bad_words=UNUSED)])
     assert run.finish() == [tokens[:COUNT] for tokens in ref.continuations[:2]]
-
-
-@pytest.mark.parametrize(("owner", "name"), [("eager", "decide"), ("chooser", "choose_first")])
-def test_an_embedding_whose_round_raises_behind_the_pass_fails_alone(engines, monkeypatch, owner, name):
-    ref = reference("llama")
-    engine = engines(ref.loaded)
-    raises_once(monkeypatch, getattr(engine.runner, owner), name, after=True)
-    params = SamplingParams(1, 0.0, pooling=Pooling.MEAN, speculation=False)
-    fails_alone(engine, ref.prompts[0], params)
-    assert Run(engine, ref.prompts[:1], greedy_params(COUNT)).finish() == [ref.continuations[0][:COUNT]]
 
 
 def test_logits_altered_for_a_request_whose_admission_raised_are_not_the_next_ones(engines, monkeypatch):

@@ -31,7 +31,7 @@ from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import RoundObserver
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.round.shapes import prompt_pieces
-from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import PromptReport, Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -157,12 +157,21 @@ def test_a_round_of_prompts_runs_the_model_once_and_in_no_pass_of_its_own_where_
     assert engine.stats().graphs.eager_runs == {Stage.BASE_PROMPTS: 1}
 
 
-@pytest.mark.parametrize("why", ["reported", "pooled", "long"])
+class Nothing(PromptReport):
+    """Looks at all of a prompt."""
+
+    is_of_all = True
+
+    def made_of(self, rows, num_prompt_tokens):
+        return b""
+
+
+@pytest.mark.parametrize("why", ["log-probabilities", "reported", "long"])
 def test_what_no_graph_holds_is_eager(why, monkeypatch):
     if why == "long":
         monkeypatch.setattr("wingbeat.runtime.round.shapes._PROMPTS", (1,))
     ref, prompt = reference("llama"), random_prompts((40,))[0]
-    asked = {"reported": {"prompt_logprobs": 1}, "pooled": {"pooling": Pooling.MEAN}, "long": {}}[why]
+    asked = {"log-probabilities": {"prompt_logprobs": 1}, "reported": {"report": Nothing()}, "long": {}}[why]
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, **asked)
     engine = Engine(ref.loaded, engine_config(max_num_batched_tokens=64), graph_device=RecordingDevice())
     engine.add_request(Request("one", prompt, params))

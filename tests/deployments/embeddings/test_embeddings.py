@@ -11,16 +11,16 @@ import openai
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, FakePool, app_for, call
-from wingbeat.deployments.api.embeddings import EmbeddingKind
+from wingbeat.deployments.embeddings.settings import EmbeddingKind
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.runtime.scheduling.request import Pooling
+from wingbeat.runtime.pooling.pooling import Pooling
 
 MEAN, CUT = EmbeddingKind(Pooling.MEAN), EmbeddingKind(Pooling.LAST, can_be_cut=True)
 
 
 def ask(pool: FakePool | None = None, kind: EmbeddingKind = MEAN, **fields: Any) -> httpx.Response:
     body = {"model": "demo", "input": "hi", **fields}
-    return call(pool or FakePool(), "/v1/embeddings", body, embedding_kind=kind)
+    return call(pool or FakePool(), "/v1/embeddings", body, of_parts={"embeddings": kind})
 
 
 def unit(*numbers: float) -> list[float]:
@@ -39,7 +39,7 @@ def test_each_input_has_its_embedding_of_length_one_in_order():
         assert one["embedding"] == pytest.approx(unit(1.0, len(ids), sum(ids)), rel=1e-6)
     assert (answer["object"], answer["model"]) == ("list", "demo")
     assert answer["usage"] == {"prompt_tokens": sum(map(len, tokens)), "total_tokens": sum(map(len, tokens))}
-    assert {(one.params.pooling, one.params.max_tokens, one.params.speculation) for one in pool.requests} == {
+    assert {(one.params.report, one.params.max_tokens, one.params.speculation) for one in pool.requests} == {
         (Pooling.MEAN, 1, False)
     }
     assert not pool.num_admitted
@@ -133,7 +133,7 @@ def test_one_that_fails_takes_the_others_with_it():
 
 
 def test_openais_client_reads_it():
-    transport = httpx.ASGITransport(app_for(FakePool(), embedding_kind=MEAN))
+    transport = httpx.ASGITransport(app_for(FakePool(), of_parts={"embeddings": MEAN}))
     client = openai.AsyncOpenAI(
         base_url="http://localhost/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
     )

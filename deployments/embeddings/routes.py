@@ -4,8 +4,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.answers.answering import read_body, unless_gone
-from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
 from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.deployments.embeddings.answer import Embeddings
+from wingbeat.deployments.embeddings.body import EmbeddingsBody
 
 EMBEDDINGS_PATH = "/v1/embeddings"
 
@@ -16,5 +17,5 @@ def add_embedding_routes(app: FastAPI, models: ServedModels) -> None:
     @app.post(EMBEDDINGS_PATH)
     async def embeddings(request: Request) -> Response:
         body = await read_body(EmbeddingsBody, request)
-        embeddings = models.choose(body.model).embeddings
+        embeddings = Embeddings(models.choose(body.model))
         return Response(await unless_gone(request, embeddings.answer(body)), media_type="application/json")

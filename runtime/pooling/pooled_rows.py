@@ -9,16 +9,15 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.round.rows import Feature, Placed
-from wingbeat.runtime.scheduling.request import Pooling
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
 class PooledRows(NamedTuple):
-    """By chunk whose rows are pooled: its first row of the batch, how many it has, and how they are pooled."""
+    """By chunk whose rows are pooled: its first row of the batch, how many it has, and whether all are summed."""
 
     plan: SchedulerOutput
     """Of the batch."""
-    parts: tuple[tuple[int, int, Pooling], ...]
+    parts: tuple[tuple[int, int, bool], ...]
 
 
 class PromptPooling(Feature):
@@ -40,7 +39,7 @@ class PromptPooling(Feature):
         if placed.plan is None:
             return None
         chunks = zip(placed.plan.chunks, placed.starts, strict=True)
-        parts = tuple((start, chunk.length, chunk.pooling) for chunk, start in chunks if chunk.pooling is not None)
+        parts = tuple((start, chunk.length, chunk.report.is_of_all) for chunk, start in chunks if chunk.report)
         return PooledRows(placed.plan, parts) if parts else None
 
     @contextmanager
@@ -65,12 +64,12 @@ class PromptPooling(Feature):
         """A chunk's sum or its last row, by part: int64 [num_parts, hidden_size], the bits of doubles, as downloads
         have them; nothing where no chunk of this plan is pooled. A round that raised leaves nothing to a later plan."""
         pooled, self._pooled = self._pooled, None
-        return {} if pooled is None or pooled[0] is not plan else {"pooled": pooled[1]}
+        return {} if pooled is None or pooled[0] is not plan else {"reported": pooled[1]}
 
 
 def _pooled(hidden: Tensor, column: PooledRows) -> Tensor:
     rows = []
-    for start, length, pooling in column.parts:
+    for start, length, is_of_all in column.parts:
         own = hidden[start : start + length]
-        rows.append(own.float().sum(dim=0) if pooling is Pooling.MEAN else own[-1].float())
+        rows.append(own.float().sum(dim=0) if is_of_all else own[-1].float())
     return torch.stack(rows).double().view(torch.int64)

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.surface import embedding_kind_of
+from wingbeat.deployments.embeddings.settings import embedding_kind_of, pooling_of
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.scheduling.request import Pooling
+from wingbeat.runtime.pooling.pooling import Pooling
 
 
 @pytest.fixture
@@ -27,18 +27,18 @@ def says(folder: Path, **modes: bool) -> AppConfig:
 
 def test_a_folder_of_sentence_transformers_says_it(folder: Path):
     off = {"pooling_mode_cls_token": False}
-    assert says(folder, pooling_mode_lasttoken=True, **off).pooling() is Pooling.LAST
-    assert says(folder, pooling_mode_mean_tokens=True, include_prompt=True).pooling() is Pooling.MEAN
-    assert says(folder).pooling() is None
+    assert pooling_of(says(folder, pooling_mode_lasttoken=True, **off)) is Pooling.LAST
+    assert pooling_of(says(folder, pooling_mode_mean_tokens=True, include_prompt=True)) is Pooling.MEAN
+    assert pooling_of(says(folder)) is None
     with pytest.raises(ValueError, match="pooling_mode_cls_token; give mean, last or none"):
-        says(folder, pooling_mode_cls_token=True).pooling()
+        pooling_of(says(folder, pooling_mode_cls_token=True))
 
 
 def test_the_setting_goes_before_the_folder(folder: Path):
     says(folder, pooling_mode_lasttoken=True)
-    assert AppConfig(model=folder, drafter="none", embeddings="mean").pooling() is Pooling.MEAN
-    assert AppConfig(model=folder, drafter="none", embeddings="none").pooling() is None
-    assert AppConfig().pooling() is None
+    assert pooling_of(AppConfig(model=folder, drafter="none", embeddings="mean")) is Pooling.MEAN
+    assert pooling_of(AppConfig(model=folder, drafter="none", embeddings="none")) is None
+    assert pooling_of(AppConfig()) is None
 
 
 def test_a_model_that_was_trained_for_it_has_embeddings_to_cut(folder: Path):
@@ -53,4 +53,4 @@ def test_a_model_that_was_trained_for_it_has_embeddings_to_cut(folder: Path):
 def test_another_engine_has_none():
     with pytest.raises(ValidationError, match="show no hidden states"):
         AppConfig(embeddings="mean", engine_factory="module:function")
-    assert AppConfig(engine_factory="module:function").pooling() is None
+    assert pooling_of(AppConfig(engine_factory="module:function")) is None

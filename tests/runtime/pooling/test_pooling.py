@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.runtime.engine.test_round_leftovers import fails_alone, raises_once
 from tests.runtime.hybrids import CONFIGS, hybrid, needs_states, random_hybrid
 from tests.runtime.models import (
     CHAIN,
@@ -11,13 +12,15 @@ from tests.runtime.models import (
     Run,
     eagle_drafter,
     engine_config,
+    greedy_params,
     new_engine,
     random_model,
     random_prompts,
     reference,
 )
 from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
-from wingbeat.runtime.scheduling.request import Pooling, SamplingParams
+from wingbeat.runtime.pooling.pooling import Pooling
+from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = pytest.mark.few(2)
 
@@ -35,11 +38,11 @@ class Embedder(Run):
         for output in self.engine.step():
             index = int(output.request_id)
             self.tokens[index] += output.token_ids
-            self.embeddings[index] += output.embedding
+            self.embeddings[index] += output.report
 
 
 def asking(pooling: Pooling) -> SamplingParams:
-    return SamplingParams(1, 0.0, pooling=pooling, speculation=False)
+    return SamplingParams(1, 0.0, report=pooling, speculation=False)
 
 
 def embed(loaded, config, prompts, params, drafter=None, on_host=None, times=1):
@@ -135,7 +138,19 @@ def test_a_preempted_prompt_is_pooled_once():
     check(loaded.model, run, PROMPTS[-1:], Pooling.MEAN)
 
 
-@pytest.mark.parametrize("fields", [{"pooling": "first"}, {"pooling": Pooling.MEAN, "max_tokens": 2}], ids=str)
+@pytest.mark.parametrize("fields", [{"report": "first"}, {"report": Pooling.MEAN, "max_tokens": 2}], ids=str)
 def test_what_cannot_be_pooled_is_refused(fields):
-    with pytest.raises(ValueError, match="pooling is"):
+    with pytest.raises(ValueError, match="report is"):
         SamplingParams(**{"max_tokens": 1, "temperature": 0.0, **fields})
+
+
+@pytest.mark.parametrize(("owner", "name"), [("eager", "decide"), ("chooser", "choose_first")])
+def test_an_embedding_whose_round_raises_behind_the_pass_fails_alone(monkeypatch, owner, name):
+    ref = reference("llama")
+    engine = new_engine(ref.loaded, engine_config(max_num_seqs=2), None)
+    try:
+        raises_once(monkeypatch, getattr(engine.runner, owner), name, after=True)
+        fails_alone(engine, ref.prompts[0], asking(Pooling.MEAN))
+        assert Run(engine, ref.prompts[:1], greedy_params(12)).finish() == [ref.continuations[0][:12]]
+    finally:
+        engine.model.remove_taps()

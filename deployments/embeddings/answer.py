@@ -6,46 +6,35 @@ import json
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import Prompt
-from wingbeat.deployments.api.bodies.embedding_body import EmbeddingsBody
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long
-from wingbeat.deployments.api.prompts import Prompts
-from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.embeddings.body import EmbeddingsBody
+from wingbeat.deployments.embeddings.settings import NO_EMBEDDINGS
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
-
-class EmbeddingKind(NamedTuple):
-    """What a model's embeddings are."""
-
-    pooling: Pooling | None = None
-    """None where it has none."""
-    can_be_cut: bool = False
-    """Whether the first numbers of one are an embedding, too."""
-    num_numbers: int = 1
-    """Of one that is not cut."""
-
-
-NO_EMBEDDINGS = EmbeddingKind()
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
 """Of JSON at most: around an embedding, and for a number of it in either form."""
 
 
 class Embeddings:
-    """Answers `/v1/embeddings` with the engines of one model."""
+    """Answers `/v1/embeddings` with the engines of one model.
 
-    def __init__(
-        self, pool: EnginePool, prompts: Prompts, figures: RouterFigures, kind: EmbeddingKind, sizes: AnswerSizes
-    ) -> None:
-        self._pool, self._prompts, self._figures, self.kind, self._sizes = pool, prompts, figures, kind, sizes
+    Args:
+        service: of the model; its part `embeddings` is an `EmbeddingKind`.
+    """
+
+    def __init__(self, service: CompletionService) -> None:
+        self._pool, self._prompts = service.pool, service.prompts
+        self._figures, self._sizes = service.figures, service.sizes
+        self.kind = service.of_parts.get("embeddings", NO_EMBEDDINGS)
 
     async def answer(self, body: EmbeddingsBody) -> bytes:
         """The whole answer as JSON.
@@ -64,14 +53,14 @@ class Embeddings:
             raise ApiError(f"The model {problem}.", param="model", code="unsupported_model")
         if body.dimensions is not None and not self.kind.can_be_cut:
             raise invalid("dimensions", f"is {body.dimensions}: embeddings of {name!r} are not made to be cut")
-        prompts = await self._prompts.of_embedding(body)
+        prompts = await self._prompts.off_loop.run(sum(map(len, body.input)), self._read, body)
         self._check(prompts)
         with self._sizes.held(self._answer_bytes(body)):
             return await self._embedded(prompts, body, adapter)
 
     async def _embedded(self, prompts: Sequence[Prompt], body: EmbeddingsBody, adapter: AdapterName | None) -> bytes:
         params = SamplingParams(
-            1, 0.0, pooling=self.kind.pooling, speculation=False, ignore_eos=True, priority=body.priority or 0
+            1, 0.0, report=self.kind.pooling, speculation=False, ignore_eos=True, priority=body.priority or 0
         )
         unique_id = f"embd-{uuid.uuid4().hex}"
         requests = [
@@ -88,6 +77,11 @@ class Embeddings:
         answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
         # Thousands of numbers per input: others' streams must keep moving.
         return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))
+
+    def _read(self, body: EmbeddingsBody) -> list[Prompt]:
+        """By input, in order; raises ApiError where one does not fit the model."""
+        adds = body.add_special_tokens is not False
+        return [Prompt(self._prompts.tokens(text, body, "input", adds)[0]) for text in body.input]
 
     def _answer_bytes(self, body: EmbeddingsBody) -> int:
         """What the answer takes; raises ApiError, 400, where that is more than the server answers by."""
@@ -123,7 +117,7 @@ class Embeddings:
         with self._figures.watch(request, self._pool.info.max_model_len) as watch:
             async with aclosing(self._pool.generate(request, session_id())) as outputs:
                 async for output in outputs:
-                    embedding = embedding or output.embedding
+                    embedding = embedding or output.report
                     watch.took(0, output.engine_id, output.queue_s)
             if not embedding:
                 raise EngineUnavailable("The engine ended the request before it was complete.")

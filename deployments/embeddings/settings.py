@@ -1,0 +1,87 @@
+"""The setting `embeddings`, and what a model's own files say of its embeddings."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import FEATURES
+from wingbeat.runtime.pooling.pooling import Pooling
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+POOLING_FILE = Path("1_Pooling") / "config.json"
+"""Of an embedding model in the layout of sentence-transformers."""
+_MODES = {"pooling_mode_mean_tokens": Pooling.MEAN, "pooling_mode_lasttoken": Pooling.LAST}
+MOST_HIDDEN = 16_384
+"""Numbers of an embedding that an answer must have room for, where config.json leaves the hidden size to its class."""
+
+
+class EmbeddingKind(NamedTuple):
+    """What a model's embeddings are."""
+
+    pooling: Pooling | None = None
+    """None where it has none."""
+    can_be_cut: bool = False
+    """Whether the first numbers of one are an embedding, too."""
+    num_numbers: int = 1
+    """Of one that is not cut."""
+
+
+NO_EMBEDDINGS = EmbeddingKind()
+
+
+def settings() -> dict[str, Any]:
+    """The field `embeddings` of `AppConfig`."""
+    description = (
+        "What /v1/embeddings answers: the model's last hidden states, their mean or the last one, with "
+        f"length 1. 'auto' is what {POOLING_FILE} of the model's folder says, and none without it."
+    )
+    field = Field("auto", description=description, json_schema_extra={"panel": FEATURES})
+    return {"embeddings": (Literal["auto", "none", "mean", "last"], field)}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError where embeddings are asked of an engine that has none."""
+    if config.embeddings in ("mean", "last") and not config.is_wingbeats_own():
+        raise ValueError(f"embeddings is {config.embeddings}: engines other than Wingbeat's own show no hidden states")
+
+
+def pooling_of(config: "AppConfig") -> Pooling | None:
+    """How a prompt's hidden states become its embedding; None where the model has none.
+
+    Raises:
+        ValueError: the model's folder says what is not served.
+    """
+    if config.embeddings == "none" or not config.is_wingbeats_own():
+        return None
+    if config.embeddings != "auto":
+        return Pooling(config.embeddings)
+    said = _read(config.model_dir(with_weights=False) / POOLING_FILE)
+    modes = [name for name, value in said.items() if name.startswith("pooling_mode_") and value is True]
+    if not modes:
+        return None
+    if len(modes) > 1 or modes[0] not in _MODES:
+        raise ValueError(f"embeddings is auto: {POOLING_FILE} has {', '.join(modes)}; give mean, last or none")
+    return _MODES[modes[0]]
+
+
+def embedding_kind_of(config: "AppConfig") -> EmbeddingKind:
+    """Which embeddings a model has; raises ValueError as `pooling_of`."""
+    pooling = pooling_of(config)
+    if pooling is None:
+        return NO_EMBEDDINGS
+    folder = config.model_dir(with_weights=False)
+    said = _read(folder / "config.json")
+    can_be_cut = bool(said.get("is_matryoshka") or said.get("matryoshka_dimensions"))
+    return EmbeddingKind(pooling, can_be_cut, ConfigFile.read(folder).size("hidden_size") or MOST_HIDDEN)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    said = json.loads(path.read_text(encoding="utf-8"))
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,1 @@
+"""Embeddings: hidden states of prompts, pooled while these are computed."""

@@ -1,0 +1,33 @@
+"""What of a prompt's hidden states its embedding is; loads no torch, since routers ask for it."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from wingbeat.runtime.scheduling.request import PromptReport
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Pooling(PromptReport, StrEnum):
+    """Reports the mean of a prompt's hidden states, or the last one: float32 [hidden_size], not normalised."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+    @property
+    def is_of_all(self) -> bool:
+        """See `PromptReport.is_of_all`."""
+        return self is Pooling.MEAN
+
+    def made_of(self, rows: "Sequence[np.ndarray]", num_prompt_tokens: int) -> bytes:
+        """See `PromptReport.made_of`; a row is the sum of a piece's hidden states, or the prompt's last one.
+
+        Raises:
+            RuntimeError: this engine's model does not show its hidden states.
+        """
+        if not rows:
+            raise RuntimeError("no hidden states came of this prompt")
+        number = num_prompt_tokens if self is Pooling.MEAN else 1
+        return (sum(rows) / number).astype("<f4").tobytes()
