@@ -26,6 +26,7 @@ The command and HTTP:
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
+- `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
 - `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
@@ -39,7 +40,7 @@ from wingbeat.runtime.parts import hooks_of
 
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning"),
-    *("embeddings", "api.responses_api", "api.messages_api", "page"),
+    *("embeddings", "api.responses_api", "api.messages_api", "page", "weights"),
 )
 """Their folders, in the order in which they add."""
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.prefixes.identity import tokenizer_digest, weights_digest
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
+from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest, weights_digest
 
 MODULE = "wingbeat.runtime.successor"
 GENERATION = "generation_config.json"

@@ -85,6 +85,13 @@ FEATURES = {
         ),
         words=("/v1/embeddings", "embeddings"),
     ),
+    "weights": Feature(
+        (
+            *("deployments/weights", "runtime/successor.py"),
+            *("tests/deployments/weights", "tests/runtime/test_successor.py", "tests/e2e/test_weights_update.py"),
+        ),
+        words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -14,7 +14,6 @@ from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
 from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
-from wingbeat.deployments.api.endpoints.weights_routes import UPDATE_PATH, UpdateWeightsBody
 from wingbeat.deployments.parts import hooks
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -23,7 +22,6 @@ BODIES: dict[str, type[BaseModel]] = {
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
     PREFIXES_PATH: SavePrefixBody,
-    UPDATE_PATH: UpdateWeightsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

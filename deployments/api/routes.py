@@ -26,7 +26,6 @@ from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watche
 from wingbeat.deployments.api.endpoints.prefix_routes import add_prefix_routes
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, version_of_package
 from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
-from wingbeat.deployments.api.endpoints.weights_routes import add_weights_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.metrics.monitor import Monitor
@@ -71,7 +70,6 @@ def create_app(
     if updates_adapters:
         add_adapter_routes(app, models)
     add_prefix_routes(app, models)
-    add_weights_routes(app, models)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

@@ -19,7 +19,6 @@ from wingbeat.deployments.cli.options import UserError, model_command, option_na
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.cli.vllm_words import without_vllm
-from wingbeat.deployments.cli.weights_command import add_weights_commands
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.options.foreign_names import hint
@@ -99,9 +98,6 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
     add_prefix_commands(prefix)
     app.add_typer(prefix, name="prefix")
-    weights = new_app("The verifier's weights on a server that runs.")
-    add_weights_commands(weights)
-    app.add_typer(weights, name="weights")
     return app
 
 

@@ -31,7 +31,6 @@ from wingbeat.deployments.fleet.interface import (
 )
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.deployments.fleet.weights import FleetWeights
 from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
 
@@ -83,8 +82,6 @@ class EnginePool:
         """LoRA adapters that requests may name."""
         self.prefixes = FleetPrefixes(self._names.prefixes, self.every_engine)
         """Saved prefixes, likewise."""
-        self.weights = FleetWeights(source.call, lambda: self._live)
-        """Those that are served, and how others are."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()

@@ -25,7 +25,7 @@ class EveryEngine:
     """
 
     def __init__(self, call: EngineCall, engine_ids: Callable[[], list[str]]) -> None:
-        self._call = call
+        self.call = call
         self._engine_ids = engine_ids
         self._sharing: list[asyncio.Future] = []
 
@@ -64,7 +64,7 @@ class EveryEngine:
             self._sharing = [task for task in self._sharing if not task.done()]
 
     async def _operate(self, engine_id: str, operation: str, arguments: tuple, works: bool) -> Any:
-        return await self._call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
+        return await self.call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
         # Prefixes are computed and written before this returns.
@@ -73,7 +73,7 @@ class EveryEngine:
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
         """A call of an engine that may be gone."""
         try:
-            await self._call(engine_id, name, **arguments)
+            await self.call(engine_id, name, **arguments)
         except Exception as error:
             # As above.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)

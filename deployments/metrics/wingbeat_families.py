@@ -15,12 +15,6 @@ DRAFTER_STATES = ("attached", "lost", "none")
 def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """Everything, by engine or by router."""
     yield _up(snapshot)
-    yield gauge(
-        "wingbeat_weights_info",
-        "1 with the digest of the weights that were pushed and are served; 'settings' where none were.",
-        (*LABELS, "weights"),
-        by_key(snapshot, lambda figures: {figures["weights"] or "settings": 1}),
-    )
     yield from _acceptance(snapshot)
     yield from _rounds(snapshot)
     yield from _drafter(snapshot)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ from wingbeat.cluster.placement import address_if_remote, address_of_node, assig
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.weights import Refusal, Weights
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
@@ -35,7 +35,7 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.replica.refused_start import refusals
-from wingbeat.deployments.replica.replica_weights import ClusterStore, ReplicaWeights
+from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -62,7 +62,7 @@ class Verifier(LiveReplica):
 
     Args:
         drafters: the `DrafterPool`, where drafters are shared.
-        store_key: of `ClusterStore`.
+        store_key: of `ClusterMemory`.
     """
 
     async def __init__(
@@ -84,11 +84,12 @@ class Verifier(LiveReplica):
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
         self._start = EngineStart(config, self._engine_id, core, gpus, address)
         self._drafters = drafters
-        self._weights = ReplicaWeights(config, ClusterStore(store_key), self._new_life)
-        self._engines = self._weights.engines
+        made_of = config, ClusterMemory(store_key), self._new_life
+        self._loaded: ReplicaEngines = first("replica_engines", *made_of) or ReplicaEngines(*made_of)
+        self._engines = self._loaded.engines
         try:
             with refusals():
-                await self._weights.start()
+                await self._loaded.start()
         except BaseException:
             # The process may live on, with the failure's traceback holding all of it.
             await self._end()
@@ -256,20 +257,14 @@ class Verifier(LiveReplica):
         self._check(engine_id)
         return await self._engines.client.call("operate", operation, arguments)
 
-    async def weights(self, *, engine_id: str) -> dict[str, Any]:
-        """`ReplicaWeights.card`; raises WrongEngine, as the two that follow."""
-        self._check(engine_id)
-        return self._weights.card()
+    async def ask(self, *, engine_id: str, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """One of `ReplicaEngines.operations`, which goes on where the router that has called leaves.
 
-    async def inspect_weights(self, *, engine_id: str, folder: str) -> tuple[Weights, str | None]:
-        """`ReplicaWeights.inspect`."""
+        Raises:
+            WrongEngine: this is another engine.
+        """
         self._check(engine_id)
-        return await self._weights.inspect(folder)
-
-    async def take_weights(self, *, engine_id: str, weights: Weights, drain_s: float) -> Refusal | None:
-        """`ReplicaWeights.take`, which goes on where the router that has called leaves."""
-        self._check(engine_id)
-        return await asyncio.shield(self._spawn(self._weights.take(weights, drain_s)))
+        return await asyncio.shield(self._spawn(self._loaded.operations()[operation](**arguments)))
 
     async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
         """Keep what a router says of names, tell the other routers, and have the engine pin and write its prefixes.
@@ -307,7 +302,8 @@ class Verifier(LiveReplica):
             self._core.release()
 
     def _spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
-        self._tasks.append(task := asyncio.get_running_loop().create_task(coroutine))
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks = [*(one for one in self._tasks if not one.done()), task]
         return task
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:

@@ -19,7 +19,7 @@ from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
 from tests.small_verifiers import save_hybrid, save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.prefixes.identity import weights_digest
+from wingbeat.runtime.verifier.checkpoints.digests import weights_digest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 PROMPTS = (

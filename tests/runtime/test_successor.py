@@ -8,8 +8,8 @@ import pytest
 
 from tests.runtime.pushed_folder import BAD, edit, pushed_folder
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.prefixes.identity import check_digest, weights_digest
 from wingbeat.runtime.successor import Inspected, inspect
+from wingbeat.runtime.verifier.checkpoints.digests import check_digest, weights_digest
 
 
 @pytest.fixture(scope="module")

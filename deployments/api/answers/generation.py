@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
-from wingbeat.deployments.fleet.weights import fingerprint
+from wingbeat.deployments.fleet.fingerprint import fingerprint
 from wingbeat.deployments.parsing.message import Parser, PlainText
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.parts import hooks

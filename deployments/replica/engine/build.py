@@ -106,9 +106,10 @@ def _inner_drafter(config: AppConfig) -> "InnerDrafter":
 
 def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":
     """What keeps saved prefixes; of a model that is divided among ranks their keys and values are not on disk."""
-    from wingbeat.runtime.prefixes.identity import identity_of, tokenizer_digest
+    from wingbeat.runtime.prefixes.identity import identity_of
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.prefixes.prefix_store import PrefixStore
+    from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest
 
     if config.prefix_dir is None:
         return PrefixKeeper(engine)

@@ -33,7 +33,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.config import RankGroup
-from wingbeat.runtime.prefixes.identity import check_digest
+from wingbeat.runtime.verifier.checkpoints.digests import check_digest
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds

@@ -8,15 +8,14 @@ from pydantic import ValidationError
 from tests.runtime.pushed_folder import pushed_folder
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import learning_root
-from wingbeat.deployments.learning.part import families
+from wingbeat.deployments.learning.part import families, refuses_weights
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.replica import replica_weights
 from wingbeat.runtime.config import BENCHMARK_VARIABLE
 
 
 def test_a_learner_refuses_other_weights_and_followers_do_not():
-    assert "learn is given" in replica_weights._refused_by(AppConfig(learn=True))
-    assert replica_weights._refused_by(AppConfig(learn={"trains": False})) is None
+    assert "learn is given" in refuses_weights(AppConfig(learn=True))
+    assert refuses_weights(AppConfig(learn={"trains": False})) is None
 
 
 def test_other_weights_of_the_verifier_keep_the_versions_of_the_head(tmp_path: Path):

@@ -128,7 +128,7 @@ class WeightedEngine(FakeEngine):
 
 def build_of_weights(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
     """An engine whose text is that of its weights; it does not start from a folder that is called unfit."""
-    from wingbeat.runtime.prefixes.identity import weights_digest
+    from wingbeat.runtime.verifier.checkpoints.digests import weights_digest
 
     if config.model is not None and config.model.name == "unfit":
         raise ValueError(f"{config.model} is unfit")

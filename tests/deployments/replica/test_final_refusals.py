@@ -5,28 +5,21 @@ import asyncio
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.weights import Weights
-from wingbeat.deployments.replica.replica_weights import ReplicaWeights
+from wingbeat.deployments.replica.replica_engines import ReplicaEngines
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 
-class Store:
-    """`ClusterStore` in this process."""
+class Memory:
+    """`ClusterMemory` in this process."""
 
     def __init__(self) -> None:
-        self.refusals: dict[str, str] = {}
+        self.kept: dict[tuple[bytes, str], str] = {}
 
-    def read(self) -> Weights:
-        return Weights()
+    async def read(self, kind: bytes, name: str = "") -> str | None:
+        return self.kept.get((kind, name))
 
-    def write(self, weights: Weights) -> None:
-        raise AssertionError("nothing was pushed")
-
-    def refusal(self, digest: str) -> str | None:
-        return self.refusals.get(digest)
-
-    def refuse(self, digest: str, reason: str) -> None:
-        self.refusals[digest] = reason
+    async def write(self, kind: bytes, value: str, name: str = "") -> None:
+        self.kept[kind, name] = value
 
 
 class Failing:
@@ -48,14 +41,14 @@ class Failing:
     ids=["refused", "lost"],
 )
 def test_a_refused_model_is_not_loaded_for_the_next_replica(error: Exception, num_launched: int) -> None:
-    store, launched = Store(), []
+    memory, launched = Memory(), []
 
     def launch(config: AppConfig, digest: str) -> Failing:
         launched.append(digest)
         return Failing(error)
 
     for _ in range(2):
-        replica = ReplicaWeights(AppConfig(), store, launch)
+        replica = ReplicaEngines(AppConfig(), memory, launch)
         with pytest.raises(type(error), match=str(error)):
             asyncio.run(replica.start())
     assert len(launched) == num_launched

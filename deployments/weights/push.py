@@ -1,15 +1,12 @@
 """The weights of a model as routers and replicas know them, and how others take their place, replica by replica."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable
-from functools import lru_cache
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.every_engine import EngineCall
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
@@ -25,21 +22,6 @@ class Weights(NamedTuple):
     """On the machines of the replicas."""
     version: int = 0
     """Nanoseconds since 1970, by the clock of the router that pushed them; of two pushes the later one counts."""
-
-
-@lru_cache(1024)
-def fingerprint(text_identity: str, digest: str, adapter: str = "") -> str:
-    """OpenAI's `system_fingerprint`: two answers that have the same are of the same weights and settings.
-
-    What the settings name is known by its name: files that are written over there change no fingerprint.
-
-    Args:
-        text_identity: of the settings, `AppConfig.text_identity`.
-        digest: of the weights that were pushed; empty for those of the settings.
-        adapter: digest of the LoRA adapter, if any.
-    """
-    made_by = [text_identity, digest, adapter, version("wingbeat")]
-    return f"fp_{hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:12]}"
 
 
 class WeightsRefused(ValueError):
@@ -69,6 +51,11 @@ class FleetWeights:
         self._call, self._engine_ids = call, engine_ids
         self._pushing: asyncio.Task[None] | None = None
 
+    @classmethod
+    def of(cls, pool: EnginePool) -> "FleetWeights":
+        """To all replicas of a pool."""
+        return cls(pool.every_engine.call, lambda: pool.engine_ids)
+
     async def push(self, folder: str, drain_s: float) -> None:
         """Have every replica serve the weights in a folder: all of them look at it, then one after another takes it.
 
@@ -90,7 +77,8 @@ class FleetWeights:
     async def described(self) -> dict[str, dict[str, Any] | None]:
         """What each replica serves; None where it does not say."""
         engine_ids = sorted(self._engine_ids())
-        said = await asyncio.gather(*(self._call(one, "weights") for one in engine_ids), return_exceptions=True)
+        cards = (self._call(one, "ask", operation="weights", arguments={}) for one in engine_ids)
+        said = await asyncio.gather(*cards, return_exceptions=True)
         return {
             one: None if isinstance(card, BaseException) else card for one, card in zip(engine_ids, said, strict=True)
         }
@@ -126,7 +114,7 @@ class FleetWeights:
 
     async def _ask(self, engine_id: str, name: str, **arguments: Any) -> Any:
         try:
-            return await self._call(engine_id, name, works=True, **arguments)
+            return await self._call(engine_id, "ask", works=True, operation=name, arguments=arguments)
         except Exception as error:
             # Whatever the transport raises for a replica that is gone; a mistake of ours is in the log.
             logger.warning("Engine %s has not answered %s", engine_id, name, exc_info=error)

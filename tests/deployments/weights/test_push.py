@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.fleet.weights import FleetWeights, Refusal, Weights, WeightsConflict, WeightsRefused
+from wingbeat.deployments.weights.push import FleetWeights, Refusal, Weights, WeightsConflict, WeightsRefused
 
 FOUND = Weights("d1", "/step-1")
 
@@ -23,11 +23,14 @@ class Replicas:
         """A replica that is there once another one has taken the weights."""
         self.fleet = FleetWeights(self.call, lambda: frozenset(self.answers))
 
-    async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
-        if name == "weights":
+    async def call(
+        self, engine_id: str, name: str, *, works: bool = False, operation: str, arguments: dict[str, Any]
+    ) -> Any:
+        assert name == "ask"
+        if operation == "weights":
             return {"weights": self.served[engine_id].digest or None}
         assert works, "it may take its time"
-        if name == "inspect_weights":
+        if operation == "inspect_weights":
             return self.found[engine_id]
         self.taking += 1
         self.most_taking = max(self.most_taking, self.taking)

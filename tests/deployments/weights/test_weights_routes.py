@@ -3,10 +3,11 @@
 import pytest
 from pydantic import SecretStr
 
-from tests.deployments.fleet.test_weights import Replicas
 from tests.deployments.http_world import FakePool, call
+from tests.deployments.weights.test_push import Replicas
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.fleet.weights import Refusal, Weights
+from wingbeat.deployments.fleet.every_engine import EveryEngine
+from wingbeat.deployments.weights.push import Refusal, Weights
 
 PATH, UPDATE = "/v1/weights", "/v1/weights/update"
 
@@ -14,11 +15,11 @@ PATH, UPDATE = "/v1/weights", "/v1/weights/update"
 class Cards(Replicas):
     """Replicas that say what a card shows."""
 
-    async def call(self, engine_id, name, **arguments):
-        if name == "weights":
+    async def call(self, engine_id, name, **asked):
+        if asked["operation"] == "weights":
             served = self.served[engine_id]
             return {"weights": served.digest or None, "folder": served.folder, "pushed_at": None, "state": "serves"}
-        return await super().call(engine_id, name, **arguments)
+        return await super().call(engine_id, name, **asked)
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def replicas() -> Cards:
 @pytest.fixture
 def pool(replicas: Cards) -> FakePool:
     made = FakePool()
-    made.weights = replicas.fleet
+    made.every_engine = EveryEngine(replicas.call, lambda: list(replicas.answers))
+    made.engine_ids = replicas.answers.keys()
     return made
 
 

@@ -4,98 +4,39 @@ import asyncio
 import json
 import logging
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.weights import Refusal, Weights
 from wingbeat.deployments.parts import first
+from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import ANSWER_S, EngineClient, EngineFailed
-from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor, Life
+from wingbeat.deployments.replica.engine_supervisor import Life
+from wingbeat.deployments.replica.replica_engines import ReplicaEngines
+from wingbeat.deployments.weights.push import Refusal, Weights
 from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.successor import MODULE, Inspected
-from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
-NAMESPACE, REFUSALS = b"wingbeat weights", b"wingbeat refusals"
+PUSHED = b"wingbeat weights"
 POLL_S = 0.02
-STORE_S = 30.0
-"""For the cluster's memory to answer."""
 
 
-class WeightsStore(Protocol):
-    """Where what was pushed is kept for replicas to come."""
+class ReplicaWeights(ReplicaEngines):
+    """Engines of one replica, whose weights are replaced by those that are pushed."""
 
-    def read(self) -> Weights: ...
-    def write(self, weights: Weights) -> None: ...
-    def refusal(self, digest: str) -> str | None: ...
-    def refuse(self, digest: str, reason: str) -> None: ...
-
-
-class ClusterStore:
-    """The cluster's own memory, which outlives every replica and router, and ends with the cluster.
-
-    Args:
-        key: of one build of an application: another one begins with what its settings name. None keeps nothing.
-    """
-
-    def __init__(self, key: str | None) -> None:
-        self._key = key
-
-    def read(self) -> Weights:
-        """What was pushed last; where nothing was, what the settings name."""
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        found = None if self._key is None else _internal_kv_get(self._key, namespace=NAMESPACE)
-        return Weights() if found is None else Weights(*json.loads(found))
-
-    def write(self, weights: Weights) -> None:
-        """Keep what is served from now on."""
-        from ray.experimental.internal_kv import _internal_kv_put
-
-        if self._key is not None:
-            _internal_kv_put(self._key, json.dumps(weights), namespace=NAMESPACE)
-
-    def refusal(self, digest: str) -> str | None:
-        """Why another replica of the build cannot serve these weights; None where none has refused them."""
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        found = None if self._key is None else _internal_kv_get(f"{self._key}/{digest}", namespace=REFUSALS)
-        return None if found is None else found.decode()
-
-    def refuse(self, digest: str, reason: str) -> None:
-        """Keep why these weights cannot be served."""
-        from ray.experimental.internal_kv import _internal_kv_put
-
-        if self._key is not None:
-            _internal_kv_put(f"{self._key}/{digest}", reason, namespace=REFUSALS)
-
-
-class ReplicaWeights:
-    """Of one replica.
-
-    Args:
-        config: the settings.
-        new_life: launches an engine for settings and the digest of their weights.
-    """
-
-    def __init__(self, config: AppConfig, store: WeightsStore, new_life: Callable[[AppConfig, str], Life]) -> None:
-        self._config, self._store, self._new_life = config, store, new_life
+    def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
+        super().__init__(config, memory, new_life)
         self._served = Weights()
         self._state = "serves"
         self._taking = asyncio.Lock()
-        self.engines = EngineSupervisor(self._launch)
 
     async def start(self) -> None:
-        """Start the first engine, by what was pushed last, be it while one starts.
-
-        Raises:
-            Exception: what kept it from starting; one line that says what to change.
-        """
-        pushed = await _stored(self._store.read)
+        """See `ReplicaEngines.start`: by what was pushed last, be it while one starts."""
+        pushed = await self._kept()
         while True:
             self._served = pushed
             if pushed.digest:
@@ -103,24 +44,21 @@ class ReplicaWeights:
                     "the weights in %s are served, which were pushed, and not those of the settings", pushed.folder
                 )
             await self._start_engine(pushed.digest)
-            pushed = await _stored(self._store.read)
+            pushed = await self._kept()
             if pushed.digest == self._served.digest:
                 return
             await self.engines.stop()
 
-    async def _start_engine(self, digest: str) -> None:
-        """Start an engine, unless a replica before this one found that the model cannot be served: Serve starts another
-        replica where one fails, and the same model would be loaded to be refused again."""
-        refusal = await _stored(self._store.refusal, digest)
-        if refusal is not None:
-            raise UnsupportedModelError(refusal)
-        try:
-            await self.engines.start()
-        except UnsupportedModelError as error:
-            await _stored(self._store.refuse, digest, str(error))
-            raise
+    async def _kept(self) -> Weights:
+        """What was pushed last; where nothing was, what the settings name."""
+        found = await self._memory.read(PUSHED)
+        return Weights() if found is None else Weights(*json.loads(found))
 
-    def card(self) -> dict[str, Any]:
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        """See `ReplicaEngines.operations`."""
+        return {"weights": self.card, "inspect_weights": self.inspect, "take_weights": self.take}
+
+    async def card(self) -> dict[str, Any]:
         """What is served, and whether that is being replaced."""
         served = self._served
         return {
@@ -137,7 +75,7 @@ class ReplicaWeights:
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
 
-    async def take(self, pushed: Weights, drain_s: float) -> Refusal | None:
+    async def take(self, weights: Weights, drain_s: float) -> Refusal | None:
         """Serve other weights, in another engine; None once they are.
 
         Args:
@@ -146,15 +84,15 @@ class ReplicaWeights:
         if self._taking.locked():
             return Refusal("other weights are being pushed")
         async with self._taking:
-            if pushed.version < self._served.version:
+            if weights.version < self._served.version:
                 return Refusal("other weights were pushed later")
-            if pushed.digest != self._served.digest:
-                refusal = await self._replace(pushed, drain_s)
+            if weights.digest != self._served.digest:
+                refusal = await self._replace(weights, drain_s)
                 if refusal is not None:
                     return refusal
-            self._served = pushed
+            self._served = weights
             try:
-                await _stored(self._store.write, pushed)
+                await self._memory.write(PUSHED, json.dumps(weights))
             except Exception as error:  # whatever the cluster raises
                 return Refusal(f"this engine has them, but they are not kept for others: {root_cause(error)}")
             return None
@@ -207,15 +145,6 @@ class ReplicaWeights:
         if (others.resolved_dtype(), others.tries_bfloat16()) != (config.resolved_dtype(), config.tries_bfloat16()):
             return Weights(), f"{folder} says that its weights are {others.resolved_dtype()}: set dtype"
         return Weights(found.digest, str(folder)), None
-
-
-async def _stored(call: Callable[..., Any], *given: Any) -> Any:
-    """What the store answers. Raises TimeoutError where it does not."""
-    try:
-        async with asyncio.timeout(STORE_S):
-            return await asyncio.to_thread(call, *given)
-    except TimeoutError:
-        raise TimeoutError(f"the cluster's memory has not answered within {STORE_S:.0f} s") from None
 
 
 def _refused_by(config: AppConfig) -> str | None:

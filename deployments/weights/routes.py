@@ -11,7 +11,8 @@ from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.fleet.weights import WeightsConflict, WeightsRefused, fingerprint
+from wingbeat.deployments.fleet.fingerprint import fingerprint
+from wingbeat.deployments.weights.push import FleetWeights, WeightsConflict, WeightsRefused
 
 WEIGHTS_PATH = "/v1/weights"
 UPDATE_PATH = WEIGHTS_PATH + "/update"
@@ -31,10 +32,11 @@ class UpdateWeightsBody(RequestBody):
 
 def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
+    fleets = {service: FleetWeights.of(service.pool) for service in models}
 
     @app.get(WEIGHTS_PATH)
     async def weights() -> dict[str, Any]:
-        return {"object": "list", "data": [await _card(service) for service in models]}
+        return {"object": "list", "data": [await _card(service, fleet) for service, fleet in fleets.items()]}
 
     @app.post(UPDATE_PATH)
     async def update(request: Request) -> dict[str, Any]:
@@ -42,17 +44,17 @@ def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
             body = await read_body(UpdateWeightsBody, request)
         service = models.choose(body.model)
         try:
-            await service.pool.weights.push(body.folder, body.drain_s)
+            await fleets[service].push(body.folder, body.drain_s)
         except WeightsRefused as error:
             raise invalid("folder", f"cannot be served: {error}") from None
         except WeightsConflict as error:
             raise ApiError(f"The weights are not replaced: {error}.", status=409, code="weights_not_replaced") from None
-        return await _card(service)
+        return await _card(service, fleets[service])
 
 
-async def _card(service: CompletionService) -> dict[str, Any]:
+async def _card(service: CompletionService, fleet: FleetWeights) -> dict[str, Any]:
     """Of one model; `weights` and `folder` are null where its replicas differ, or there are none."""
-    identity, engines = service.pool.info.text_identity, await service.pool.weights.described()
+    identity, engines = service.pool.info.text_identity, await fleet.described()
     for card in engines.values():
         if card is not None:
             card["system_fingerprint"] = fingerprint(identity, card["weights"] or "")

@@ -8,7 +8,7 @@ import pickle
 import shutil
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from tests.runtime.pushed_folder import BAD, edit, pushed_folder
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.fleet.weights import Weights, WeightsConflict, WeightsRefused
-from wingbeat.deployments.replica import replica_weights
+from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.weights import replica_weights
+from wingbeat.deployments.weights.push import FleetWeights, Refusal, Weights, WeightsConflict, WeightsRefused
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.prefixes.identity import weights_digest
 from wingbeat.runtime.scheduling.request import RequestOutput
 from wingbeat.runtime.successor import Inspected
+from wingbeat.runtime.verifier.checkpoints.digests import weights_digest
 
 FACTORY = "tests.deployments.replica.child_engines:build_of_weights"
 
@@ -46,7 +47,26 @@ def written(weights: str, count: int) -> tuple[int, ...]:
 @asynccontextmanager
 async def fleet(*names: str) -> AsyncIterator[EnginePool]:
     async with pool_of(*names, engine_factory=FACTORY) as pool:
+        pool.weights = FleetWeights.of(pool)
         yield pool
+
+
+async def inspected(replica: Replica, name: str, folder: Path) -> tuple[Weights, str | None]:
+    return await replica.ask(engine_id=name, operation="inspect_weights", arguments={"folder": str(folder)})
+
+
+async def taken(replica: Replica, name: str, weights: Weights) -> Refusal | None:
+    arguments = {"weights": weights._replace(version=1), "drain_s": 5.0}
+    return await replica.ask(engine_id=name, operation="take_weights", arguments=arguments)
+
+
+def keep_by(monkeypatch: pytest.MonkeyPatch, get: Callable[..., bytes | None], put: Callable[..., None]) -> None:
+    """Have replicas keep what was pushed by these functions in the place of the cluster's."""
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_get", get)
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
+    monkeypatch.setattr(
+        "wingbeat.deployments.replica.verifier_replica.ClusterMemory", lambda key: ClusterMemory("build")
+    )
 
 
 async def until_written_by(weights: str, answers: list[tuple[int, ...]]) -> None:
@@ -127,22 +147,12 @@ def test_requests_that_do_not_end_in_time_end_by_the_weights_that_they_have_and_
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_an_engine_that_dies_afterwards_comes_back_with_what_was_pushed_and_so_does_a_replica(folder, monkeypatch):
-    kept: dict[str, str] = {}
+    kept: dict[str, bytes] = {}
 
-    class Store:
-        def __init__(self, key: str | None) -> None:
-            pass
+    def put(key: str, value: str, namespace: bytes) -> None:
+        kept[key] = value.encode()
 
-        def read(self) -> Weights:
-            return Weights(*json.loads(kept["pushed"])) if kept else Weights()
-
-        def write(self, weights: Weights) -> None:
-            kept["pushed"] = json.dumps(weights)
-
-        def refusal(self, digest: str) -> None:
-            return None
-
-    monkeypatch.setattr("wingbeat.deployments.replica.verifier_replica.ClusterStore", Store)
+    keep_by(monkeypatch, lambda key, namespace: kept.get(key), put)
 
     async def scenario() -> None:
         digest = weights_digest(folder)
@@ -170,24 +180,14 @@ def test_weights_that_cannot_be_kept_are_said_to_be_and_pushed_again(folder: Pat
     kept: list[Weights] = []
     spoilt = [True]
 
-    class Store:
-        def __init__(self, key: str | None) -> None:
-            pass
+    def put(key: str, value: str, namespace: bytes) -> None:
+        if spoilt[0]:
+            time.sleep(1.0 if answers == "late" else 0.0)
+            raise RuntimeError("the cluster is gone")
+        kept.append(Weights(*json.loads(value)))
 
-        def read(self) -> Weights:
-            return Weights()
-
-        def refusal(self, digest: str) -> None:
-            return None
-
-        def write(self, weights: Weights) -> None:
-            if spoilt[0]:
-                time.sleep(1.0 if answers == "late" else 0.0)
-                raise RuntimeError("the cluster is gone")
-            kept.append(weights)
-
-    monkeypatch.setattr("wingbeat.deployments.replica.verifier_replica.ClusterStore", Store)
-    monkeypatch.setattr("wingbeat.deployments.replica.replica_weights.STORE_S", 0.3)
+    keep_by(monkeypatch, lambda key, namespace: None, put)
+    monkeypatch.setattr("wingbeat.deployments.replica.cluster_memory.KEEP_S", 0.3)
 
     async def scenario() -> None:
         async with fleet("a") as pool:
@@ -220,9 +220,9 @@ def test_a_text_goes_on_by_its_weights_alone_and_fails_where_no_engine_has_them(
         async with fleet("a", "b") as pool:
             pool.limit(16, 1.0)
             a, b = pool.replicas["a"], pool.replicas["b"]
-            (weights, problem) = await a.inspect_weights(engine_id="a", folder=str(folder))
+            (weights, problem) = await inspected(a, "a", folder)
             assert problem is None
-            assert await a.take_weights(engine_id="a", weights=weights._replace(version=1), drain_s=5.0) is None
+            assert await taken(a, "a", weights) is None
             while len(pool.loads()) < 2:
                 await asyncio.sleep(0.01)
             old, got = await begun_at(pool, "b")
@@ -283,11 +283,9 @@ def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: 
             assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)
             # Files that change between the look at them and the start are not what was pushed.
             good = shutil.copytree(folder, tmp_path / "good")
-            (weights, _) = await pool.replicas["a"].inspect_weights(engine_id="a", folder=str(good))
+            (weights, _) = await inspected(pool.replicas["a"], "a", good)
             edit(good, "config.json", _name_or_path="changed")
-            refusal = await pool.replicas["a"].take_weights(
-                engine_id="a", weights=weights._replace(version=1), drain_s=5.0
-            )
+            refusal = await taken(pool.replicas["a"], "a", weights)
             assert "has changed since its weights were pushed" in refusal.reason
             await restarted(pool)
             assert tokens(await collect(pool, make_request("r", count=3))) == written("", 3)

@@ -1,0 +1,1 @@
+"""Weights that are pushed to a server that runs."""

@@ -1,0 +1,19 @@
+"""Metrics of the weights that are served."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+
+from wingbeat.deployments.metrics.families import gauge
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.vllm_families import LABELS, by_key
+
+
+def weights_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Which weights each engine has."""
+    yield gauge(
+        "wingbeat_weights_info",
+        "1 with the digest of the weights that were pushed and are served; 'settings' where none were.",
+        (*LABELS, "weights"),
+        by_key(snapshot, lambda figures: {figures["weights"] or "settings": 1}),
+    )
