@@ -14,6 +14,8 @@ Settings:
 The command and HTTP:
 
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
+- `words_of_serve(args, settings)`: the words of `wingbeat serve` as options of these settings, and lines about others.
+- `hint(option, write)`: what to use in the place of an option that there is not, its settings as `write` has them.
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
@@ -41,6 +43,7 @@ from wingbeat.runtime.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning"),
     *("embeddings", "api.responses_api", "api.messages_api", "page", "weights"),
+    "vllm_words",
 )
 """Their folders, in the order in which they add."""
 

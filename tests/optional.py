@@ -92,6 +92,17 @@ FEATURES = {
         ),
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
+    "vllm_words": Feature(
+        ("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
+        words=("speculative_config", "enforce_eager"),
+    ),
+    "ray_llm": Feature(
+        (
+            *("deployments/ray_llm", "examples/ray_llm", "tests/deployments/ray_llm"),
+            *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
+        ),
+        needs=("vllm_words",),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -18,11 +18,9 @@ from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
-from wingbeat.deployments.cli.vllm_words import without_vllm
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
-from wingbeat.deployments.options.foreign_names import hint
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
@@ -37,24 +35,25 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     show_lines("wingbeat.runtime.hub")
     try:
         if args[:1] == ["serve"]:
-            args = ["serve", *_without_vllm(args[1:])]
+            args = ["serve", *_words_of_serve(args[1:])]
         code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        said = hint(getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
+        said = first("hint", getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
         code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
 
 
-def _without_vllm(args: list[str]) -> list[str]:
-    """The words of `serve` with options of vLLM as settings; a line on stderr for each that changes nothing."""
-    words = without_vllm(args, AppConfig)
-    for note in words.notes:
-        print(f"wingbeat: {note}", file=sys.stderr)
-    return words.args
+def _words_of_serve(args: list[str]) -> list[str]:
+    """The words of `serve` as parts read them; a line on stderr for each that changes nothing."""
+    for read in hooks("words_of_serve"):
+        args, notes = read(args, AppConfig)
+        for note in notes:
+            print(f"wingbeat: {note}", file=sys.stderr)
+    return args
 
 
 def _complain(message: str) -> int:

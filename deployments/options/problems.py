@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 import click
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from wingbeat.deployments.options.foreign_names import hint
+from wingbeat.deployments.parts import first
 
 
 class SettingsError(click.ClickException, ValueError):
@@ -48,7 +48,7 @@ def first_problem(error: ValidationError, config_class: type[BaseModel], write: 
 
 
 def _unknown(name: str, config_class: type[BaseModel], write: Callable[[str], str]) -> str:
-    said, close = hint(name, write), get_close_matches(name, config_class.model_fields, 1)
+    said, close = first("hint", name, write), get_close_matches(name, config_class.model_fields, 1)
     if said is None and close:
         said = f"did you mean {write(close[0])}?"
     return f"there is no setting {write(name)}" + ("" if said is None else f": {said}")

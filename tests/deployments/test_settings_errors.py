@@ -10,9 +10,7 @@ from ray.serve import Application
 import wingbeat
 from wingbeat.deployments import app
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.options import foreign_names
 from wingbeat.deployments.options.problems import SettingsError
-from wingbeat.deployments.options.vllm_options import VLLM
 
 
 @pytest.mark.parametrize("build", [app.build, wingbeat.build])
@@ -62,14 +60,3 @@ def test_no_error_of_python_settings_shows_an_address_of_pydantic(values: dict):
             made()
         assert "http" not in str(refused.value)
         assert next(iter(values)) in str(refused.value)
-
-
-def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
-    fields = set(AppConfig.model_fields)
-    names = {foreign_names.PLACE, *(n for n, row in VLLM.items() if row.kind != "same")}
-    assert not fields & names
-    named = []
-    for name in names:
-        assert foreign_names.hint(name, lambda setting: named.append(setting) or setting) is not None
-    assert set(named) <= fields
-    assert foreign_names.hint("--max-model-len") is None

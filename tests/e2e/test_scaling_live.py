@@ -5,14 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import App
-from wingbeat.deployments import ray_llm
-from wingbeat.runtime.demo import demo_pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 NUM_TOKENS = 96
@@ -98,26 +95,3 @@ def test_from_none_to_three_and_back_under_load(start_app, until, expected):
         with clients.running(1):
             until(lambda: num_running(app)[0] == 1, CHANGE_S)
         assert app.engine()["speculation"]["num_accepted_tokens"] > 0
-
-
-def test_num_replicas_auto_of_a_file_of_ray_serve_llm(start_app, until, expected, tmp_path: Path):
-    pair = demo_pair()
-    config, _, _ = ray_llm.settings_of(
-        {
-            "llm_configs": [
-                {
-                    "model_loading_config": {"model_id": "wingbeat-demo", "model_source": str(pair.verifier)},
-                    "accelerator_config": {"kind": "cpu"},
-                    "deployment_config": {"num_replicas": "auto", "autoscaling_config": QUICK},
-                    "engine_kwargs": {
-                        **LIMITS,
-                        "speculative_config": {"method": "eagle3", "model": str(pair.drafter)},
-                    },
-                }
-            ]
-        }
-    )
-    settings = {name: getattr(config, name) for name in config.model_fields_set}
-    with start_app("auto", **settings) as app:
-        assert num_running(app) == (1, 0)
-        play(app, Clients(app, expected), until, ((12, 3), (1, 1)))

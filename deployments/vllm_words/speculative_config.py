@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused
 
 PLACE = "speculative_config"
 _BY_FOLDER = "{drafter} is the folder, or the name on the hub, in `model`; its files tell the kind"

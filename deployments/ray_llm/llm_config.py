@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused, renamed
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed
 from wingbeat.runtime.lora.adapter_config import CONFIG_FILE
 
 ACCELERATOR, GPU_PART = "accelerator_type", "part of a GPU"

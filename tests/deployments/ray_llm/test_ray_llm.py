@@ -12,12 +12,12 @@ from ray.serve import Application
 
 from wingbeat.deployments import ray_llm
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.options.foreign_rows import written
-from wingbeat.deployments.options.llm_args import FIELDS
-from wingbeat.deployments.options.llm_config import INGRESS, LLM_CONFIG, NESTED
 from wingbeat.deployments.options.problems import SettingsError
+from wingbeat.deployments.ray_llm.llm_args import FIELDS
+from wingbeat.deployments.ray_llm.llm_config import INGRESS, LLM_CONFIG, NESTED
+from wingbeat.deployments.vllm_words.foreign_rows import written
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODEL, HEAD = (str(ROOT / "examples" / "demo_pair" / name) for name in ("verifier", "drafter"))
 EXAMPLES = sorted((ROOT / "examples" / "ray_llm").glob("*.yaml"))
 CONFIG: dict[str, Any] = {

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wingbeat.deployments.options.foreign_rows import Given, Row, becomes, left_out, refused, renamed, same
-from wingbeat.deployments.options.speculative_config import SPECULATIVE
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
+from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed, same
+from wingbeat.deployments.vllm_words.speculative_config import SPECULATIVE
 from wingbeat.runtime.config import INT8
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import read_fields, text_fields

@@ -11,8 +11,9 @@ import pytest
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.options import UserError, build_config, option_name
-from wingbeat.deployments.cli.vllm_words import COMMANDS_OWN, without_vllm
-from wingbeat.deployments.options.vllm_options import VLLM
+from wingbeat.deployments.vllm_words import foreign_names
+from wingbeat.deployments.vllm_words.vllm_options import VLLM
+from wingbeat.deployments.vllm_words.words import COMMANDS_OWN, without_vllm
 
 MODEL = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "verifier")
 HEAD = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter")
@@ -316,3 +317,14 @@ def test_short_names_take_fields_too():
 def test_an_option_and_its_field_that_do_not_fit_are_one_line():
     with pytest.raises(UserError, match="given beside one of its fields"):
         without_vllm(shlex.split("--limit-mm-per-prompt 4 --limit-mm-per-prompt.image 2"), AppConfig)
+
+
+def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
+    fields = set(AppConfig.model_fields)
+    names = {foreign_names.PLACE, *(n for n, row in VLLM.items() if row.kind != "same")}
+    assert not fields & names
+    named = []
+    for name in names:
+        assert foreign_names.hint(name, lambda setting: named.append(setting) or setting) is not None
+    assert set(named) <= fields
+    assert foreign_names.hint("--max-model-len") is None

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 
 from wingbeat.deployments.cli.options import UserError, option_name
-from wingbeat.deployments.options.foreign_rows import translate
 from wingbeat.deployments.options.problems import plain_type
-from wingbeat.deployments.options.speculative_config import PLACE, flat
-from wingbeat.deployments.options.vllm_options import SHORT, VLLM
+from wingbeat.deployments.vllm_words.foreign_rows import translate
+from wingbeat.deployments.vllm_words.speculative_config import PLACE, flat
+from wingbeat.deployments.vllm_words.vllm_options import SHORT, VLLM
 
 COMMANDS_OWN = {"host": False, "port": False, "address": False, "detach": True, "log_level": False, "help": True}
 """Options of `wingbeat serve` beside the settings: whether no value follows."""

@@ -13,8 +13,8 @@ from ray.serve import Application
 
 from wingbeat.deployments.app import build_placed
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.options.llm_args import read_args
 from wingbeat.deployments.options.problems import SettingsError, first_problem
+from wingbeat.deployments.ray_llm.llm_args import read_args
 
 logger = logging.getLogger(__name__)
 

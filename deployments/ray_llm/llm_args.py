@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from wingbeat.deployments.options.foreign_rows import Translated, shown, translate
-from wingbeat.deployments.options.llm_config import ACCELERATOR, GPU_PART, INGRESS, LLM_CONFIG, NESTED
 from wingbeat.deployments.options.several_models import OF_ROUTER
-from wingbeat.deployments.options.speculative_config import flat
-from wingbeat.deployments.options.vllm_options import VLLM
+from wingbeat.deployments.ray_llm.llm_config import ACCELERATOR, GPU_PART, INGRESS, LLM_CONFIG, NESTED
+from wingbeat.deployments.vllm_words.foreign_rows import Translated, shown, translate
+from wingbeat.deployments.vllm_words.speculative_config import flat
+from wingbeat.deployments.vllm_words.vllm_options import VLLM
 from wingbeat.runtime.drafters.choice import parse_drafter
 
 FIELDS = ("llm_configs", "ingress_deployment_config", "ingress_cls_config")

@@ -1,8 +1,8 @@
 """Names of vLLM: what to write instead."""
 
-from wingbeat.deployments.options.foreign_rows import Write, written
-from wingbeat.deployments.options.speculative_config import PLACE
-from wingbeat.deployments.options.vllm_options import VLLM
+from wingbeat.deployments.vllm_words.foreign_rows import Write, written
+from wingbeat.deployments.vllm_words.speculative_config import PLACE
+from wingbeat.deployments.vllm_words.vllm_options import VLLM
 
 _PLACE = "name the drafter: DRAFTER after MODEL, or {drafter}; {draft_steps} is its number of tokens"
 

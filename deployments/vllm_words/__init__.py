@@ -1,0 +1,1 @@
+"""Options of vLLM in the place of settings."""
