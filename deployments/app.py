@@ -106,7 +106,7 @@ def verifier_names(config: AppConfig) -> list[str]:
 
 def _mark(one: AppConfig, config: AppConfig) -> str:
     """What a model adds to the names of its deployments, which are in names of files too."""
-    if config.models is None:
+    if one is config:
         return ""
     name = one.model_name()
     plain = re.sub(r"[^A-Za-z0-9.-]", "-", name)

@@ -14,10 +14,9 @@ from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
-from wingbeat.deployments.options.several_models import SeveralModels
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import first, hooks
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -49,7 +48,6 @@ class AppConfig(
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,
-    SeveralModels,
     PartSettings,
 ):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
@@ -366,8 +364,24 @@ class AppConfig(
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
-        """Those and the names of adapters."""
+        """What requests may give as `model`, adapters included."""
         return (*self.model_names(), *(self.lora_modules or {}))
+
+    def served(self) -> "tuple[AppConfig, ...]":
+        """The settings of each model, complete; of one model, these.
+
+        Raises:
+            ValueError: a setting stands where it does not belong, or is wrong.
+        """
+        return first("served", self) or (self,)
+
+    def with_served(self, served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
+        """The same settings, of whose models `names` are as in `served`.
+
+        Raises:
+            pydantic.ValidationError: they do not go with the others.
+        """
+        return first("with_served", self, served, names) or served[0]
 
 
 def _names_in(text: str) -> list[str]:

@@ -39,7 +39,7 @@ def _of_each(config: AppConfig, nodes: Callable[[], Sequence[Sequence[Gpu]]]) ->
         return Placed(config, None)
     gpus = nodes()
     placed = [with_shares(one, gpus) for one in served]
-    if config.models is None:
+    if served[0] is config:
         return placed[0]
     if any(one.line is not None for one in placed):
         raise SettingsError("models: give each num_gpus_per_verifier and num_gpus_per_drafter, or device cpu")

@@ -10,6 +10,7 @@ Settings:
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
+- `served(config)`, `with_served(config, served, names)`: see `AppConfig`, where settings are of several models.
 
 The command and HTTP:
 
@@ -43,7 +44,7 @@ from wingbeat.runtime.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning"),
     *("embeddings", "api.responses_api", "api.messages_api", "page", "weights"),
-    "vllm_words",
+    *("vllm_words", "several_models"),
 )
 """Their folders, in the order in which they add."""
 

@@ -96,12 +96,18 @@ FEATURES = {
         ("deployments/vllm_words", "tests/deployments/vllm_words", "docs/ray_serve_llm.md"),
         words=("speculative_config", "enforce_eager"),
     ),
+    "several_models": Feature(
+        (
+            *("deployments/several_models", "tests/deployments/several_models"),
+            "tests/e2e/test_several_models.py",
+        ),
+    ),
     "ray_llm": Feature(
         (
             *("deployments/ray_llm", "examples/ray_llm", "tests/deployments/ray_llm"),
             *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
-        needs=("vllm_words",),
+        needs=("vllm_words", "several_models"),
     ),
     "responses": Feature(
         (

@@ -31,7 +31,6 @@ _OF_CLASS = {
     "ModelOptions": DRAFTING,
     "LocalConfig": MEMORY,
     "AppConfig": MEMORY,
-    "SeveralModels": MODEL,
     "BenchmarkOptions": MEASURING,
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,

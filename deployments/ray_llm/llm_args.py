@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from wingbeat.deployments.options.several_models import OF_ROUTER
 from wingbeat.deployments.ray_llm.llm_config import ACCELERATOR, GPU_PART, INGRESS, LLM_CONFIG, NESTED
+from wingbeat.deployments.several_models.settings import OF_ROUTER
 from wingbeat.deployments.vllm_words.foreign_rows import Translated, shown, translate
 from wingbeat.deployments.vllm_words.speculative_config import flat
 from wingbeat.deployments.vllm_words.vllm_options import VLLM

@@ -8,7 +8,7 @@ import torch
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from wingbeat.deployments.app import _verifier
+from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.media.limits import MediaLimits
@@ -331,6 +331,7 @@ def test_each_rank_has_a_thread():
     assert (ranks.num_threads(), ranks.shares_core()) == (1, False)
 
 
-def test_each_of_several_models_has_a_thread():
-    one, other = AppConfig(models=[{"served_model_name": "a"}, {"served_model_name": "b", "threads": 2}]).served()
-    assert (one.num_threads(), other.num_threads()) == (1, 2)
+def test_one_model_is_served_as_it_is():
+    config = AppConfig(served_model_name="one")
+    assert config.served() == (config,)
+    assert verifier_names(config) == ["Verifier"]

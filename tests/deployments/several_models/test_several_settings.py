@@ -22,12 +22,6 @@ def test_each_model_has_what_is_common_and_what_is_its_own():
     assert one.api_key == two.api_key
 
 
-def test_one_model_is_served_as_it_is():
-    config = AppConfig(served_model_name="one")
-    assert config.served() == (config,)
-    assert verifier_names(config) == ["Verifier"]
-
-
 def test_the_command_line_takes_them_as_json():
     assert AppConfig(models='[{"served_model_name": "a"}, {"served_model_name": "b"}]').served()[1].model_name() == "b"
 
@@ -73,3 +67,8 @@ def test_gpus_are_not_divided_among_models_by_guess(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu_shares, "gpus_here", list)
     placed = gpu_shares.shares_here(AppConfig(models=TWO)).config
     assert not any(one.leaves_gpus_open() for one in placed.served())
+
+
+def test_each_of_several_models_has_a_thread():
+    one, other = AppConfig(models=[{"served_model_name": "a"}, {"served_model_name": "b", "threads": 2}]).served()
+    assert (one.num_threads(), other.num_threads()) == (1, 2)

@@ -1,0 +1,96 @@
+"""Settings of several models behind one endpoint."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from wingbeat.deployments.options.panel_titles import MODEL
+from wingbeat.deployments.options.problems import first_problem
+from wingbeat.deployments.options.words import object_of_json
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+OF_ONE_MODEL = (
+    *("model", "served_model_name", "drafter", "engine_dir", "lora_modules"),
+    *("lora_update_dir", "prefix_dir", "recording_dir"),
+)
+"""Settings that stand in an entry of `models`, never beside it."""
+OF_ROUTER = (
+    *("models", "api_key", "operator_key", "allowed_hosts", "allowed_origins", "unknown_fields", "access_log"),
+    *("otlp_traces_endpoint", "max_body_bytes", "max_answer_bytes", "max_ongoing_requests", "shutdown_timeout_s"),
+    *("num_router_replicas", "router_autoscaling_config"),
+)
+"""Settings that stand beside `models`, never in an entry."""
+_EXAMPLE = '[{"model": "org/one"}, {"model": "org/two", "drafter": "ngram"}]'
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        value = ",".join(value)
+    value = object_of_json(value, _EXAMPLE)
+    if value is None or (isinstance(value, list | tuple) and value and all(isinstance(one, dict) for one in value)):
+        return value
+    raise ValueError(f"must be a list of objects such as {_EXAMPLE}")
+
+
+Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
+"""The setting's type: the settings of each model, or JSON of them on the command line."""
+
+
+def settings() -> dict[str, Any]:
+    """The field `models` of `AppConfig`."""
+    description = (
+        "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
+        f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
+    )
+    return {"models": (Models, Field(None, description=description, json_schema_extra={"panel": MODEL}))}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError where an entry is wrong, naming its place in the list and the field."""
+    names = [name for one in config.served() for name in one.all_names()] if config.models is not None else []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"models: two of them have the name {twice!r}")
+
+
+def served(config: "AppConfig") -> "tuple[AppConfig, ...] | None":
+    """The settings of each model, complete; None where there is one.
+
+    Raises:
+        ValueError: a setting stands where it does not belong, or is wrong.
+    """
+    if config.models is None:
+        return None
+    misplaced = next((name for name in OF_ONE_MODEL if name in config.model_fields_set), None)
+    if misplaced is not None:
+        raise ValueError(f"{misplaced} is given beside models: put it into the entry of its model")
+    common = {"threads": 1, **_beside(config)}  # each would take what all of them have
+    return tuple(_one(config, index, common, entry) for index, entry in enumerate(config.models))
+
+
+def _beside(config: "AppConfig") -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.model_fields_set - {"models"}}
+
+
+def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[str, Any]) -> "AppConfig":
+    misplaced = next((name for name in OF_ROUTER if name in entry), None)
+    if misplaced is not None:
+        raise ValueError(f"models[{index}].{misplaced}: all models have the same; put it beside models")
+    try:
+        return type(config)(**common | entry)
+    except ValidationError as error:
+        place = f"models[{index}]"
+        problem = first_problem(error, type(config), lambda name: f"{place}.{name}")
+        raise ValueError(problem if place in problem else f"{place}: {problem}") from None
+
+
+def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig | None":
+    """See `AppConfig.with_served`; None where there is one model."""
+    if config.models is None:
+        return None
+    entries = tuple(
+        entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
+    )
+    return type(config)(**_beside(config), models=entries)
