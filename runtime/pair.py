@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.checks.readings import ConventionChoice
     from wingbeat.runtime.checks.self_test import SelfTest
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.scheduling.maskers import GrammarCompiler
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import Backend
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -106,6 +107,8 @@ class PairEngine(NamedTuple):
     check_drafter: "Callable[[Engine], SelfTest] | None"
     """The self-test, for the idle engine once its drafter is attached, raises BadDrafterError; None for kinds without
     weights, and where a benchmark draws acceptance itself."""
+    grammars: "GrammarCompiler | None"
+    """Compiles what requests give as their grammar, on any thread; None serves no request with one."""
 
 
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
@@ -175,7 +178,7 @@ def engine_of_pair(
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.generation_config import read_rules
-    from wingbeat.runtime.grammar.compiler import Grammars
+    from wingbeat.runtime.scheduling.maskers import grammar_compiler
     from wingbeat.runtime.tokenizer import Tokenizer
 
     _refuse_what_cannot_run(settings, torch.device(device))
@@ -197,11 +200,11 @@ def engine_of_pair(
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
     _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)
-    grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    engine = Engine(loaded, limits, needs, grammars=grammars, backend=backend)
+    engine = Engine(loaded, limits, needs, backend=backend)
     engine.rules = rules
     check_graphs(engine, tokenizer)
-    return PairEngine(engine, tokenizer, choice, check)
+    grammars = grammar_compiler(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+    return PairEngine(engine, tokenizer, choice, check, grammars)
 
 
 def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> None:

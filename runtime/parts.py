@@ -5,6 +5,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 
 - `text_drafters()`: drafters that continue earlier text, by name, as `drafters.registry.KINDS`.
 - `remembering_drafters()`: names of those whose drafts may come from other requests' texts.
+- `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch, with `PairSettings.engine_dir`.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
@@ -15,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("tensorrt", "suffix")
+PARTS = ("tensorrt", "suffix", "grammar")
 """Their folders, in the order in which they are asked."""
 
 

@@ -78,6 +78,15 @@ FEATURES = {
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
+    "grammars": Feature(
+        (
+            *("runtime/grammar", "deployments/grammars", "tests/runtime/grammar", "tests/deployments/grammars"),
+            *("tests/deployments/parsing/test_call_format.py", "tests/clients/test_*_client*.py"),
+            *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
+            *("benchmarks/structured.py", "benchmarks/schema_files.py"),
+        ),
+        words=("structured_outputs", "response_format", "grammar"),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -58,7 +58,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
 
     try:
         settings = pair_settings(config)._replace(ranks=ranks)
-        engine, _, _, check = engine_of_pair(settings, config.resolved_device(), needs)
+        engine, _, _, check, grammars = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {error}") from None
     adapters = engine.loaded.adapters
@@ -86,7 +86,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         inner.take(engine, read_as, channel_factory)
 
     kept = engine.block_manager.log, adapters, _prefixes(config, engine)
-    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None)
+    served_grammars = None if grammars is None else first("serve_grammars", grammars)
+    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 
 
 def _check_device(config: AppConfig) -> None:

@@ -37,7 +37,6 @@ from wingbeat.runtime.prefixes.identity import check_digest
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
-    from wingbeat.runtime.grammar.trial import GrammarTrial
 
 START_S = 60.0
 """For a replica, which has started this process, to say what it shall run."""
@@ -91,7 +90,7 @@ def serve(link: Link) -> bool:
     calls = EngineCalls(setup, config, start.engine_id, channel, start.weights)
     interval_s = config.stream_interval_ms / 1000
     own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
-    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
+    loop = EngineLoop(setup.engine, link, calls, interval_s, setup.grammars, setup.cache_log, **own)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)
@@ -147,14 +146,6 @@ def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> E
     from wingbeat.deployments.replica.engine.build import build_setup
 
     return build_setup(config, ask_needs, ranks)
-
-
-def _grammar_trial(setup: EngineSetup) -> "GrammarTrial | None":
-    if setup.engine.grammars is None:
-        return None
-    from wingbeat.runtime.grammar.trial import GrammarTrial
-
-    return GrammarTrial(setup.engine.grammars)
 
 
 def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
