@@ -36,7 +36,7 @@ A replica and its processes:
 from collections.abc import Callable
 from typing import Any
 
-from wingbeat.runtime.parts import hooks_of
+from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars"),

@@ -260,7 +260,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     if max_loras:
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
-        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
+        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.inner_linears)
     return loaded
 
 

@@ -39,7 +39,6 @@ class Feature(StrEnum):
     RANKS = "`tensor_parallel_size` above 1"
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
-    STATES = "a model with recurrent state"
     ENGINE_DIR = "`engine_dir`"
     TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
     THREADS_TRIED = "`threads` 0"
@@ -136,8 +135,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.COMPILE, _F.CPU, "captured graphs alone keep compiled layers", "leave it out"),
-    Refusal(_F.COMPILE, _F.STATES, "its mixers are not compiled", known=Known.LOADED),
-    Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
     Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
     Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),
     Refusal(_F.RANKS, _F.NO_PLAN, "nothing says how to divide it", known=Known.LOADED),

@@ -87,6 +87,18 @@ FEATURES = {
         ),
         words=("structured_outputs", "response_format", "grammar"),
     ),
+    "states": Feature(
+        (
+            *("runtime/state", "kernels/state", "tests/runtime/state", "tests/kernels/state"),
+            *("tests/runtime/engine/test_hybrid_lossless.py", "tests/runtime/lora/test_hybrid_adapters.py"),
+            "tests/gpu_of_numbers/hybrid_cases.py",
+        ),
+        words=(
+            *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
+            *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
+            *("jamba", "mamba"),
+        ),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
