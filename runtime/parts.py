@@ -10,6 +10,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
 - `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
+- `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
+- `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch, with `PairSettings.engine_dir`.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
@@ -19,7 +21,7 @@ from typing import Any
 
 from wingbeat.kernels.parts import hooks_of
 
-PARTS = ("tensorrt", "suffix", "grammar", "state")
+PARTS = ("tensorrt", "suffix", "grammar", "state", "quantised")
 """Their folders, in the order in which they are asked."""
 
 

@@ -99,6 +99,9 @@ FEATURES = {
             *("jamba", "mamba"),
         ),
     ),
+    "quantised": Feature(
+        ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
