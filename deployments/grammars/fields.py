@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part
 from wingbeat.deployments.api.errors import invalid
@@ -51,6 +51,10 @@ class StructuredOutputs(Part):
             return GrammarSpec(name, "")
         field = f"structured_outputs.{name}"
         return GrammarSpec(name, value if isinstance(value, str) else json.dumps(value), field)
+
+    def engine_fields(self) -> dict[str, Any]:
+        """See `FieldsOfParts`."""
+        return {"grammar": self.spec()}
 
     def _given(self) -> dict[str, Any]:
         values = {name: getattr(self, "json_" if name == "json" else name) for name in GRAMMAR_FIELDS}
@@ -100,6 +104,11 @@ class ResponseFormat(Part):
             return GrammarSpec("structural_tag", json.dumps(tag), "response_format")
         return GrammarSpec("json_object", "")
 
+    def engine_fields(self) -> dict[str, Any]:
+        """See `FieldsOfParts`."""
+        spec = self.spec()
+        return {} if spec is None else {"grammar": spec}
+
 
 class GrammarFields(Part):
     """Both fields, of which one may be given."""
@@ -107,13 +116,9 @@ class GrammarFields(Part):
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
 
-    @model_validator(mode="after")
-    def _check_grammars(self) -> Self:
-        if self.structured_outputs is not None and self.response_format is not None and self.response_format.spec():
+    @field_validator("response_format")
+    @classmethod
+    def _check_other(cls, value: ResponseFormat | None, info: ValidationInfo) -> ResponseFormat | None:
+        if value is not None and value.spec() and info.data.get("structured_outputs") is not None:
             raise invalid("structured_outputs", "contradicts 'response_format'; give one of them")
-        return self
-
-    def engine_fields(self) -> dict[str, Any]:
-        """See `EngineFields`."""
-        grammar = self.structured_outputs or self.response_format
-        return {} if grammar is None else {"grammar": grammar.spec()}
+        return value

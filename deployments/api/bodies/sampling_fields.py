@@ -21,18 +21,9 @@ MAX_SALT_CHARS = 1024
 MAX_BIAS = 100
 
 
-class EngineFields(Part):
-    """Fields of which some are asked of the engine."""
-
-    def engine_fields(self) -> dict[str, Any]:
-        """Fields of the engine's `SamplingParams` by name."""
-        return {}
-
-
-FieldsOfParts = create_model(
-    "FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), EngineFields)
-)
-"""Fields of the parts that are there."""
+FieldsOfParts = create_model("FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), Part))
+"""Fields of the parts that are there; a value's `engine_fields()` are those of `SamplingParams` that it sets."""
+_OF_PARTS = tuple(FieldsOfParts.model_fields)
 
 
 class SamplingFields(FieldsOfParts):
@@ -161,9 +152,13 @@ class SamplingFields(FieldsOfParts):
             prompt_logprobs=self.asked_prompt_logprobs,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
-            **self.engine_fields(),
+            **self._engine_fields(),
             **fields,
         )
+
+    def _engine_fields(self) -> dict[str, Any]:
+        given = (value for name in _OF_PARTS if (value := getattr(self, name)) is not None)
+        return {name: field for value in given for name, field in value.engine_fields().items()}
 
 
 def _word_tokens(words: list[str] | tuple[()], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
