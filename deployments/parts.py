@@ -26,6 +26,8 @@ The command and HTTP:
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
+- `num_ranks(config)`: processes of each verifier, where these are several.
+- `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
@@ -39,7 +41,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("doctor", "tensorrt", "training", "recordings", "learning", "grammars"),
+    *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("api.responses_api", "api.messages_api", "page"),
 )
 """Their folders, in the order in which they add."""

@@ -3,8 +3,7 @@
 import os
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.refusals import Feature, refuse
@@ -157,14 +156,6 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 KERNEL_CHOICES = ("auto", "torch")
 GRAPH_MODES = ("full", "decode_only", "none")
 """Words of `EngineConfig.cuda_graphs`; true is the first, and false the last."""
-
-
-class RankGroup(NamedTuple):
-    """The processes that one verifier is spread over."""
-
-    store: Path
-    """A file, not there yet, by which they find each other."""
-    size: int
 
 
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"

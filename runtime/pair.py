@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -57,8 +57,8 @@ class PairSettings(NamedTuple):
     """Round the verifier's linear layers to eight bits, for the CPU."""
     tries_bfloat16: bool = False
     """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
-    ranks: RankGroup | None = None
-    """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
+    spread: Any = None
+    """The processes that the verifier is spread over, for the part that does so; None where it is in this one alone."""
 
     @classmethod
     def of(
@@ -219,8 +219,6 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
         asked[Feature.ENGINE_DIR] = "engine_dir is given"
     if settings.eight_bits:
         asked[Feature.INT8] = "dtype is int8"
-    if settings.ranks is not None:
-        asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
     refuse(asked)
 
 
@@ -228,13 +226,8 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     """The verifier, the limits of an engine over it, and what runs it."""
     from wingbeat.runtime.verifier.backend import TORCH
 
-    if settings.engine_dir is not None:
-        return first("open_backend", settings, device)
-    if settings.ranks is not None:
-        from wingbeat.runtime.tensor_parallel.leader import lead
-
-        return lead(settings.ranks, settings.model, settings.dtype, device, settings.engine)
-    return _load(settings, device), settings.engine, TORCH
+    opened = first("open_backend", settings, device)
+    return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:

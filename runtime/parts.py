@@ -12,7 +12,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
-- `open_backend(settings, device)`: what runs a verifier in the place of torch, with `PairSettings.engine_dir`.
+- `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
+  the settings ask for no such thing.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from wingbeat.kernels.parts import hooks_of
 
-PARTS = ("tensorrt", "suffix", "grammar", "state", "quantised")
+PARTS = ("tensorrt", "suffix", "grammar", "state", "quantised", "tensor_parallel")
 """Their folders, in the order in which they are asked."""
 
 
@@ -37,4 +38,4 @@ def first(name: str, *given: Any) -> Any:
 
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
-    return bool(hooks("open_backend"))
+    return bool(hooks("open_drafter"))

@@ -99,6 +99,17 @@ FEATURES = {
             *("jamba", "mamba"),
         ),
     ),
+    "ranks": Feature(
+        (
+            *(
+                "runtime/tensor_parallel",
+                "deployments/ranks",
+                "tests/runtime/tensor_parallel",
+                "tests/e2e/test_ranks.py",
+            ),
+        ),
+        words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
+    ),
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")
     ),

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from wingbeat.runtime.refusals import Feature, problem
+from wingbeat.runtime.refusals import problem
 from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
 from wingbeat.runtime.state.model_states import ModelStates
 from wingbeat.runtime.state.pool import LayerState, StatePart
-from wingbeat.runtime.state.settings import REFUSED, STATES
+from wingbeat.runtime.state.settings import RANKS, REFUSED, STATES
 from wingbeat.runtime.state.tree_mixer import TreeMixer
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -31,7 +31,7 @@ class RememberedStates:
     def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelStates:
         """See `Remembered.install`: the layers' mixers take part in rounds."""
         if not whole:
-            said = {STATES: "its layers keep recurrent states", Feature.RANKS: "tensor_parallel_size is above 1"}
+            said = {STATES: "its layers keep recurrent states", RANKS: "tensor_parallel_size is above 1"}
             raise UnsupportedModelError(problem(said, REFUSED))
         return ModelStates(install_mixers(model, self.states, attention))
 

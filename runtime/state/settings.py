@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 STATES = "a model with recurrent state"
+RANKS = "`tensor_parallel_size` above 1"
+"""As the part that has ranks names them."""
 MOST_INTERVAL = 2**31 - 1
 REFUSED = (
     Refusal(Feature.COMPILE, STATES, "its mixers are not compiled", known=Known.LOADED),
-    Refusal(STATES, Feature.RANKS, "ranks do not divide states", known=Known.LOADED),
+    Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),
 )
 
 

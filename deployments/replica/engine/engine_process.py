@@ -32,7 +32,6 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 )
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
-from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.prefixes.identity import check_digest
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
             return needs_of_shared_drafter(config, terms.convention)
         return pickle.loads(needs)
 
-    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
+    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, spread=start.spread)
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
     if start.weights:
         check_digest(config.model_dir(), start.weights)
@@ -138,14 +137,14 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
     return setup, PairChannel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
-def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> EngineSetup:
+def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
     """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
     import torch
 
     torch.set_num_threads(config.num_threads() or 1)
     from wingbeat.deployments.replica.engine.build import build_setup
 
-    return build_setup(config, ask_needs, ranks)
+    return build_setup(config, ask_needs, spread)
 
 
 def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
