@@ -30,7 +30,7 @@ class ThreadedEngine:
         calls = EngineCalls(setup, config, "fake")
         self.client = EngineClient(link)
         own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
-        own["trial"] = getattr(engine, "trial", None)
+        own["grammars"] = getattr(engine, "grammars", None)
         cache_log = getattr(engine, "cache_log", None)
         self.loop = EngineLoop(engine, self._engine_link, calls, stream_interval_s, cache_log=cache_log, **own)
         self._event_loop = asyncio.get_running_loop()

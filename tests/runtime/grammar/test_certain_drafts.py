@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.grammar_world import (
+from tests.runtime.grammar.world import (
     SPECS,
     TOKENIZER,
     Constrained,
