@@ -79,7 +79,7 @@ class Plain(SpeculationPolicy):
     reason = Reason.PLAIN
 
     def _plan(self, *load):
-        self._token_s = 1e-3
+        self._token_s = 1e-3, 1e-3
         return DraftPlan(0, self.reason)
 
 
