@@ -11,7 +11,6 @@ from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptio
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
-from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
@@ -43,7 +42,6 @@ class AppConfig(
     RankOptions,
     DrafterPlaceOptions,
     LoraOptions,
-    PrefixOptions,
     MediaOptions,
     SurfaceOptions,
     WaitOptions,
@@ -208,7 +206,6 @@ class AppConfig(
                 Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
                 Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
                 Feature.NAMED_CHANNEL: (self.channel in ("shm", "cuda_ipc"), f"channel is {self.channel}"),
-                Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
                 Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
                 Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
                 Feature.OTHER_NODE: (node, where),

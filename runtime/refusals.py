@@ -27,14 +27,12 @@ class Feature(StrEnum):
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
     NO_PLAN = "a model without a tensor parallel plan in transformers"
-    NO_PREFIX_CACHE = "`enable_prefix_caching` false"
     NO_QUEUE = "`max_queued_requests` 0"
     NO_WAIT = "`engine_wait_s` 0"
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
     PART_OF_GPU = "a share of a GPU"
-    PREFIX_DIR = "`prefix_dir`"
     QUANTISED = "a quantised model"
     RANKS = "`tensor_parallel_size` above 1"
     SHARED_DRAFTERS = "`drafters`"
@@ -131,7 +129,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.DRAFTER_IN_ENGINE, _F.RANKS, "one rank's GPU would hold more than the others'", "use actor"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
-    Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
