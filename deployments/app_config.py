@@ -12,7 +12,6 @@ from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
-from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
@@ -42,7 +41,6 @@ class AppConfig(
     ScalingOptions,
     DrafterPlaceOptions,
     LoraOptions,
-    PrefixOptions,
     MediaOptions,
     SurfaceOptions,
     WaitOptions,
@@ -213,7 +211,6 @@ class AppConfig(
                 Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
                 Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
                 Feature.NAMED_CHANNEL: (self.channel in ("shm", "cuda_ipc"), f"channel is {self.channel}"),
-                Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
                 Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
                 Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
                 Feature.OTHER_NODE: (node, where),

@@ -24,12 +24,17 @@ The command and HTTP:
 - `operator_paths()`: those of them that are for operators.
 - `bodies()`: what is posted to these routes, by path.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
+- `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
+- `beginning(pool, body, adapter)`: what a request's prompt begins by, see `api.prompts`.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
 
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
+- `names()`: kinds of things that requests name and engines keep, see `fleet.catalog`.
+- `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
+- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
@@ -47,7 +52,7 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
-    *("embeddings", "api.responses_api", "api.messages_api", "page", "weights"),
+    *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
     *("vllm_words", "several_models"),
 )
 """Their folders, in the order in which they add."""

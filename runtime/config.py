@@ -17,7 +17,6 @@ MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024
 MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
-    **{"max_pinned_tokens": 2**31 - 1},
 }
 """What no machine holds, or what is made one by one: a number beyond is a slip, and would end in no clear error."""
 
@@ -249,8 +248,6 @@ class EngineConfig(SettingsOfParts):
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
-    max_pinned_tokens: int | None = None
-    """Tokens of saved prefixes, whose KV blocks nothing else may have; None takes a quarter of the blocks."""
     max_loras: int = 0
     """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
     max_lora_rank: int = 16
@@ -293,8 +290,6 @@ class EngineConfig(SettingsOfParts):
         if isinstance(self.cuda_graphs, str) and self.cuda_graphs not in GRAPH_MODES:
             raise ValueError(f"cuda_graphs is {self.cuda_graphs!r}: use one of {', '.join(GRAPH_MODES)}")
         refuse(self.asked())
-        if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
-            raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use a share above 0, at most 1")

@@ -25,13 +25,11 @@ class Feature(StrEnum):
     INT8 = "`dtype` `int8`"
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
-    NO_PREFIX_CACHE = "`enable_prefix_caching` false"
     NO_QUEUE = "`max_queued_requests` 0"
     NO_WAIT = "`engine_wait_s` 0"
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
-    PREFIX_DIR = "`prefix_dir`"
     QUANTISED = "a quantised model"
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
@@ -109,7 +107,6 @@ REFUSED_TOGETHER = (
     ),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
-    Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),

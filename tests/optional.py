@@ -86,6 +86,16 @@ FEATURES = {
         ),
         words=("/v1/embeddings", "embeddings"),
     ),
+    "prefixes": Feature(
+        (
+            *("deployments/prefixes", "runtime/prefixes", "docs/prefixes.md", "tests/deployments/prefixes"),
+            *("tests/runtime/prefixes", "tests/runtime/prefix_world.py", "tests/e2e/test_saved_prefixes.py"),
+            "tests/deployments/several_models/test_prefixes_of_several.py",
+            *("tests/runtime/media/test_media_prefixes.py", "tests/runtime/tensorrt/test_engine_prefixes.py"),
+            "tests/deployments/media/test_prefix_images.py",
+        ),
+        words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
+    ),
     "weights": Feature(
         (
             *("deployments/weights", "runtime/successor.py"),

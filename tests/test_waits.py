@@ -153,7 +153,7 @@ def test_the_limits_in_the_docs_are_those_of_the_code():
     for limit in found:
         constants, settings = OF_A_FILE.findall(limit), OF_A_SETTING.findall(limit)
         assert constants or settings, limit
-        for path, name, value in constants:
+        for path, name, value in (one for one in constants if not belongs_to_deleted(one[0])):
             module = importlib.import_module("wingbeat." + path.removesuffix(".py").replace("/", "."))
             assert getattr(module, name) == float(value), limit
         for name, value in settings:

@@ -96,7 +96,7 @@ class CompletionService:
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
-        body = self.prompts.with_prefix(body)
+        body = self.prompts.continued(body)
         self._check_choices(1, body.num_choices)
         prompt = await self.prompts.of_chat(body)
         generation = self._plan(body, [prompt], "chatcmpl", None)

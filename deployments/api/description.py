@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
-from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.parts import hooks
 
@@ -21,7 +20,6 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatBody,
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
-    PREFIXES_PATH: SavePrefixBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -71,11 +71,6 @@ def unknown_adapter(name: str) -> ApiError:
     return ApiError(message, status=404, param="lora_name", code="model_not_found")
 
 
-def unknown_prefix(name: str, param: str = "prefix") -> ApiError:
-    """404 for a saved prefix that there is not."""
-    return ApiError(f"There is no saved prefix {shown(name)!r}.", status=404, param=param, code="prefix_not_found")
-
-
 def shown(text: str) -> str:
     """A caller's own text, cut to what a message can hold."""
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -1,4 +1,4 @@
-"""Prompts of requests: templates, tokens, adapters, saved prefixes and media, each checked against the model.
+"""Prompts of requests: templates, tokens, adapters, beginnings and media, each checked against the model.
 
 Work on long texts and bodies is outside the event loop, so that other streams keep moving.
 """
@@ -6,8 +6,6 @@ Work on long texts and bodies is outside the event loop, so that other streams k
 import asyncio
 import contextvars
 import ctypes
-import itertools
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,21 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
-from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import OF_PARTS, CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
     invalid,
     prompt_too_long,
     shown,
     unknown_model,
-    unknown_prefix,
     unsupported,
 )
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.fleet.prefixes import FleetPrefixes
+from wingbeat.deployments.parts import first
 from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:
@@ -79,11 +75,7 @@ def _give_back() -> None:
         trim(0)
 
 
-VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
-"""Of a chat request, what its template reads beside the messages."""
 TEMPLATES_REFUSED = "templates of requests are run only where the server's setting chat_template is 'request'"
-_PROBES = ("0", "x")
-"""Contents of messages that differ from their first character on."""
 
 
 class CutPrompt(Protocol):
@@ -98,97 +90,17 @@ class CutPrompt(Protocol):
         ...
 
 
-def prefix_of(
-    prefixes: FleetPrefixes, body: GenerationBody, adapter: AdapterName | None, served: str
-) -> SavedPrefix | None:
-    """The prefix that a request names; None where it names none.
+class Beginning(Protocol):
+    """What a request's prompt begins by, of which the request has the name alone."""
 
-    Args:
-        adapter: that the request runs with.
-        served: name of the base model.
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of a plain prompt's beginning."""
+        ...
 
-    Raises:
-        ApiError: there is no such prefix, or it is another model's.
-    """
-    if body.prefix is None:
-        return None
-    prefix = prefixes.catalog.find(body.prefix)
-    if prefix is None:
-        raise unknown_prefix(body.prefix)
-    own, asked = (served if one is None else one.name for one in (prefix.adapter, adapter))
-    if own != asked:
-        raise invalid("prefix", f"is of the model {own!r}, and the request of {asked!r}")
-    return prefix
-
-
-def behind(prefix: SavedPrefix | None, body: ChatBody) -> ChatBody:
-    """A chat request as if its client had sent the prefix's messages first.
-
-    Raises:
-        ApiError: the prefix is one of a plain prompt.
-    """
-    if prefix is None:
-        return body
-    if not prefix.conversation:
-        raise invalid("prefix", "is one of a prompt; a chat needs one that was made of messages")
-    first = ChatBody.of_fields(json.loads(prefix.conversation))
-    variables = {name: getattr(first, name) for name in VARIABLES if getattr(body, name) is None}
-    return body.model_copy(update={"messages": [*first.messages, *body.messages], **variables})
-
-
-def as_conversation(body: ChatBody) -> str:
-    """What `behind` reads."""
-    return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
-
-
-def conversation_tokens(
-    tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
-) -> tuple[int, ...]:
-    """The tokens that all conversations have which begin by these messages, as the template writes them.
-
-    Args:
-        limit: of a prompt.
-        in_parts: as for `ChatMessage.as_template_input`.
-        expand: writes the tokens of images or audio into the text.
-
-    Raises:
-        ApiError: the template refuses the messages, or they have too many tokens.
-    """
-    role = "assistant" if body.messages[-1].role == "user" else "user"
-    variables = body.template_variables() | {"add_generation_prompt": False}
-    messages = body.template_messages(in_parts)
-
-    def tokens(*more: dict[str, Any]) -> list[int]:
-        text = tokenizer.render_chat([*messages, *more], variables)
-        return tokenizer.encode(expand(text), add_special_tokens=False, max_tokens=limit)
-
-    try:
-        try:
-            one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
-        except ValueError:  # of a template that wants another role next
-            one = other = tokens()
-    except TextTooLong as error:
-        raise prompt_too_long("messages", limit, error.num_tokens) from None
-    except ValueError as error:
-        raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return tuple(token_id for token_id, _ in same)
-
-
-def prompt_tokens(
-    tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool, limit: int
-) -> tuple[int, ...]:
-    """The tokens of a plain prefix; raises ApiError where there are too many."""
-    if isinstance(prompt, list):
-        token_ids = prompt
-    else:
-        try:
-            token_ids = tokenizer.encode(prompt, add_special_tokens, max_tokens=limit)
-        except TextTooLong as error:
-            raise prompt_too_long("prompt", limit, error.num_tokens) from None
-    if len(token_ids) > limit:
-        raise prompt_too_long("prompt", limit, len(token_ids))
-    return tuple(token_ids)
+    def before(self, body: ChatBody) -> ChatBody:
+        """A chat request as if its client had sent the beginning; raises ApiError where that is no chat's."""
+        ...
 
 
 class Prompts:
@@ -213,7 +125,7 @@ class Prompts:
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
         """Where long texts are worked on."""
-        self._pool = pool
+        self.pool = pool
         self._tokenizer = tokenizer
 
     @property
@@ -224,11 +136,11 @@ class Prompts:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the base model, the one that answers bear first."""
-        return (self._pool.info.model_name, *self._aliases)
+        return (self.pool.info.model_name, *self._aliases)
 
     def knows(self, model: str) -> bool:
         """Whether it is a name of the base model or of an adapter."""
-        return model in self.names or self._pool.adapters.catalog.find(model) is not None
+        return model in self.names or self.pool.adapters.catalog.find(model) is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
@@ -248,32 +160,36 @@ class Prompts:
         )
         return await self.off_loop.run(size, self._chat_prompt, body)
 
-    def with_prefix(self, body: ChatBody) -> ChatBody:
-        """As if its client had sent the messages of the prefix that it names; raises ApiError for the name of none."""
-        return behind(self._prefix_of(body), body)
+    def continued(self, body: ChatBody) -> ChatBody:
+        """A chat with the messages that it goes on from; raises ApiError as `beginning` of parts."""
+        beginning = self._beginning(body)
+        return body if beginning is None else beginning.before(body)
 
     def adapter_of(self, model: str | None) -> AdapterName | None:
         """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
         if model is None or model in self.names:
             return None
-        adapter = self._pool.adapters.catalog.find(model)
+        adapter = self.pool.adapters.catalog.find(model)
         if adapter is None:
             raise unknown_model(model, ", ".join(self.names))
         return adapter
 
-    def _prefix_of(self, body: GenerationBody) -> SavedPrefix | None:
-        """The saved prefix that comes before a request's prompt; raises ApiError as `adapter_of`, and for its name."""
-        return prefix_of(self._pool.prefixes, body, self.adapter_of(body.model), self._pool.info.model_name)
+    def _beginning(self, body: GenerationBody) -> Beginning | None:
+        """What comes before a request's prompt; raises ApiError as `adapter_of`, and as parts do."""
+        adapter = self.adapter_of(body.model)
+        if all(getattr(body, name) is None for name in OF_PARTS):
+            return None
+        return first("beginning", self.pool, body, adapter)
 
     def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
         return [self._completion_prompt(prompt, body) for prompt in body.prompt]
 
     def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
-        echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
-        adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
+        echo, beginning = prompt if isinstance(prompt, str) else None, self._beginning(body)
+        adds = beginning is None if body.add_special_tokens is None else body.add_special_tokens
         token_ids, is_cut = self.tokens(prompt, body, "prompt", adds)
-        if prefix is not None:
-            token_ids, echo = (*prefix.token_ids, *token_ids), None
+        if beginning is not None:
+            token_ids, echo = (*beginning.token_ids, *token_ids), None
         if not body.echo:
             return Prompt(token_ids)
         if echo is not None and not is_cut:
@@ -283,7 +199,7 @@ class Prompts:
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
 
     def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
-        vocab_size = self._pool.info.vocab_size
+        vocab_size = self.pool.info.vocab_size
         outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if outside is not None:
             problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
@@ -307,8 +223,8 @@ class Prompts:
 
     def _chat_prompt(self, body: ChatBody, media: "Sequence[ReadMedia]" = ()) -> Prompt:
         text = self.chat_text(body)
-        if (num_tokens := sum(one.num_tokens for one in media)) > self._pool.info.max_model_len:
-            raise prompt_too_long("messages", self._pool.info.max_model_len, num_tokens)
+        if (num_tokens := sum(one.num_tokens for one in media)) > self.pool.info.max_model_len:
+            raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)
         expanded = media_prompts.expand(self.media, text, media) if media else text
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
         placed = media_prompts.place(self.media, token_ids, media) if media else ()
@@ -333,7 +249,7 @@ class Prompts:
         self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool
     ) -> tuple[tuple[int, ...], bool]:
         """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
-        limit, kept = self._pool.info.max_model_len, body.truncate_prompt_tokens
+        limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
         if kept == -1:
             kept = max(1, limit - (body.asked_max_tokens or 1))
         if isinstance(prompt, str):

@@ -23,7 +23,6 @@ from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
-from wingbeat.deployments.api.endpoints.prefix_routes import add_prefix_routes
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, version_of_package
 from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
@@ -69,7 +68,6 @@ def create_app(
     add_model_routes(app, models)
     if updates_adapters:
         add_adapter_routes(app, models)
-    add_prefix_routes(app, models)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

@@ -17,7 +17,6 @@ from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
-from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.parts import first, hooks
@@ -94,9 +93,6 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     _add_inspect(app, open_engine)
     for add_commands in hooks("add_commands"):
         add_commands(app, open_engine)
-    prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
-    add_prefix_commands(prefix)
-    app.add_typer(prefix, name="prefix")
     return app
 
 

@@ -35,7 +35,6 @@ _OF_CLASS = {
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,
     "MediaOptions": FEATURES,
-    "PrefixOptions": FEATURES,
     "LoraOptions": FEATURES,
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,

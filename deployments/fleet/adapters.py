@@ -5,7 +5,7 @@ Requests carry what an engine needs to read their adapter.
 
 import asyncio
 
-from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.catalog import ADAPTERS, Catalog
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.lora.resident import AdapterName
 
@@ -62,6 +62,6 @@ class FleetAdapters:
     async def _change(self, name: str, adapter: AdapterName | None, before: AdapterName | None) -> None:
         self.catalog.put(name, adapter)
         held = {one.digest for one in self.catalog.things}
-        await self._engines.tell(NameChanges(adapters=self.catalog.changes()))
+        await self._engines.tell({ADAPTERS: self.catalog.changes()})
         if before is not None and before.digest not in held:
             await self._engines.operate_where_possible("unload_adapter", before.digest)

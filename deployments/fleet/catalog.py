@@ -5,12 +5,14 @@ replicas, and by each of them to its routers.
 """
 
 import time
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.deployments.parts import hooks
 
+ADAPTERS = "adapters"
+KEPT = tuple(kind for kinds in hooks("names") for kind in kinds())
+"""Kinds of things that engines keep, as a `Keeper` of theirs does; parts have them."""
 Thing = TypeVar("Thing")
 
 
@@ -25,11 +27,8 @@ class CatalogEntry(NamedTuple, Generic[Thing]):
     """None for one that is gone."""
 
 
-class NameChanges(NamedTuple):
-    """Changes as they travel; none of a kind where its names are as they were."""
-
-    adapters: tuple[CatalogEntry[AdapterName], ...] = ()
-    prefixes: tuple[CatalogEntry[SavedPrefix], ...] = ()
+NameChanges = Mapping[str, tuple[CatalogEntry[Any], ...]]
+"""Changes as they travel, by kind: the whole of each kind whose names are not as they were."""
 
 
 class Catalog(Generic[Thing]):
@@ -77,19 +76,15 @@ class Catalog(Generic[Thing]):
 
 
 class Names:
-    """All that requests can name, beside the model."""
+    """All that requests can name, beside the model: a catalog by kind."""
 
     def __init__(self) -> None:
-        self.adapters: Catalog[AdapterName] = Catalog()
-        self.prefixes: Catalog[SavedPrefix] = Catalog()
+        self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in (ADAPTERS, *KEPT)}
 
     def merge(self, changes: NameChanges) -> NameChanges:
         """Take over what is newer; returns the whole of each kind of which something was."""
-        return NameChanges(
-            self.adapters.changes() if self.adapters.merge(changes.adapters) else (),
-            self.prefixes.changes() if self.prefixes.merge(changes.prefixes) else (),
-        )
+        return {kind: self.catalogs[kind].changes() for kind in changes if self.catalogs[kind].merge(changes[kind])}
 
     def changes(self) -> NameChanges:
         """What differs from the settings."""
-        return NameChanges(self.adapters.changes(), self.prefixes.changes())
+        return {kind: found for kind, catalog in self.catalogs.items() if (found := catalog.changes())}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Protocol
@@ -214,7 +215,7 @@ class EngineConnection:
         if report.changes is not None:
             self.index.apply(report.changes)
         if report.names is not None:
-            self._on_names(report.names)
+            self._on_names(pickle.loads(report.names))
         if report.stalled is not None:
             self.stalled = report.stalled
         if report.takes is not None:

@@ -19,7 +19,7 @@ from wingbeat.cluster.routing import (
 )
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
-from wingbeat.deployments.fleet.catalog import CatalogEntry, Names
+from wingbeat.deployments.fleet.catalog import ADAPTERS, CatalogEntry, Names
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport, PatientEngines
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import (
@@ -29,7 +29,6 @@ from wingbeat.deployments.fleet.interface import (
     ModelInfo,
     RequestFailed,
 )
-from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.media import prefix_ids
 from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
@@ -77,11 +76,9 @@ class EnginePool:
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
         self.every_engine = EveryEngine(source.call, self._open_engines)
-        self._names = Names()
-        self.adapters = FleetAdapters(self._names.adapters, self.every_engine)
+        self.names = Names()
+        self.adapters = FleetAdapters(self.names.catalogs[ADAPTERS], self.every_engine)
         """LoRA adapters that requests may name."""
-        self.prefixes = FleetPrefixes(self._names.prefixes, self.every_engine)
-        """Saved prefixes, likewise."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -318,12 +315,12 @@ class EnginePool:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
             opened = partial(self._opened, engine_id)
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, opened, self._answers, self._names.merge
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, self.names.merge
             )
 
     def _opened(self, engine_id: str) -> None:
         self._wait.over()
-        self.every_engine.share(engine_id, self._names.changes())
+        self.every_engine.share(engine_id, self.names.changes())
         for connection in self._retired:
             self._hand_over(connection)
         for connection in self._connections.values():

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from wingbeat.deployments.fleet.catalog import NameChanges
+from wingbeat.deployments.fleet.catalog import KEPT, NameChanges
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EveryEngine:
 
     def share(self, engine_id: str, changes: NameChanges) -> None:
         """Tell a replica that has come what it may not know; one that is gone again needs nothing."""
-        if any(changes):
+        if changes:
             self._sharing.append(asyncio.ensure_future(self._tell(engine_id, changes)))
             self._sharing = [task for task in self._sharing if not task.done()]
 
@@ -67,8 +67,8 @@ class EveryEngine:
         return await self.call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
-        # Prefixes are computed and written before this returns.
-        await self._try(engine_id, "tell", works=bool(changes.prefixes), changes=changes)
+        # What engines keep is computed and written before this returns.
+        await self._try(engine_id, "tell", works=any(kind in KEPT for kind in changes), changes=changes)
 
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
         """A call of an engine that may be gone."""

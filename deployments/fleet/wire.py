@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec.msgpack
 
-from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.block_hashes import CacheChanges
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
@@ -185,8 +184,8 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     """Of its prefix cache."""
     others: tuple[int, int] | None = None
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
-    names: NameChanges | None = None
-    """What its replica knows of adapters and saved prefixes; None where that is as it was."""
+    names: bytes | None = None
+    """What its replica knows of names, as pickled `NameChanges`; None where that is as it was."""
     stalled: bool | None = None
     """Whether it makes no progress; None where that is as it was."""
     takes: bool | None = None

@@ -12,14 +12,13 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
 from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.memory_kills import MemoryKills
-from wingbeat.deployments.fleet.catalog import Catalog
+from wingbeat.deployments.fleet.catalog import KEPT, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart, EngineStarted
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.kernels.disk_cache import compiler_env
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class EngineLife:
         start: what the engine's process is to run.
         launch_drafter: None where there is none.
         launch_ranks: those that the engine leads; None where its process has the whole model.
-        prefixes: that the engine shall have; what it finds on disk is added.
+        names: what they stand for the engine shall keep; what it finds on disk is added.
         is_first: whether no other engine has run in this replica.
     """
 
@@ -73,7 +72,7 @@ class EngineLife:
         start: EngineStart,
         launch_drafter: LaunchDrafter | None,
         launch_ranks: Callable[[], OtherRanks] | None = None,
-        prefixes: Catalog[SavedPrefix] | None = None,
+        names: Names | None = None,
         is_first: bool = True,
     ) -> None:
         self.info: ModelInfo | None = None
@@ -82,7 +81,7 @@ class EngineLife:
         self._drafter: DrafterHandle | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
         self._start = start if self.ranks is None else start._replace(spread=self.ranks.group)
-        self._prefixes = Catalog() if prefixes is None else prefixes
+        self._names = Names() if names is None else names
         self._launch_drafter = launch_drafter
         self._engine_watch = EngineWatch(start.config.stuck_after_s(), is_first)
         # Launched first: its process starts and loads while the engine's loads the model.
@@ -140,8 +139,9 @@ class EngineLife:
         elif config.drafts_in_engine() and started.checks_drafter:
             await self._try_drafter()
         # Last, so that nothing of the drafter's self-test is in either.
-        if config.prefix_dir is not None or self._prefixes.changes():
-            self._prefixes.merge(await self.client.call("open_prefixes", self._prefixes.changes()))
+        for kind in KEPT:
+            catalog = self._names.catalogs[kind]
+            catalog.merge(await self.client.call("open_names", kind, catalog.changes()))
         await self.client.call("observe")
 
     @property

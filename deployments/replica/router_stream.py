@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Iterable
+from typing import Any
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.wire import Conflated, EngineReport, Verdict, WireOutput, encode
@@ -60,7 +62,7 @@ class RouterStream:
         self._outputs = Conflated()
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
-        self._names = NameChanges()
+        self._names: dict[str, Any] = {}
         self._stalled: bool | None = None
         self._takes: bool | None = None
         self._ended_by: Exception | None = None
@@ -87,8 +89,8 @@ class RouterStream:
         self._ready.set()
 
     def tell_names(self, changes: NameChanges) -> None:
-        """What adapters and prefixes there are now."""
-        self._names = NameChanges(*(now or before for now, before in zip(changes, self._names, strict=True)))
+        """What names stand for now, by kind."""
+        self._names |= changes
         self._ready.set()
 
     def tell_stalled(self, stalled: bool) -> None:
@@ -122,7 +124,7 @@ class RouterStream:
             await self._ready.wait()
 
     def _report(self) -> EngineReport | None:
-        names = self._names if any(self._names) else None
+        names = pickle.dumps(self._names) if self._names else None
         report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes)
-        self._others, self._names, self._stalled, self._takes = None, NameChanges(), None, None
+        self._others, self._names, self._stalled, self._takes = None, {}, None, None
         return None if report == EngineReport() else report

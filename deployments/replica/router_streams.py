@@ -170,7 +170,7 @@ class RouterStreams:
             stream.end(error)
 
     def tell_names(self, changes: NameChanges) -> None:
-        """Tell every router what adapters and prefixes there are."""
+        """Tell every router what names stand for."""
         for stream in self._streams.values():
             stream.tell_names(changes)
 

@@ -18,7 +18,7 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.catalog import NameChanges, Names
+from wingbeat.deployments.fleet.catalog import KEPT, NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
@@ -264,7 +264,7 @@ class Verifier(LiveReplica):
         return await asyncio.shield(self._spawn(self._loaded.operations()[operation](**arguments)))
 
     async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
-        """Keep what a router says of names, tell the other routers, and have the engine pin and write its prefixes.
+        """Keep what a router says of names, tell the other routers, and have the engine keep what they stand for.
 
         Raises:
             WrongEngine: this is another engine.
@@ -274,8 +274,8 @@ class Verifier(LiveReplica):
         changed = self._names.merge(changes)
         client = self._engines.client
         client.tell_names(changed)
-        if changed.prefixes:
-            await client.call("keep_prefixes", changed.prefixes)
+        for kind in (one for one in KEPT if one in changed):
+            await client.call("keep_names", kind, changed[kind])
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
@@ -313,7 +313,7 @@ class Verifier(LiveReplica):
             launch = partial(PoolDrafter, ServedPool(self._drafters), falls_back=falls_back)
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
-        return EngineLife(start, launch, first("launch_ranks", config), self._names.prefixes, is_first)
+        return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""

@@ -72,18 +72,21 @@ class PrefixKeeper:
 
     Args:
         store: where prefixes are kept; None keeps them in memory alone.
+        max_pinned_tokens: of all prefixes; None takes a quarter of the blocks.
 
     Raises:
         ValueError: the settings leave no room for a sequence beside what may be pinned; says what to change.
     """
 
-    def __init__(self, engine: "Engine", store: PrefixStore | None = None) -> None:
+    def __init__(
+        self, engine: "Engine", store: PrefixStore | None = None, max_pinned_tokens: int | None = None
+    ) -> None:
         self._engine = engine
         self._blocks = engine.block_manager
         self._states = keeping(engine.features)
         self._contents = PrefixContents(engine.cache, self._states, engine.contexts, engine.needs)
         self._store = store
-        self.max_blocks = most_pinned_blocks(engine)
+        self.max_blocks = most_pinned_blocks(engine, max_pinned_tokens)
         self._pinned: dict[Key, _Pinned] = {}
         self._latest: dict[str, int] = {}
         """By name, the version that is kept, or at which it was let go of."""
@@ -326,7 +329,7 @@ class PrefixKeeper:
         return prefix.name, prefix.version
 
 
-def most_pinned_blocks(engine: "Engine") -> int:
+def most_pinned_blocks(engine: "Engine", max_pinned_tokens: int | None) -> int:
     """Blocks that may be pinned: what is left always holds a sequence of max_model_len, so that every request can end.
 
     Raises:
@@ -334,12 +337,12 @@ def most_pinned_blocks(engine: "Engine") -> int:
     """
     config, num_blocks = engine.config, engine.block_manager.num_blocks
     beside = max(0, num_blocks - 1 - config.max_blocks_per_seq)
-    if config.max_pinned_tokens is None:
+    if max_pinned_tokens is None:
         return min((num_blocks - 1) // 4, beside)
-    wanted = config.max_pinned_tokens // config.block_size
+    wanted = max_pinned_tokens // config.block_size
     if wanted > beside:
         raise ValueError(
-            f"max_pinned_tokens is {config.max_pinned_tokens}: beside a sequence of max_model_len "
+            f"max_pinned_tokens is {max_pinned_tokens}: beside a sequence of max_model_len "
             f"{config.max_model_len} there is room for {beside * config.block_size}; lower one of them, or give more KV"
         )
     return wanted

@@ -117,7 +117,7 @@ class SpeculationPolicy:
         self._load: tuple[int, int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
-        self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths and widths[-1])
+        self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths[-1] if widths else None)
         """The best draft at the latest load."""
         self._token_s = 0.0, 0.0
         """What a token is worth: its seconds in plain decoding, and by the best draft; 0 before the first decision."""

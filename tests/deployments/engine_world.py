@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from tests.fakes import FakeEngine, Vanished
 from wingbeat.cluster.channels.link import Link
@@ -17,6 +18,11 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 from wingbeat.deployments.replica.router_stream import RouterStream
 
 
+def _taken(keepers, output) -> None:
+    for keeper in keepers.values():
+        keeper.take(output)
+
+
 class ThreadedEngine:
     """Both ends. Make it on a running event loop."""
 
@@ -24,13 +30,13 @@ class ThreadedEngine:
         link = Link.create(ring_bytes)
         # Of its own, so that the two sides can be closed one after the other.
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
-        parts = {name: getattr(engine, name, None) for name in ("adapters", "prefixes")}
-        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, **parts)
+        keepers = getattr(engine, "keepers", {})
+        adapters = getattr(engine, "adapters", None)
+        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, adapters=adapters, keepers=keepers)
         config = AppConfig(lora_update_dir=getattr(engine, "adapters_dir", None))
         calls = EngineCalls(setup, config, "fake")
         self.client = EngineClient(link)
-        own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
-        own["grammars"] = getattr(engine, "grammars", None)
+        own = {"grammars": getattr(engine, "grammars", None), "take_own": partial(_taken, keepers)}
         cache_log = getattr(engine, "cache_log", None)
         self.loop = EngineLoop(engine, self._engine_link, calls, stream_interval_s, cache_log=cache_log, **own)
         self._event_loop = asyncio.get_running_loop()

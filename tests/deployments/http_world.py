@@ -20,17 +20,15 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.adapters import FleetAdapters
-from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.catalog import ADAPTERS, NameChanges, Names
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
-from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -95,37 +93,15 @@ class FakeAdapterFiles(FakeOneEngine):
         self.unloaded.append(digest)
 
 
-class FakePrefixes(FakeOneEngine):
-    """An engine that pins up to 40 tokens in blocks of 4; `files` are on its disk."""
+class FakeCaches(FakeOneEngine):
+    """An engine whose prefix cache is forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pinned: dict[tuple[str, int], int] = {}
-        self.dropped: list[str] = []
-        self.files: dict[str, SavedPrefix] = {}
         self.num_resets = 0
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
-
-    def save_prefix(self, prefix: SavedPrefix) -> tuple[str, str] | None:
-        if len(prefix.token_ids) > 40:
-            return "pinned_memory_exceeded", "needs more than 40"
-        self.pinned[prefix.name, prefix.version] = len(prefix.token_ids) // 4
-        return None
-
-    def drop_prefix(self, name: str, version: int) -> None:
-        self.dropped.append(name)
-
-    def stored_prefix(self, name: str) -> SavedPrefix | None:
-        return self.files.get(name)
-
-    def describe_prefixes(self) -> dict:
-        figures = [
-            {"name": name, "version": version, "blocks": blocks, "bytes": 100 * blocks, "saved": f"/kept/{name}"}
-            for (name, version), blocks in self.pinned.items()
-        ]
-        return {"pinned_tokens": 4 * sum(self.pinned.values()), "max_pinned_tokens": 40, "prefixes": figures}
 
 
 class FakePool:
@@ -139,10 +115,10 @@ class FakePool:
     ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self.files = FakeAdapterFiles()
-        self.adapters = FleetAdapters(Catalog(), self.files.engines)
-        self.prefix_engine = FakePrefixes()
-        self.prefixes = FleetPrefixes(Catalog(), self.prefix_engine.engines)
-        self.every_engine = self.prefix_engine.engines
+        self.names = Names()
+        self.adapters = FleetAdapters(self.names.catalogs[ADAPTERS], self.files.engines)
+        self.cache_engine = FakeCaches()
+        self.every_engine = self.cache_engine.engines
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
-from wingbeat.deployments.fleet.catalog import NameChanges, Names
+from wingbeat.deployments.fleet.catalog import KEPT, NameChanges, Names
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, encode
@@ -74,8 +74,8 @@ class LocalEngines:
     async def tell(self, engine_id: str, changes: NameChanges) -> None:
         changed, client = self.names[engine_id].merge(changes), self.loops[engine_id].client
         client.tell_names(changed)
-        if changed.prefixes:
-            await client.call("keep_prefixes", changed.prefixes)
+        for kind in (one for one in KEPT if one in changed):
+            await client.call("keep_names", kind, changed[kind])
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""

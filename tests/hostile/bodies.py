@@ -4,6 +4,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from tests.optional import kept
+
 from .case import Object, Raw
 from .contract import (
     CHAT_NO_OPS,
@@ -44,7 +46,7 @@ HONOURED: dict[str, Callable[[Random], Any]] = {
     "speculation": lambda r: r.choice(
         ({"enabled": True}, {"enabled": False}, {"trace": r.random() < 0.5}, {"force": r.random() < 0.5}, {}, None)
     ),
-    "prefix": lambda r: None,
+    **kept({"prefix": lambda r: None}),
     "user": printable,
     "metadata": lambda r: {printable(r): printable(r)},
 }

@@ -6,6 +6,8 @@ See `Findings`.
 from collections.abc import Callable
 from typing import Any
 
+from tests.optional import kept
+
 from . import sampling_rules
 from .contract import (
     CHAT,
@@ -87,7 +89,7 @@ HONOURED: dict[str, Callable[[Findings, str, Any], None]] = {
     "stream_options": _stream_options,
     "ignore_eos": flag,
     "speculation": _speculation,
-    "prefix": _prefix,
+    **kept({"prefix": _prefix}),
     **sampling_rules.SAMPLING,
 }
 
@@ -217,7 +219,7 @@ def _together(found: Findings, body: dict[str, Any], is_chat: bool) -> None:
     if options is not None and body.get("stream") is not True:
         found.open("stream_options")
         found.must_fail |= isinstance(options, dict) and any(options.values())
-    if None not in (body.get("prefix"), body.get("truncate_prompt_tokens")):
+    if "prefix" in HONOURED and None not in (body.get("prefix"), body.get("truncate_prompt_tokens")):
         found.wrong("truncate_prompt_tokens")
     if body.get("truncate_prompt_tokens") == 0:  # nothing is left
         found.wrong("messages" if is_chat else "prompt")

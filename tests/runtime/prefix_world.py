@@ -44,11 +44,11 @@ class Kept:
     """An engine with a keeper over a model of `tests.runtime`; close it before the next one of that model."""
 
     def __init__(self, loaded, folder: Path | None, drafter=None, identity=None, on_host=None, **limits) -> None:
-        speculation = limits.pop("speculation", None)
+        speculation, most = limits.pop("speculation", None), limits.pop("max_pinned_tokens", None)
         given = {} if speculation is None else {"speculation": speculation}
         self.engine = new_engine(loaded, engine_config(**given, **(SMALL | limits)), drafter, on_host)
         store = None if folder is None else store_of(folder, **(identity or {}))
-        self.keeper = PrefixKeeper(self.engine, store)
+        self.keeper = PrefixKeeper(self.engine, store, most)
 
     def save(self, prefix: SavedPrefix) -> None:
         save(self.engine, self.keeper, prefix)

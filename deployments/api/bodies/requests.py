@@ -7,13 +7,14 @@ Nothing is ignored silently.
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN_COMPLETION
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Part, Unserved
 from wingbeat.deployments.api.errors import invalid, unsupported
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 MAX_CHOICES = 128
@@ -59,7 +60,12 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 """Printable ASCII without spaces."""
 
 
-class GenerationBody(SamplingFields, RequestBody):
+MoreFields = create_model("MoreFields", __base__=(*(fields() for fields in hooks("generation_fields")), SamplingFields))
+"""Those of sampling, and of the parts that are there."""
+OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
+
+
+class GenerationBody(MoreFields, RequestBody):
     """The fields that completions and chat completions share."""
 
     prompt_field: ClassVar[str] = "prompt"
@@ -73,8 +79,6 @@ class GenerationBody(SamplingFields, RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
-    prefix: str | None = None
-    """Extension: the name of a saved prefix that stands before the request's own prompt."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
     """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
     truncation_side: Literal["left", "right"] | None = None
@@ -91,12 +95,6 @@ class GenerationBody(SamplingFields, RequestBody):
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is allowed only when 'stream' is true")
-        return self
-
-    @model_validator(mode="after")
-    def _check_prefix(self) -> Self:
-        if self.prefix is not None and self.truncate_prompt_tokens is not None:
-            raise invalid("truncate_prompt_tokens", "contradicts 'prefix'; give one of them")
         return self
 
     @property

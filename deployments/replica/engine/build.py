@@ -27,9 +27,7 @@ from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.inner_drafter import ChannelFactory, InnerDrafter
-    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
@@ -84,7 +82,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
     def take_in(channel_factory: "ChannelFactory") -> None:
         inner.take(engine, read_as, channel_factory)
 
-    kept = engine.block_manager.log, adapters, _prefixes(config, engine)
+    keepers = {kind: keeper for of_part in hooks("keepers") for kind, keeper in of_part(config, engine).items()}
+    kept = engine.block_manager.log, adapters, keepers
     served_grammars = None if grammars is None else first("serve_grammars", grammars)
     return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 
@@ -102,22 +101,6 @@ def _inner_drafter(config: AppConfig) -> "InnerDrafter":
     factory = config.drafter_factory
     load = (lambda lender: load_factory(factory)(config)) if factory else partial(build_draft_worker, config)
     return InnerDrafter(pair_settings(config), config.drafter_device(), load)
-
-
-def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":
-    """What keeps saved prefixes; of a model that is spread over processes their keys and values are not on disk."""
-    from wingbeat.runtime.prefixes.identity import identity_of
-    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
-    from wingbeat.runtime.prefixes.prefix_store import PrefixStore
-    from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest
-
-    if config.prefix_dir is None:
-        return PrefixKeeper(engine)
-    folder = config.model_dir()
-    limits, tokenizer = engine.config, tokenizer_digest(folder)
-    identity = identity_of(folder, engine.loaded, limits.block_size, limits.kv_cache_dtype)
-    has_contents = config.num_ranks() == 1
-    return PrefixKeeper(engine, PrefixStore(config.prefix_dir, identity, tokenizer, has_contents))
 
 
 def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:

@@ -10,9 +10,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.parts import first
-from wingbeat.deployments.replica.engine.engine_operations import OPERATIONS, EngineOperations
+from wingbeat.deployments.replica.engine.engine_operations import operations_of
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -54,9 +53,9 @@ class EngineCalls:
     ) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
-        self._operations = EngineOperations(setup, config)
+        self._operations = operations_of(setup, config)
         self._served_adapters = setup.info.adapters
-        self._prefixes = setup.prefixes
+        self._keepers = setup.keepers
         self._config = config
         self._engine_id = engine_id
         self._channel = channel
@@ -87,21 +86,21 @@ class EngineCalls:
         Raises:
             ValueError: there is no such operation.
         """
-        if operation not in OPERATIONS:
-            raise ValueError(f"{operation} is no operation of an engine: {', '.join(sorted(OPERATIONS))}")
-        return getattr(self._operations, operation)(*arguments)
+        if operation not in self._operations:
+            raise ValueError(f"{operation} is no operation of an engine: {', '.join(sorted(self._operations))}")
+        return self._operations[operation](*arguments)
 
-    def open_prefixes(self, entries: tuple[CatalogEntry[SavedPrefix], ...]) -> tuple[CatalogEntry[SavedPrefix], ...]:
-        """Pin what is kept on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
-        if self._prefixes is None:
+    def open_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> tuple[CatalogEntry[Any], ...]:
+        """Keep what is on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
+        if kind not in self._keepers:
             return ()
-        found = self._prefixes.open(self._served_adapters)
-        self.keep_prefixes(entries)
-        return tuple(CatalogEntry(prefix.name, prefix.version, prefix) for prefix in found)
+        found = self._keepers[kind].open(self._served_adapters)
+        self.keep_names(kind, entries)
+        return tuple(CatalogEntry(thing.name, thing.version, thing) for thing in found)
 
-    def keep_prefixes(self, entries: tuple[CatalogEntry[SavedPrefix], ...]) -> "Future[None] | None":
-        """Have the prefixes that `Catalog.changes` says; ends once those that are pinned are written."""
-        return None if self._prefixes is None else self._prefixes.keep(entries)
+    def keep_names(self, kind: str, entries: tuple[CatalogEntry[Any], ...]) -> "Future[None] | None":
+        """Keep what names stand for, as `Catalog.changes` says; ends once what is there is written."""
+        return self._keepers[kind].keep(entries) if kind in self._keepers else None
 
     def attach_drafter(self) -> None:
         """Draft from the next round on, with the drafter that has attached to the channel.
@@ -178,7 +177,7 @@ class EngineCalls:
 
     def close(self) -> None:
         """Finish what is being written; the last call."""
-        if self._prefixes is not None:
-            self._prefixes.close()
+        for keeper in self._keepers.values():
+            keeper.close()
         if self._recording is not None:
             self._recording.writer.close()

@@ -1,19 +1,15 @@
-"""What routers may ask of an engine: each method is an operation, which its thread runs between two rounds.
+"""What routers may ask of an engine: operations, which its thread runs between two rounds.
 
 A router names one by `EveryEngine.operate`; nothing between the two knows which there are.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from wingbeat.runtime.prefixes.prefix_keeper import Refusal
 
 
 class EngineOperations:
@@ -22,7 +18,6 @@ class EngineOperations:
     def __init__(self, setup: EngineSetup, config: AppConfig) -> None:
         self._engine = setup.engine
         self._adapters = setup.adapters
-        self._prefixes = setup.prefixes
         self._config = config
 
     def reset_prefix_cache(self) -> None:
@@ -48,27 +43,9 @@ class EngineOperations:
         if self._adapters is not None:
             self._adapters.resident.unload(digest)
 
-    def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
-        """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
-        if self._prefixes is None:
-            return "invalid_value", "cannot be kept: this engine keeps no prefixes"
-        return self._prefixes.save(prefix)
 
-    def drop_prefix(self, name: str, version: int) -> None:
-        """Let go of one that is not to be kept."""
-        if self._prefixes is not None:
-            self._prefixes.drop(name, version)
-
-    def stored_prefix(self, name: str) -> SavedPrefix | None:
-        """The prefix that has this name on disk."""
-        return None if self._prefixes is None else self._prefixes.stored(name)
-
-    def describe_prefixes(self) -> dict[str, Any]:
-        """What is pinned."""
-        if self._prefixes is None:
-            return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
-        return self._prefixes.describe()
-
-
-OPERATIONS = frozenset(name for name in vars(EngineOperations) if not name.startswith("_"))
-"""All that a router may name."""
+def operations_of(setup: EngineSetup, config: AppConfig) -> dict[str, Callable[..., Any]]:
+    """All that a router may name."""
+    own = EngineOperations(setup, config)
+    found = {name: getattr(own, name) for name in vars(EngineOperations) if not name.startswith("_")}
+    return found | {name: run for of_part in hooks("operations") for name, run in of_part(setup.keepers).items()}

@@ -32,6 +32,7 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 )
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
+from wingbeat.runtime.scheduling.request import RequestOutput
 from wingbeat.runtime.verifier.checkpoints.digests import check_digest
 
 if TYPE_CHECKING:
@@ -88,8 +89,12 @@ def serve(link: Link) -> bool:
     name = None if channel is None else channel.name
     calls = EngineCalls(setup, config, start.engine_id, channel, start.weights)
     interval_s = config.stream_interval_ms / 1000
-    own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
-    loop = EngineLoop(setup.engine, link, calls, interval_s, setup.grammars, setup.cache_log, **own)
+
+    def take_own(output: RequestOutput) -> None:
+        for keeper in setup.keepers.values():
+            keeper.take(output)
+
+    loop = EngineLoop(setup.engine, link, calls, interval_s, setup.grammars, setup.cache_log, take_own)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)

@@ -1,7 +1,8 @@
 """What the engine's process is made of: an engine from some factory, and what is asked of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -10,12 +11,13 @@ from wingbeat.runtime.scheduling.maskers import CompiledGrammar
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOutput
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from wingbeat.cluster.channels.cuda.lent_memory import Loan
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.inner_drafter import ChannelFactory
     from wingbeat.runtime.kv.block_hashes import CacheLog
-    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -88,6 +90,26 @@ class ServedGrammars(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """Keeps in an engine what names of one kind stand for; all calls come from the engine's thread."""
+
+    def open(self, adapters: Iterable[AdapterName] = ()) -> Sequence[Any]:
+        """Keep what is on disk; returns it: things with `name` and `version`."""
+        ...
+
+    def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None]":
+        """Let names stand for things, None for no longer; ends once what is there has been written."""
+        ...
+
+    def take(self, output: RequestOutput) -> None:
+        """What became of a request that came from no router."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        ...
+
+
 class EngineSetup(NamedTuple):
     """What an engine factory returns."""
 
@@ -101,8 +123,8 @@ class EngineSetup(NamedTuple):
     """Of its prefix cache; None where routers are told nothing of it."""
     adapters: ServedAdapters | None = None
     """On top of its model; None where it serves none."""
-    prefixes: "PrefixKeeper | None" = None
-    """Keeps saved prefixes in the engine; None where there is no such thing."""
+    keepers: Mapping[str, Keeper] = MappingProxyType({})
+    """By kind of names: what keeps in the engine what these stand for."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
     """Loads the drafter in this process and attaches it; None where it always has a process of its own."""
     grammars: ServedGrammars | None = None

@@ -80,9 +80,9 @@ def test_a_replica_that_comes_is_told_by_the_routers():
         source.announce("a")
         await until(lambda: len(pool.loads()) == 1)
         await pool.adapters.load("sql", "/adapters/sql")
-        assert source.names["b"].adapters.find("sql") is None
+        assert source.names["b"].catalogs["adapters"].find("sql") is None
         source.announce("a", "b")
-        await until(lambda: source.names["b"].adapters.find("sql") is not None)
+        await until(lambda: source.names["b"].catalogs["adapters"].find("sql") is not None)
 
     run(scenario, "a", "b")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.deployments.cli.test_prefix_command import server  # noqa: F401 - a fixture
+from tests.deployments.cli_server import server  # noqa: F401 - a fixture
 from wingbeat.deployments.cli import main as cli
 
 VERSIONS = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from tests.deployments.http_world import FakePool, call
+from tests.deployments.http_world import FakePool
 from tests.deployments.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
 from tests.runtime.media_world import CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
@@ -131,23 +131,3 @@ def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monke
     refused = media_reader({"image": SERVED}, llava, MediaLimits(), Tokenizer.load(llava))
     assert isinstance(refused, MediaRefused)
     assert "wingbeat[images]" in refused.reasons["image"]
-
-
-def test_a_saved_prefix_with_images_is_the_beginning_of_the_requests_that_name_it(llava):
-    tokenizer, pool = Tokenizer.load(llava), FakePool()
-    pool.info = ModelInfo("demo", max_model_len=256, vocab_size=261, takes={"image": SERVED})
-    given = {"tokenizer": tokenizer, "media": media_reader({"image": SERVED}, llava, MediaLimits(), tokenizer)}
-    content = [CONTENT[1], {"type": "text", "text": "?"}]
-    saved = call(pool, "/v1/prefixes", {"name": "p", "messages": [{"role": "user", "content": content}]}, **given)
-    assert saved.status_code == 200, saved.text
-    prefix = pool.prefixes.catalog.find("p")
-    assert len(prefix.media) == 1
-    assert json.loads(prefix.conversation)["messages"][0]["content"] == content
-    messages = [{"role": "assistant", "content": "a"}, {"role": "user", "content": [CONTENT[3], CONTENT[1]]}]
-    fields = {"model": "demo", "prefix": "p", "messages": messages, "max_tokens": 2}
-    answer = call(pool, "/v1/chat/completions", fields, **given)
-    assert answer.status_code == 200, answer.text
-    request = pool.requests[-1]
-    assert request.prompt_token_ids[: len(prefix.token_ids)] == prefix.token_ids
-    assert request.media[:1] == prefix.media
-    assert [one.digest == prefix.media[0].digest for one in request.media] == [True, False, True]

@@ -21,8 +21,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 class World:
     """Two models, the second one of two names and with an adapter."""
 
-    def __init__(self) -> None:
-        self.one, self.two = FakePool("from one"), FakePool("from two")
+    def __init__(self, kind: type[FakePool] = FakePool) -> None:
+        self.one, self.two = kind("from one"), kind("from two")
         self.two.info = replace(self.two.info, model_name="other", max_model_len=32)
         first = CompletionService(self.one, TOKENIZER)
         second = CompletionService(self.two, TOKENIZER, aliases=("second",), beside=first)
@@ -105,7 +105,7 @@ def test_the_server_is_healthy_while_one_model_is_and_says_which(world: World):
     world.two.alive = False
     assert world.ask("/health").status_code == world.ask("/ping").status_code == 503
     world.ask("/reset_prefix_cache", method="POST")
-    assert (world.one.prefix_engine.num_resets, world.two.prefix_engine.num_resets) == (1, 1)
+    assert (world.one.cache_engine.num_resets, world.two.cache_engine.num_resets) == (1, 1)
 
 
 def test_an_adapter_is_loaded_onto_the_model_it_names(world: World):
@@ -117,16 +117,6 @@ def test_an_adapter_is_loaded_onto_the_model_it_names(world: World):
     assert world.ask("/v1/completions", {"model": "maid", "prompt": "x"}).json()["choices"][0]["text"] == "from one"
     assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 200
     assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 404
-
-
-def test_prefixes_are_listed_together_and_deleted_where_they_are(world: World):
-    for model in ("demo", "other"):
-        body = {"model": model, "name": f"of-{model}", "prompt": "hello"}
-        assert world.ask("/v1/prefixes", body).json()["model"] == model
-    assert [card["name"] for card in world.ask("/v1/prefixes").json()["data"]] == ["of-demo", "of-other"]
-    assert world.ask("/v1/prefixes/of-other", method="DELETE").json()["deleted"]
-    assert [card["name"] for card in world.ask("/v1/prefixes").json()["data"]] == ["of-demo"]
-    assert world.ask("/v1/prefixes/of-demo?model=other", method="DELETE").status_code == 404
 
 
 def test_a_handle_chooses_by_name_too(world: World):

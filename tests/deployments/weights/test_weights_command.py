@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployments.cli.test_prefix_command import server  # noqa: F401 - a fixture
+from tests.deployments.cli_server import server  # noqa: F401 - a fixture
 from wingbeat.deployments.cli import main as cli
 
 ENGINES = {

@@ -13,7 +13,6 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
-from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
@@ -117,13 +116,6 @@ def test_every_product_is_ours_and_logits_are_float32():
     assert isinstance(head, InputMajorLinear)
     with torch.inference_mode():
         assert head(torch.randn(3, loaded.hidden_size).bfloat16()).dtype == torch.float32
-
-
-@needs_compiler
-def test_saved_prefixes_of_the_other_mode_are_others(tmp_path):
-    (tmp_path / "config.json").touch()
-    loaded = loaded_in(torch.bfloat16)
-    assert identity_of(tmp_path, loaded, 4)["dtype"] == "bfloat16 deterministic"
 
 
 @needs_compiler

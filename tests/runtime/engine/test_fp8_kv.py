@@ -23,14 +23,12 @@ from tests.runtime.models import (
     new_engine,
     reference,
 )
-from tests.runtime.prefix_world import Kept, finish, prefix_of
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from tests.runtime.written_texts import write
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.kv import pool
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
-from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = pytest.mark.few(1)
@@ -128,35 +126,6 @@ def test_a_budget_holds_four_times_the_blocks_of_float32():
     fields = {"num_kv_blocks": None, "kv_cache_memory_bytes": budget, "max_model_len": 32}
     sizes = [new_engine(loaded, engine_config(**fields, **own)).cache.num_blocks for own in ({}, FP8)]
     assert sizes[1] // sizes[0] == 4
-
-
-def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
-    ref = reference("llama")
-    system = ref.prompts[4][:40]
-    prompts = [system + prompt for prompt in ref.prompts[:2]]
-    expected = plainly(ref.loaded, engine_config(**FP8), prompts, [greedy_params(12)] * 2)
-    first = Kept(ref.loaded, tmp_path, **FP8)
-    first.save(prefix_of(system))
-    first.close()
-    for limits in (FP8, {}):
-        one = Kept(ref.loaded, tmp_path, **limits)
-        one.keeper.open()
-        assert one.engine.has_unfinished_requests() == (not limits), "read, or computed again"
-        finish(one.engine, one.keeper)
-        tokens, cached = one.run(prompts, 12)
-        one.close()
-        if limits:
-            check_same_texts(tokens, expected, FLIPPED)
-        else:
-            assert tokens != [text.token_ids for text in expected]
-        assert cached == [40, 40]
-    assert "of torch.uint8, not" in caplog.text
-
-
-def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
-    loaded = reference("llama").loaded
-    wide, rounded = (identity_of(tmp_path, loaded, 4, name) for name in ("auto", "fp8"))
-    assert (wide["dtype"], rounded["dtype"]) == ("float32", "float32 with fp8 KV")
 
 
 @pytest.mark.slow

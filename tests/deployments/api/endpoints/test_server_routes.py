@@ -30,7 +30,7 @@ def test_the_prefix_cache_is_reset_by_a_post_without_a_body():
     pool = FakePool()
     assert call(pool, "/reset_prefix_cache").json() == {"engines": 1}
     assert call(pool, "/reset_prefix_cache", method="GET").status_code == 405
-    assert pool.prefix_engine.num_resets == 1
+    assert pool.cache_engine.num_resets == 1
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_prefix_cache_is_an_operators_matter():
     for key, status in (("one", 401), ("two", 200)):
         headers = {"Authorization": f"Bearer {key}"}
         assert call(pool, "/reset_prefix_cache", headers=headers, access=access).status_code == status
-    assert pool.prefix_engine.num_resets == 1
+    assert pool.cache_engine.num_resets == 1
 
 
 def test_every_engine_resets_its_cache_while_requests_run():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,14 +14,22 @@ from wingbeat.deployments.api.bodies.request_body import RequestBody, read_objec
 from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.errors import ApiError, invalid, unknown_prefix
-from wingbeat.deployments.api.prompts import VARIABLES, as_conversation, conversation_tokens, prompt_tokens
+from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.fleet.prefixes import PrefixExists, PrefixRefused
+from wingbeat.deployments.prefixes.beginnings import (
+    VARIABLES,
+    as_conversation,
+    conversation_tokens,
+    prompt_tokens,
+    unknown_prefix,
+)
+from wingbeat.deployments.prefixes.fleet import FleetPrefixes, PrefixExists, PrefixRefused
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 
 PREFIXES_PATH = "/v1/prefixes"
 _CHAT_FIELDS = frozenset(("messages", *VARIABLES))
+Fleets = Mapping[CompletionService, FleetPrefixes]
+"""By model."""
 
 
 class SavePrefixBody(RequestBody):
@@ -44,41 +53,45 @@ class SavePrefixBody(RequestBody):
 
 def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
+    fleets = {service: FleetPrefixes.of(service.pool) for service in models}
 
     @app.api_route(PREFIXES_PATH, methods=["GET", "POST"])
     async def prefixes(request: Request) -> dict[str, Any]:
         if request.method == "GET":
-            return await _listed(models)
+            return await _listed(fleets)
         with none_ignored():
-            return await _save(models, read_object(await request.body()))
+            return await _save(models, fleets, read_object(await request.body()))
 
     @app.delete(PREFIXES_PATH + "/{name}")
     async def delete(name: str, request: Request) -> dict[str, Any]:
         model = request.query_params.get("model")
         for service in models if model is None else [models.choose(model)]:
-            if service.pool.prefixes.catalog.find(name) is not None and await service.pool.prefixes.delete(name):
+            if fleets[service].catalog.find(name) is not None and await fleets[service].delete(name):
                 return {"object": "prefix", "name": name, "deleted": True}
         raise unknown_prefix(name, "name")
 
 
-async def _save(models: ServedModels, fields: dict[str, Any]) -> dict[str, Any]:
+async def _save(models: ServedModels, fleets: Fleets, fields: dict[str, Any]) -> dict[str, Any]:
     own = SavePrefixBody.of_fields({name: value for name, value in fields.items() if name not in _CHAT_FIELDS})
     if not is_prefix_name(own.name):
         problem = "must be 1 to 128 letters, digits, '.', '_' and '-', a letter or digit first"
         raise invalid("name", problem)
     service = models.choose(own.model)
-    param, prefix = await _read(service, own, {name: fields[name] for name in _CHAT_FIELDS & fields.keys()})
+    fleet = fleets[service]
+    param, prefix = await _read(service, fleet, own, {name: fields[name] for name in _CHAT_FIELDS & fields.keys()})
     try:
-        saved = await service.pool.prefixes.save(prefix, bool(own.replace))
+        saved = await fleet.save(prefix, bool(own.replace))
     except PrefixExists:
         raise invalid("name", "is taken; set 'replace' to put another prefix in its place") from None
     except PrefixRefused as error:
         raise ApiError(f"'{param}' {error}.", param=param, code=error.code) from None
-    found = (card for card in (await _listed(ServedModels(service)))["data"] if card["name"] == saved.name)
+    found = (card for card in (await _listed({service: fleet}))["data"] if card["name"] == saved.name)
     return next(found, _card(service, saved, []))
 
 
-async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str, Any]) -> tuple[str, SavedPrefix]:
+async def _read(
+    service: CompletionService, fleet: FleetPrefixes, own: SavePrefixBody, chat: dict[str, Any]
+) -> tuple[str, SavedPrefix]:
     """The prefix that a body describes, and the field that has it."""
     tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
     adapter = service.pool.adapters.catalog.find(own.model) if own.model is not None else None
@@ -107,7 +120,7 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
         adds = own.add_special_tokens is not False
         token_ids = await asyncio.to_thread(prompt_tokens, tokenizer, own.prompt, adds, limit)
         return "prompt", SavedPrefix(own.name, 0, token_ids, adapter)
-    prefix = await service.pool.prefixes.stored(own.name)
+    prefix = await fleet.stored(own.name)
     if prefix is None:
         raise invalid("name", "is of no file in prefix_dir; give 'messages' or 'prompt'")
     if prefix.adapter is not None:
@@ -117,12 +130,12 @@ async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str,
     return "name", prefix._replace(adapter=adapter)
 
 
-async def _listed(models: ServedModels) -> dict[str, Any]:
+async def _listed(fleets: Fleets) -> dict[str, Any]:
     """All prefixes, with what the engines have of them."""
     cards, engines = [], []
-    for service in models:
-        described = await service.pool.prefixes.describe()
-        cards += [_card(service, prefix, described) for prefix in service.pool.prefixes.catalog.things]
+    for service, fleet in fleets.items():
+        described = await fleet.describe()
+        cards += [_card(service, prefix, described) for prefix in fleet.catalog.things]
         engines += described
     return {
         "object": "list",

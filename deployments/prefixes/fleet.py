@@ -3,9 +3,13 @@
 import asyncio
 from typing import Any
 
-from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.catalog import Catalog
+from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+
+PREFIXES = "prefixes"
+"""Their kind of names."""
 
 
 class PrefixRefused(ValueError):
@@ -27,6 +31,11 @@ class FleetPrefixes:
         self.catalog = catalog
         self._engines = engines
         self._changing = asyncio.Lock()
+
+    @classmethod
+    def of(cls, pool: EnginePool) -> "FleetPrefixes":
+        """In all engines of a pool."""
+        return cls(pool.names.catalogs[PREFIXES], pool.every_engine)
 
     async def save(self, prefix: SavedPrefix, replace: bool = False) -> SavedPrefix:
         """Have every engine pin a prefix, then let requests name it and keep it on disk.
@@ -84,4 +93,4 @@ class FleetPrefixes:
         return await self._engines.operate("describe_prefixes")
 
     async def _tell(self) -> None:
-        await self._engines.tell(NameChanges(prefixes=self.catalog.changes()))
+        await self._engines.tell({PREFIXES: self.catalog.changes()})

@@ -1,11 +1,10 @@
 """`wingbeat prefix` speaks HTTP to a server: what it sends, what it prints, and errors in one line."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests.deployments.cli_server import server  # noqa: F401 - a fixture
 from wingbeat.deployments.cli import main as cli
 
 CARD = {"object": "prefix", "name": "p", "model": "demo", "tokens": 9, "blocks": 2, "bytes": 200, "engines": 1}
@@ -13,49 +12,10 @@ CARD["saved"] = None
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-class Server(HTTPServer):
-    """Answers every request by what it was told to, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.asked: list[tuple] = []
-        self.answer: tuple[int, object] = (200, CARD)
-        self.headers: dict[str, str] = {}
-
-
-class Handler(BaseHTTPRequestHandler):
-    def _do(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fields = json.loads(body) if body else None
-        self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), fields))
-        status, answer = self.server.answer
-        self.send_response(status)
-        for name, value in self.server.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    do_GET = do_POST = do_DELETE = _do
-
-    def log_message(self, *args) -> None:
-        """Nothing is logged."""
-
-
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv("WINGBEAT_OPERATOR_KEY", raising=False)
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def prefix(server, capsys):
+def prefix(server, capsys):  # noqa: F811
     """Runs a command: exit code, stdout, stderr."""
+    server.answer = (200, CARD)
 
     def run(*args):
         url = [] if "--url" in args else ["--url", server.url]
@@ -66,7 +26,7 @@ def prefix(server, capsys):
     return run
 
 
-def test_a_text_is_saved_as_a_system_message_or_as_a_prompt(server, prefix, tmp_path):
+def test_a_text_is_saved_as_a_system_message_or_as_a_prompt(server, prefix, tmp_path):  # noqa: F811
     (tmp_path / "system.txt").write_text("Be brief.")
     code, out, _ = prefix("save", "p", "--system", tmp_path / "system.txt", "--model", "sql", "--replace")
     assert code == 0
@@ -80,14 +40,14 @@ def test_a_text_is_saved_as_a_system_message_or_as_a_prompt(server, prefix, tmp_
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_of_this_machine_is_reached_whatever_proxy_the_environment_names(server, prefix, monkeypatch, host):
+def test_a_server_of_this_machine_is_reached_whatever_proxy_the_environment_names(server, prefix, monkeypatch, host):  # noqa: F811
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     code, _, _ = prefix("delete", "p", "--url", server.url.replace("127.0.0.1", host))
     assert (code, len(server.asked)) == (0, 1)
 
 
 @pytest.mark.parametrize("written", [MESSAGES, {"messages": MESSAGES, "tools": []}])
-def test_messages_come_from_a_file(server, prefix, tmp_path, written):
+def test_messages_come_from_a_file(server, prefix, tmp_path, written):  # noqa: F811
     (tmp_path / "messages.json").write_text(json.dumps(written))
     code, out, _ = prefix("save", "p", "--messages", tmp_path / "messages.json", "--json")
     assert (code, json.loads(out)) == (0, CARD)
@@ -95,7 +55,7 @@ def test_messages_come_from_a_file(server, prefix, tmp_path, written):
     assert server.asked[-1][3] == {"name": "p", **sent}
 
 
-def test_a_prefix_is_loaded_listed_and_deleted(server, prefix):
+def test_a_prefix_is_loaded_listed_and_deleted(server, prefix):  # noqa: F811
     assert prefix("load", "p")[0] == 0
     assert server.asked[-1] == ("POST", "/v1/prefixes", None, {"name": "p"})
     server.answer = (200, {"object": "list", "data": [CARD], "pinned_tokens": 8, "max_pinned_tokens": 40})
@@ -108,14 +68,14 @@ def test_a_prefix_is_loaded_listed_and_deleted(server, prefix):
     assert server.asked[-1][:2] == ("DELETE", "/v1/prefixes/p%2Fq")
 
 
-def test_the_operators_key_is_sent(server, prefix, monkeypatch):
+def test_the_operators_key_is_sent(server, prefix, monkeypatch):  # noqa: F811
     prefix("load", "p", "--operator-key", "one, two")
     monkeypatch.setenv("WINGBEAT_OPERATOR_KEY", "three")
     prefix("load", "p")
     assert [asked[2] for asked in server.asked] == ["Bearer one", "Bearer three"]
 
 
-def test_what_the_server_refuses_is_one_line(server, prefix):
+def test_what_the_server_refuses_is_one_line(server, prefix):  # noqa: F811
     server.answer = (400, {"error": {"message": "'name' is taken.", "param": "name"}})
     assert prefix("load", "p") == (2, "", "wingbeat: 'name' is taken.\n")
     server.answer = (502, "no JSON object")
@@ -123,7 +83,7 @@ def test_what_the_server_refuses_is_one_line(server, prefix):
     assert (code, "answers 502" in error, error.count("\n")) == (2, True, 1)
 
 
-def test_a_key_follows_no_redirect(server, prefix):
+def test_a_key_follows_no_redirect(server, prefix):  # noqa: F811
     server.answer, server.headers = (302, {}), {"Location": f"{server.url}/elsewhere"}
     code, _, error = prefix("list", "--operator-key", "secret")
     assert (code, len(server.asked)) == (2, 1)

@@ -3,11 +3,10 @@
 import pytest
 from pydantic import SecretStr
 
-from tests.deployments.http_world import TOKENIZER, FakePool, byte_tokenizer, call, chat, complete
+from tests.deployments.http_world import TOKENIZER, byte_tokenizer, call, chat, complete
+from tests.deployments.prefixes.prefix_pool import PrefixPool
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.fleet.catalog import Catalog
 from wingbeat.deployments.fleet.every_engine import EveryEngine
-from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
@@ -31,12 +30,12 @@ def save(pool, name="p", template=TURNS, **fields):
     return call(pool, PATH, {"name": name, **fields}, tokenizer=byte_tokenizer(template))
 
 
-def text_of(pool: FakePool, index: int = -1) -> str:
+def text_of(pool: PrefixPool, index: int = -1) -> str:
     """The prompt that an engine was given."""
     return TOKENIZER.decode(pool.requests[index].prompt_token_ids)
 
 
-def saved_text(pool: FakePool, name: str = "p") -> str:
+def saved_text(pool: PrefixPool, name: str = "p") -> str:
     return TOKENIZER.decode(pool.prefixes.catalog.find(name).token_ids)
 
 
@@ -46,7 +45,7 @@ def ask(pool, template=TURNS, **fields):
 
 
 def test_a_prefix_is_made_listed_and_deleted():
-    pool = FakePool()
+    pool = PrefixPool()
     card = {"object": "prefix", "name": "p", "model": "demo", "tokens": 9, "blocks": 2, "bytes": 200}
     card |= {"engines": 1, "saved": "/kept/p"}
     made = save(pool, prompt="Be brief.")
@@ -54,14 +53,14 @@ def test_a_prefix_is_made_listed_and_deleted():
     listed = call(pool, PATH, method="GET").json()
     assert listed == {"object": "list", "data": [card], "pinned_tokens": 8, "max_pinned_tokens": 40}
     assert call(pool, f"{PATH}/p", method="DELETE").json() == {"object": "prefix", "name": "p", "deleted": True}
-    assert pool.prefix_engine.told[-1].prefixes[0].thing is None
+    assert pool.prefix_engine.told[-1]["prefixes"][0].thing is None
     assert call(pool, PATH, method="GET").json()["data"] == []
     again = call(pool, f"{PATH}/p", method="DELETE")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "prefix_not_found")
 
 
 def test_a_completions_prompt_stands_behind_the_prefix():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, prompt=[1, 2, 3, 4])
     complete(pool, prompt=[9], prefix="p")
     assert pool.requests[-1].prompt_token_ids == (1, 2, 3, 4, 9)
@@ -73,7 +72,7 @@ def test_a_completions_prompt_stands_behind_the_prefix():
 
 
 def test_a_chat_goes_on_from_the_prefixs_messages():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, messages=SYSTEM)
     assert saved_text(pool) == "<system>Be brief.<user>"
     ask(pool, prefix="p")
@@ -83,7 +82,7 @@ def test_a_chat_goes_on_from_the_prefixs_messages():
 
 
 def test_what_the_template_reads_comes_from_the_prefix_unless_the_request_has_its_own():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, template=WITH_TOOLS, messages=SYSTEM, tools=[TOOL])
     ask(pool, WITH_TOOLS, prefix="p", tool_choice="none")
     assert text_of(pool) == "[add]<system>Be brief.<user>hi>"
@@ -103,7 +102,7 @@ def test_messages_of_several_turns_and_calls_come_back_as_they_were_sent():
         "{% for m in messages %}<{{ m['role'] }}{% for c in m.tool_calls or [] %} "
         "{{ c.function.name }} {{ c.function.arguments.a }}{% endfor %}>{{ m['content'] }}{% endfor %}"
     )
-    pool = FakePool()
+    pool = PrefixPool()
     assert save(pool, template=template, messages=messages, tools=[TOOL]).status_code == 200
     ask(pool, template, prefix="p", tool_choice="none")
     assert text_of(pool) == "<user>1?<assistant add 1><tool>2<user>hi"
@@ -119,13 +118,13 @@ def test_messages_of_several_turns_and_calls_come_back_as_they_were_sent():
     ],
 )
 def test_the_tokens_of_messages_are_those_that_every_conversation_has(template, messages, expected):
-    pool = FakePool()
+    pool = PrefixPool()
     assert save(pool, template=template, messages=messages).status_code == 200
     assert saved_text(pool) == expected
 
 
 def test_a_prefix_of_an_adapter_is_for_its_requests_alone():
-    pool = FakePool()
+    pool = PrefixPool()
     pool.adapters.catalog.put("sql", SQL)
     made = save(pool, prompt="Be brief.", model="sql")
     assert made.json()["model"] == "sql"
@@ -137,7 +136,7 @@ def test_a_prefix_of_an_adapter_is_for_its_requests_alone():
 
 
 def test_a_name_is_taken_until_it_is_replaced():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, prompt="Be brief.")
     again = save(pool, prompt="Be long.")
     assert (again.status_code, again.json()["error"]["param"]) == (400, "name")
@@ -146,7 +145,7 @@ def test_a_name_is_taken_until_it_is_replaced():
 
 
 def test_what_one_engine_refuses_is_let_go_of_by_all():
-    pool = FakePool()
+    pool = PrefixPool()
     refused = save(pool, prompt="x" * 41)
     error = refused.json()["error"]
     assert (refused.status_code, error["param"], error["code"]) == (400, "prompt", "pinned_memory_exceeded")
@@ -157,7 +156,7 @@ def test_what_one_engine_refuses_is_let_go_of_by_all():
 
 
 def test_without_a_prompt_the_prefix_is_that_of_the_file():
-    pool = FakePool()
+    pool = PrefixPool()
     pool.prefix_engine.files["p"] = SavedPrefix("p", 3, (5, 6, 7, 8))
     assert save(pool).status_code == 200
     kept = pool.prefixes.catalog.find("p")
@@ -167,7 +166,7 @@ def test_without_a_prompt_the_prefix_is_that_of_the_file():
 
 
 def test_a_file_of_an_adapter_that_is_not_loaded_is_refused():
-    pool = FakePool()
+    pool = PrefixPool()
     pool.prefix_engine.files["p"] = SavedPrefix("p", 3, (5, 6, 7, 8), SQL)
     assert "'sql', which is not loaded" in save(pool).json()["error"]["message"]
     pool.adapters.catalog.put("sql", SQL._replace(digest="d2"))
@@ -197,25 +196,25 @@ def test_a_file_of_an_adapter_that_is_not_loaded_is_refused():
     ],
 )
 def test_what_is_wrong_with_a_prefix_is_refused_by_the_fields_name(fields, param, code):
-    answer = call(FakePool(), PATH, fields)
+    answer = call(PrefixPool(), PATH, fields)
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
     assert answer.status_code == (404 if code == "model_not_found" else 400)
 
 
 def test_a_template_that_refuses_the_messages_is_a_400():
-    error = save(FakePool(), template="{{ raise_exception('never') }}", messages=SYSTEM).json()["error"]
+    error = save(PrefixPool(), template="{{ raise_exception('never') }}", messages=SYSTEM).json()["error"]
     assert (error["param"], "never" in error["message"]) == ("messages", True)
 
 
 def test_a_request_for_a_prefix_that_there_is_not_names_the_field():
-    for answer in (complete(FakePool(), prefix="p"), chat(FakePool(), prefix="p")):
+    for answer in (complete(PrefixPool(), prefix="p"), chat(PrefixPool(), prefix="p")):
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (404, "prefix", "prefix_not_found")
 
 
 def test_a_chat_behind_a_plain_prompt_and_a_cut_prompt_are_refused():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, prompt="Be brief.")
     assert chat(pool, prefix="p").json()["error"]["param"] == "prefix"
     cut = complete(pool, prefix="p", truncate_prompt_tokens=3)
@@ -223,7 +222,7 @@ def test_a_chat_behind_a_plain_prompt_and_a_cut_prompt_are_refused():
 
 
 def test_prefix_and_prompt_together_must_fit_the_context():
-    pool = FakePool()
+    pool = PrefixPool()
     save(pool, prompt="x" * 40)
     error = complete(pool, prefix="p", prompt="y" * 20, max_tokens=10).json()["error"]
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
@@ -231,7 +230,7 @@ def test_prefix_and_prompt_together_must_fit_the_context():
 
 def test_an_operators_key_opens_them_and_a_clients_does_not():
     access = Access(api_keys=(SecretStr("client"),), operator_keys=(SecretStr("operator"),))
-    pool = FakePool()
+    pool = PrefixPool()
     for key, status in (("client", 401), ("operator", 200)):
         headers = {"Authorization": f"Bearer {key}"}
         body = {"name": "p", "prompt": "Be brief."}
@@ -243,7 +242,7 @@ def test_an_operators_key_opens_them_and_a_clients_does_not():
 
 
 def test_without_an_engine_there_is_a_503():
-    pool = FakePool()
-    pool.prefixes = FleetPrefixes(Catalog(), EveryEngine(pool.prefix_engine.call, lambda: []))
+    pool = PrefixPool()
+    pool.every_engine = EveryEngine(pool.prefix_engine.call, list)
     for answer in (save(pool, prompt="Be brief."), save(pool), call(pool, PATH, method="GET")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")

@@ -9,7 +9,7 @@ from tests.runtime.models import engine_config, greedy_params, new_engine, refer
 from tests.runtime.prefix_world import SMALL, store_of
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.fleet.prefixes import PrefixRefused
+from wingbeat.deployments.prefixes.fleet import FleetPrefixes, PrefixRefused
 from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request
@@ -21,8 +21,11 @@ PREFIX = SavedPrefix("system", 0, PROMPT[:42])
 def keeping_engine(round_s: float = 0.0, folder=None):
     """A tiny Llama; it has no drafter, so that several may share its weights."""
     engine = new_engine(reference("llama").loaded, engine_config(**SMALL))
-    engine.prefixes = PrefixKeeper(engine, None if folder is None else store_of(folder))
+    engine.keepers = {"prefixes": PrefixKeeper(engine, None if folder is None else store_of(folder))}
     return engine
+
+
+prefixes = FleetPrefixes.of
 
 
 async def until(condition) -> None:
@@ -32,7 +35,7 @@ async def until(condition) -> None:
 
 
 def names(source: LocalEngines, engine_id: str) -> list[str]:
-    return [one["name"] for one in source.engines[engine_id].prefixes.describe()["prefixes"]]
+    return [one["name"] for one in source.engines[engine_id].keepers["prefixes"].describe()["prefixes"]]
 
 
 def test_every_engine_pins_its_own_and_every_router_knows_the_name():
@@ -40,12 +43,12 @@ def test_every_engine_pins_its_own_and_every_router_knows_the_name():
         other = EnginePool(source, max_num_seqs=16, max_queued_requests=16)
         await other.start()
         await until(lambda: len(other.loads()) == 2)
-        saved = await pool.prefixes.save(PREFIX)
+        saved = await prefixes(pool).save(PREFIX)
         assert (names(source, "a"), names(source, "b")) == (["system"], ["system"])
-        await until(lambda: other.prefixes.catalog.find("system") == saved)
-        await other.prefixes.delete("system")
+        await until(lambda: prefixes(other).catalog.find("system") == saved)
+        await prefixes(other).delete("system")
         assert (names(source, "a"), names(source, "b")) == ([], [])
-        await until(lambda: pool.prefixes.catalog.find("system") is None)
+        await until(lambda: prefixes(pool).catalog.find("system") is None)
         await other.close()
 
     run(scenario, "a", "b", engine=keeping_engine)
@@ -55,7 +58,7 @@ def test_an_engine_that_comes_later_computes_what_the_others_have():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.announce("a")
         await until(lambda: len(pool.loads()) == 1)
-        await pool.prefixes.save(PREFIX)
+        await prefixes(pool).save(PREFIX)
         assert names(source, "b") == []
         source.announce("a", "b")
         await until(lambda: names(source, "b") == ["system"])
@@ -65,7 +68,7 @@ def test_an_engine_that_comes_later_computes_what_the_others_have():
 
 def test_a_request_behind_a_prefix_hits_it_in_whichever_engine_it_runs():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        await pool.prefixes.save(PREFIX)
+        await prefixes(pool).save(PREFIX)
         requests = [Request(f"{number}", PROMPT, greedy_params(20)) for number in range(4)]
         outputs = await asyncio.gather(*(collect(pool, request) for request in requests))
         assert {tokens(output) for output in outputs} == {tuple(reference("llama").continuations[4][:20])}
@@ -77,10 +80,10 @@ def test_a_request_behind_a_prefix_hits_it_in_whichever_engine_it_runs():
 
 def test_what_one_engine_cannot_keep_none_keeps():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        source.engines["b"].prefixes.max_blocks = 3
+        source.engines["b"].keepers["prefixes"].max_blocks = 3
         with pytest.raises(PrefixRefused, match="needs 40 more pinned tokens: 12 of 12"):
-            await pool.prefixes.save(PREFIX)
-        assert pool.prefixes.catalog.find("system") is None
+            await prefixes(pool).save(PREFIX)
+        assert prefixes(pool).catalog.find("system") is None
         await until(lambda: source.engines["a"].stats().num_pinned_blocks == 0)
         await until(lambda: not source.engines["a"].has_unfinished_requests())
 
@@ -91,8 +94,8 @@ def test_an_engine_that_is_lost_meanwhile_is_told_and_nothing_is_kept():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.kill("b")
         with pytest.raises(EngineUnavailable):
-            await pool.prefixes.save(PREFIX)
-        assert pool.prefixes.catalog.find("system") is None
+            await prefixes(pool).save(PREFIX)
+        assert prefixes(pool).catalog.find("system") is None
 
     run(scenario, "a", "b", engine=keeping_engine)
 
@@ -103,19 +106,19 @@ def test_a_new_engine_reads_the_folder_and_what_its_replica_knows_is_later(tmp_p
 
     async def first(source: LocalEngines, pool: EnginePool) -> None:
         for name in ("system", "gone"):
-            await pool.prefixes.save(PREFIX._replace(name=name))
-        assert (await pool.prefixes.describe())[0]["prefixes"][0]["saved"] == str(tmp_path / "system.safetensors")
-        assert (await pool.prefixes.stored("system")).token_ids == PREFIX.token_ids
+            await prefixes(pool).save(PREFIX._replace(name=name))
+        assert (await prefixes(pool).describe())[0]["prefixes"][0]["saved"] == str(tmp_path / "system.safetensors")
+        assert (await prefixes(pool).stored("system")).token_ids == PREFIX.token_ids
 
     async def second(source: LocalEngines, pool: EnginePool) -> None:
-        source.names["a"].prefixes.put("gone", None)
+        source.names["a"].catalogs["prefixes"].put("gone", None)
         client = source.loops["a"].client
-        found = await client.call("open_prefixes", source.names["a"].prefixes.changes())
+        found = await client.call("open_names", "prefixes", source.names["a"].catalogs["prefixes"].changes())
         assert [name for name, _, _ in found] == ["gone", "system"]
-        source.names["a"].prefixes.merge(found)
-        assert [prefix.name for prefix in source.names["a"].prefixes.things] == ["system"]
+        source.names["a"].catalogs["prefixes"].merge(found)
+        assert [prefix.name for prefix in source.names["a"].catalogs["prefixes"].things] == ["system"]
         assert names(source, "a") == ["system"]
-        source.engines["a"].prefixes.close()
+        source.engines["a"].keepers["prefixes"].close()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["system.json", "system.safetensors"]
 
     run(first, "a", engine=keeping)

@@ -1,0 +1,1 @@
+"""Saved prefixes, such as system prompts."""

@@ -1,0 +1,126 @@
+"""Saved prefixes in front of prompts: those that requests name, and what is made of messages or a text to be one."""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
+from wingbeat.deployments.api.bodies.requests import GenerationBody
+from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, shown
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.prefixes.fleet import PREFIXES
+from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
+
+VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
+"""Of a chat request, what its template reads beside the messages."""
+_PROBES = ("0", "x")
+"""Contents of messages that differ from their first character on."""
+
+
+def unknown_prefix(name: str, param: str = "prefix") -> ApiError:
+    """404 for a saved prefix that there is not."""
+    return ApiError(f"There is no saved prefix {shown(name)!r}.", status=404, param=param, code="prefix_not_found")
+
+
+class PrefixBeginning(NamedTuple):
+    """A saved prefix in front of a request's own prompt."""
+
+    prefix: SavedPrefix
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """See `Beginning.token_ids`."""
+        return self.prefix.token_ids
+
+    def before(self, body: ChatBody) -> ChatBody:
+        """A chat request as if its client had sent the prefix's messages first.
+
+        Raises:
+            ApiError: the prefix is one of a plain prompt.
+        """
+        if not self.prefix.conversation:
+            raise invalid("prefix", "is one of a prompt; a chat needs one that was made of messages")
+        first = ChatBody.of_fields(json.loads(self.prefix.conversation))
+        variables = {name: getattr(first, name) for name in VARIABLES if getattr(body, name) is None}
+        return body.model_copy(update={"messages": [*first.messages, *body.messages], **variables})
+
+
+def beginning_of(pool: EnginePool, body: GenerationBody, adapter: AdapterName | None) -> PrefixBeginning | None:
+    """The prefix that a request names; None where it names none.
+
+    Args:
+        adapter: that the request runs with.
+
+    Raises:
+        ApiError: there is no such prefix, or it is another model's; or the prompt is to be cut.
+    """
+    if body.prefix is None:
+        return None
+    if body.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens", "contradicts 'prefix'; give one of them")
+    prefix = pool.names.catalogs[PREFIXES].find(body.prefix)
+    if prefix is None:
+        raise unknown_prefix(body.prefix)
+    served = pool.info.model_name
+    own, asked = (served if one is None else one.name for one in (prefix.adapter, adapter))
+    if own != asked:
+        raise invalid("prefix", f"is of the model {own!r}, and the request of {asked!r}")
+    return PrefixBeginning(prefix)
+
+
+def as_conversation(body: ChatBody) -> str:
+    """What `PrefixBeginning.before` reads."""
+    return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
+
+
+def conversation_tokens(
+    tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool, expand: Callable[[str], str] = str
+) -> tuple[int, ...]:
+    """The tokens that all conversations have which begin by these messages, as the template writes them.
+
+    Args:
+        limit: of a prompt.
+        in_parts: as for `ChatMessage.as_template_input`.
+        expand: writes the tokens of images or audio into the text.
+
+    Raises:
+        ApiError: the template refuses the messages, or they have too many tokens.
+    """
+    role = "assistant" if body.messages[-1].role == "user" else "user"
+    variables = body.template_variables() | {"add_generation_prompt": False}
+    messages = body.template_messages(in_parts)
+
+    def tokens(*more: dict[str, Any]) -> list[int]:
+        text = tokenizer.render_chat([*messages, *more], variables)
+        return tokenizer.encode(expand(text), add_special_tokens=False, max_tokens=limit)
+
+    try:
+        try:
+            one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
+        except ValueError:  # of a template that wants another role next
+            one = other = tokens()
+    except TextTooLong as error:
+        raise prompt_too_long("messages", limit, error.num_tokens) from None
+    except ValueError as error:
+        raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return tuple(token_id for token_id, _ in same)
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool, limit: int
+) -> tuple[int, ...]:
+    """The tokens of a plain prefix; raises ApiError where there are too many."""
+    if isinstance(prompt, list):
+        token_ids = prompt
+    else:
+        try:
+            token_ids = tokenizer.encode(prompt, add_special_tokens, max_tokens=limit)
+        except TextTooLong as error:
+            raise prompt_too_long("prompt", limit, error.num_tokens) from None
+    if len(token_ids) > limit:
+        raise prompt_too_long("prompt", limit, len(token_ids))
+    return tuple(token_ids)

@@ -1,0 +1,10 @@
+"""The field of requests by which they name a saved prefix."""
+
+from wingbeat.deployments.api.bodies.unserved_fields import Part
+
+
+class PrefixFields(Part):
+    """Of a request that generates."""
+
+    prefix: str | None = None
+    """Extension: the name of a saved prefix that stands before the request's own prompt."""

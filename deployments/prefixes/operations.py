@@ -1,0 +1,35 @@
+"""What routers ask of an engine about saved prefixes."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper, Refusal
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+
+
+class PrefixOperations:
+    """Operations by name, over what keeps prefixes in the engine; None keeps none."""
+
+    def __init__(self, keeper: PrefixKeeper | None) -> None:
+        self._prefixes = keeper
+
+    def save_prefix(self, prefix: SavedPrefix) -> Future[Refusal | None] | tuple[str, str]:
+        """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
+        if self._prefixes is None:
+            return "invalid_value", "cannot be kept: this engine keeps no prefixes"
+        return self._prefixes.save(prefix)
+
+    def drop_prefix(self, name: str, version: int) -> None:
+        """Let go of one that is not to be kept."""
+        if self._prefixes is not None:
+            self._prefixes.drop(name, version)
+
+    def stored_prefix(self, name: str) -> SavedPrefix | None:
+        """The prefix that has this name on disk."""
+        return None if self._prefixes is None else self._prefixes.stored(name)
+
+    def describe_prefixes(self) -> dict[str, Any]:
+        """What is pinned."""
+        if self._prefixes is None:
+            return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
+        return self._prefixes.describe()

@@ -1,0 +1,53 @@
+"""Settings of saved prefixes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import FEATURES
+from wingbeat.runtime.refusals import Refusal
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+PREFIX_DIR, NO_PREFIX_CACHE = "`prefix_dir`", "`enable_prefix_caching` false"
+_MOST_TOKENS = 2**31 - 1
+
+
+def settings() -> dict[str, Any]:
+    """Where saved prefixes are kept, and how many."""
+    folder = Field(
+        None,
+        description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
+        "from which it reads them when it starts; none keeps them in memory alone.",
+        json_schema_extra={"panel": FEATURES},
+    )
+    tokens = Field(
+        None,
+        ge=0,
+        description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks.",
+        json_schema_extra={"panel": FEATURES},
+    )
+    return {"prefix_dir": (Path | None, folder), "max_pinned_tokens": (int | None, tokens)}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError, one line, for a folder that is none, or a number that no machine holds."""
+    if config.prefix_dir is not None and config.prefix_dir.exists() and not config.prefix_dir.is_dir():
+        raise ValueError(f"prefix_dir is {str(config.prefix_dir)!r}: must be a directory, or not there yet")
+    if (config.max_pinned_tokens or 0) > _MOST_TOKENS:
+        raise ValueError(f"max_pinned_tokens is {config.max_pinned_tokens}: use at most {_MOST_TOKENS}")
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether prefixes are kept in a folder, and whether none are cached."""
+    return {
+        PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),
+        NO_PREFIX_CACHE: (not config.enable_prefix_caching, "enable_prefix_caching is False"),
+    }
+
+
+def refusals() -> tuple[Refusal, ...]:
+    """Where no prefix is cached, none can be kept."""
+    return (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),)
