@@ -123,7 +123,7 @@ FEATURES = {
     "grammars": Feature(
         (
             *("runtime/grammar", "deployments/grammars", "tests/runtime/grammar", "tests/deployments/grammars"),
-            *("tests/deployments/parsing/test_call_format.py", "tests/clients/test_*_client*.py"),
+            "tests/deployments/parsing/test_call_format.py",
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
@@ -138,7 +138,7 @@ FEATURES = {
         words=(
             *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
             *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
-            *("jamba", "mamba"),
+            *("jamba", "mamba", "zamba"),
         ),
     ),
     "ranks": Feature(
@@ -146,7 +146,7 @@ FEATURES = {
             *("runtime/tensor_parallel", "deployments/ranks", "tests/runtime/tensor_parallel"),
             "tests/e2e/test_ranks.py",
         ),
-        words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
+        words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks", "two_gpus"),
     ),
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")

@@ -233,8 +233,8 @@ class ModelOptions(LoadOptions):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_go_together(self) -> Self:
-        of_parts = (*runtime_parts.hooks("refusals"), *hooks("refusals"))
-        rows = (*REFUSED_TOGETHER, *(row for refusals in of_parts for row in refusals()))
+        of_runtime = (row for refusals in runtime_parts.hooks("refusals") for row in refusals())
+        rows = (*of_runtime, *REFUSED_TOGETHER, *(row for refusals in hooks("refusals") for row in refusals()))
         refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked}, rows)
         return self
 

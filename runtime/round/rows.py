@@ -5,6 +5,7 @@ Features add columns beside the rows, and a hand in the model while these are co
 knows none of them by name, and a feature that an engine has not costs nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -281,7 +282,7 @@ class Feature:
         return {}
 
 
-class KeepingFeature(Feature):
+class KeepingFeature(Feature, ABC):
     """A feature that keeps something of prefixes beside their keys and values, in tensors of one size."""
 
     marks: dict[str, int]
@@ -289,17 +290,17 @@ class KeepingFeature(Feature):
     kept_bytes: int
     """Of one prefix."""
 
+    @abstractmethod
     def kept(self, block_id: int) -> dict[str, Tensor]:
         """What is kept behind a cached block, by name; raises KeyError where nothing is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kept_like(self) -> dict[str, Tensor]:
         """Tensors of the shapes and types of `kept`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
         """Keep this behind a live block that is not cached yet; False where there is no room for it."""
-        raise NotImplementedError
 
 
 def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:

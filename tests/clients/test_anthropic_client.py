@@ -4,6 +4,7 @@ import pytest
 
 from tests.clients.conftest import MODEL
 from tests.clients.test_python_clients import CITY, MESSAGES
+from tests.needs import needs
 from wingbeat.deployments.api.messages_api.body import MessagesBody
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
@@ -25,6 +26,7 @@ def test_messages_whole_streamed_and_counted(client):
     assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 
 
+@needs("grammars")
 def test_a_tool_that_must_be_used_and_its_result(client):
     tool = {"name": "weather", "description": "Weather.", "input_schema": CITY}
     choice = {"type": "any", "disable_parallel_tool_use": True}

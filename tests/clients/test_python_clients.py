@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL
+from tests.needs import needs
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 MESSAGES = [{"role": "user", "content": "def main("}]
@@ -56,6 +57,7 @@ class TestOpenAI:
         assert "".join(token.token for token in tokens) == got.choices[0].message.content
         assert {len(token.top_logprobs) for token in tokens} == {2}
 
+    @needs("grammars")
     def test_tools_whole_and_streamed(self, client):
         fields = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "seed": 3, "max_tokens": 150}
         got = client.chat.completions.create(**fields, tool_choice="required", parallel_tool_calls=False)
@@ -66,6 +68,7 @@ class TestOpenAI:
         assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
         assert final.choices[0].finish_reason == "tool_calls"
 
+    @needs("grammars")
     def test_a_schema_parsed_by_the_client(self, client):
         got = client.chat.completions.parse(
             model=MODEL, messages=MESSAGES, response_format=City, max_tokens=150, seed=1
@@ -87,6 +90,7 @@ class TestLangchain:
         assert "".join(pieces) == whole.content
         assert whole.usage_metadata["output_tokens"] == 12
 
+    @needs("grammars")
     def test_it_binds_tools_and_sends_their_results(self, model):
         messages = pytest.importorskip("langchain_core.messages")
         bound = model.bind_tools([TOOL], tool_choice="weather", parallel_tool_calls=False)
@@ -96,6 +100,7 @@ class TestLangchain:
         history = [messages.HumanMessage("x"), called, messages.ToolMessage("sunny", tool_call_id=call["id"])]
         assert model.bind(max_tokens=4).invoke(history).response_metadata["finish_reason"] == "length"
 
+    @needs("grammars")
     @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
     def test_it_gets_structured_output(self, model, method):
         assert isinstance(model.with_structured_output(City, method=method).invoke("x"), City)
@@ -118,12 +123,14 @@ class TestLitellm:
         pieces = complete(max_tokens=12, temperature=0, stream=True)
         assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
 
+    @needs("grammars")
     def test_it_calls_tools(self, complete):
         pytest.importorskip("mcp", reason="litellm imports it where there are tools")
         got = complete(tools=[TOOL], tool_choice="required", max_tokens=150, seed=2)
         assert json.loads(got.choices[0].message.tool_calls[0].function.arguments).keys() == {"city", "days"}
 
 
+@needs("grammars")
 class TestInstructor:
     @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
     def test_it_gets_a_model_of_pydantic(self, url, mode):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.clients.conftest import MODEL
 from tests.clients.test_python_clients import TOOL, City
+from tests.needs import needs
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 
@@ -17,6 +18,7 @@ def client(url):
         yield client
 
 
+@needs("grammars")
 def test_responses_whole_streamed_and_with_a_tool(client):
     fields = {"model": MODEL, "input": "def main(", "max_output_tokens": 16, "temperature": 0}
     whole = client.responses.create(**fields)
@@ -36,6 +38,7 @@ def test_responses_whole_streamed_and_with_a_tool(client):
     assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
 
 
+@needs("grammars")
 def test_a_schema_of_a_response(client):
     got = client.responses.parse(model=MODEL, input="x", text_format=City, max_output_tokens=150, temperature=0)
     assert isinstance(got.output_parsed, City)
