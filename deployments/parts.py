@@ -14,6 +14,8 @@ Settings:
 The command and HTTP:
 
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
+- `head_findings(folder, target)`: of a head of the part's kind, what `inspect` prints, parameters, and numbers in its
+  KV per token.
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
@@ -36,7 +38,10 @@ from typing import Any
 
 from wingbeat.runtime.parts import hooks_of
 
-PARTS = ("doctor", "tensorrt", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page")
+PARTS = (
+    *("doctor", "tensorrt", "training", "recordings", "learning", "api.responses_api", "api.messages_api", "page"),
+    "one_pass",
+)
 """Their folders, in the order in which they add."""
 
 

@@ -41,7 +41,7 @@ class Feature(StrEnum):
     SLEEP = "`min_replicas` 0"
     STATES = "a model with recurrent state"
     ENGINE_DIR = "`engine_dir`"
-    TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
+    TEXT_DRAFTER = "a `drafter` that copies earlier text"
     THREADS_TRIED = "`threads` 0"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
     WEIGHTED_DRAFTER = "a drafter with weights, beside a verifier on a GPU"
