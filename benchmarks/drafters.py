@@ -29,6 +29,7 @@ from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.runtime.drafters.choice import KINDS, TEXT_DRAFTERS
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -112,9 +113,10 @@ def run(args: argparse.Namespace) -> Report:
     num_prompts, max_tokens, repeats = (2, 24, 1) if args.quick else (args.prompts, args.max_tokens, args.repeats)
     drafters: dict[str, str | Path] = {PLAIN: PLAIN, **chosen_drafters(args, pair)}
     draft_model = args.draft_model or (DEMO_FOLDER / "draft_model" if args.model is None else None)
+    draft_model = draft_model if "draft_model" in KINDS else None
     if draft_model is not None:
         drafters["draft_model"] = draft_model
-    drafters |= {"ngram": "ngram", "suffix": "suffix"}
+    drafters |= {name: name for name in TEXT_DRAFTERS}
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, num_prompts)
     facts = {**machine_facts(), **model_facts(*pair)}
     if draft_model is not None:

@@ -17,6 +17,8 @@ The command and HTTP:
 - `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: the words of `wingbeat serve` as options of these settings, and lines about others.
 - `hint(option, write)`: what to use in the place of an option that there is not, its settings as `write` has them.
+- `head_findings(folder, target)`: of a head of the part's kind, what `inspect` prints, parameters, and numbers in its
+  KV per token.
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
@@ -53,7 +55,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("vllm_words", "several_models"),
+    *("vllm_words", "several_models", "one_pass"),
 )
 """Their folders, in the order in which they add."""
 

@@ -21,8 +21,15 @@ PARTS = ("state",)
 def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..., Any], ...]:
     """The functions of that name in the parts of a package that are there."""
     folders = (f"{package}.{part}" for part in parts)
-    modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
+    modules = [import_module(f"{folder}.part") for folder in folders if _is_there(folder)]
     return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def _is_there(folder: str) -> bool:
+    try:
+        return find_spec(folder) is not None
+    except ModuleNotFoundError:  # the folder above it is deleted
+        return False
 
 
 def hooks(name: str) -> tuple[Callable[..., Any], ...]:

@@ -14,7 +14,7 @@ import torch
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.choice import DrafterChoice
+from wingbeat.runtime.drafters.choice import FALLBACK, DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
@@ -23,7 +23,6 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.checks.readings import ConventionChoice
     from wingbeat.runtime.checks.self_test import SelfTest
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.scheduling.maskers import GrammarCompiler
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
-NGRAM = DrafterChoice("ngram", "ngram", "ngram")
 
 
 class PairSettings(NamedTuple):
@@ -102,8 +100,8 @@ class PairEngine(NamedTuple):
 
     engine: "Engine"
     tokenizer: "Tokenizer | None"
-    convention_choice: "ConventionChoice | None"
-    """How an EAGLE head was found to be read; None where its files say that, and for other kinds."""
+    convention_choice: Any
+    """How a head was found to be read, as the hook `choose_convention` answers; None where its files say that."""
     check_drafter: "Callable[[Engine], SelfTest] | None"
     """The self-test, for the idle engine once its drafter is attached, raises BadDrafterError; None for kinds without
     weights, and where a benchmark draws acceptance itself."""
@@ -114,8 +112,8 @@ class PairEngine(NamedTuple):
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
     """Load the drafter; None where everything is decoded plainly.
 
-    Modules of the verifier's own checkpoint that nobody has asked for, and that cannot be loaded, end no start: prompt
-    lookup takes their place.
+    Modules of the verifier's own checkpoint that nobody has asked for, and that cannot be loaded, end no start: the
+    fallback takes their place.
 
     Args:
         lender: of weights of the verifier that lie on the device already, in place of copies.
@@ -130,12 +128,14 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
             return _drafter(settings, device, lender)
     except (ValueError, OSError) as error:
         logger.warning(
-            "drafter is auto, and MTP modules of %s cannot be loaded (%s): ngram drafts in their place; give a drafter "
+            "drafter is auto, and %s modules of %s cannot be loaded (%s): %s drafts in their place; give a drafter "
             "to choose another one",
+            settings.drafter.label.upper(),
             settings.model,
             first_line(error),
+            FALLBACK.label,
         )
-        return _drafter(settings._replace(drafter=NGRAM), device, lender)
+        return _drafter(settings._replace(drafter=FALLBACK), device, lender)
 
 
 def _drafter(settings: PairSettings, device: str | torch.device, lender: Lender | None) -> Drafter | None:
@@ -173,7 +173,6 @@ def engine_of_pair(
         CheckpointError: the drafter's head cannot be read.
     """
     from wingbeat.runtime.checks.graph_check import check_graphs
-    from wingbeat.runtime.checks.readings import choose_convention
     from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
@@ -193,7 +192,7 @@ def engine_of_pair(
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
         if settings.engine_dir is None:  # an engine was read when it was exported
-            choice = choose_convention(drafter.source, target, loaded, tokenizer)
+            choice = first("choose_convention", drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             allow_bad = settings.allow_bad_drafter or drafter.automatic
             check = partial(check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=allow_bad)

@@ -3,8 +3,11 @@
 A part's module `part` has what it adds, under the names below, and is light to import; see
 `deployments.parts` for those of the application.
 
-- `text_drafters()`: drafters that continue earlier text, by name, as `drafters.registry.KINDS`.
-- `remembering_drafters()`: names of those whose drafts may come from other requests' texts.
+- `drafter_kinds()`: each a `drafters.drafter_kind.DrafterKind`.
+- `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
+  `best.convention` and `as_dict()`; None where they leave one.
+- `family_of_head(folder)`: the family of a head by its files; None for other heads.
+- `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
 - `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
@@ -19,11 +22,15 @@ A part's module `part` has what it adds, under the names below, and is light to 
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from wingbeat.kernels.parts import hooks_of
 
-PARTS = ("tensorrt", "suffix", "grammar", "state", "quantised", "tensor_parallel", "pooling")
+PARTS = (
+    *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
+    *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
+)
 """Their folders, in the order in which they are asked."""
 
 
@@ -40,3 +47,9 @@ def first(name: str, *given: Any) -> Any:
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
     return bool(hooks("open_drafter"))
+
+
+def load_function(path: str) -> Any:
+    """The function behind `module:function`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -34,7 +34,7 @@ class Feature(StrEnum):
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
     ENGINE_DIR = "`engine_dir`"
-    TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
+    TEXT_DRAFTER = "a `drafter` that copies earlier text"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
     WEIGHTED_DRAFTER = "a drafter with weights, beside a verifier on a GPU"
 

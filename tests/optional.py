@@ -31,6 +31,7 @@ FEATURES = {
             *("deployments/tensorrt", "runtime/tensorrt", "docs/tensorrt.md"),
             *("tests/deployments/tensorrt", "tests/runtime/tensorrt"),
         ),
+        needs=("one_pass",),
         words=("build-engine", "engine_dir", "tensorrt"),
     ),
     "recordings": Feature(
@@ -77,6 +78,7 @@ FEATURES = {
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
+    "ngram": Feature(("runtime/ngram", "tests/runtime/ngram"), words=("ngram",)),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
     "embeddings": Feature(
         (
@@ -151,6 +153,33 @@ FEATURES = {
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")
     ),
+    "mtp": Feature(
+        ("runtime/mtp", "runtime/training/mtp", "tests/runtime/mtp", "tests/runtime/training/mtp"),
+        words=("mtp", "mtp-1", "mtp-3", "two MTP modules"),
+    ),
+    "one_pass": Feature(
+        (
+            *("runtime/one_pass", "runtime/training/one_pass", "deployments/one_pass", "tests/runtime/one_pass"),
+            *("tests/runtime/training/one_pass", "tests/runtime/conventions/test_one_pass_readings.py"),
+            *("examples/demo_pair/dflash2", "benchmarks/gpu/drafter_kinds.py"),
+        ),
+        words=("one_pass", "dflash", "dflash2", "dspark", "dspark-rnn", "jetspec", "peagle", "p-eagle"),
+    ),
+    "assistants": Feature(
+        ("runtime/assistants", "tests/runtime/assistants"), words=("shared_keys", "an assistant of four layers")
+    ),
+    "draft_model": Feature(
+        (
+            *("runtime/draft_model", "tests/runtime/draft_model"),
+            *("examples/demo_pair/draft_model", "benchmarks/gpu/drafter_kinds.py"),
+        ),
+        words=("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
+    ),
+    "user_drafter": Feature(
+        ("runtime/user_drafter", "tests/runtime/user_drafter", "examples/user_drafter"),
+        words=("bigram_drafter", "some.module.Class"),
+    ),
+    "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -22,9 +22,8 @@ def test_no_import_is_left_behind(name: str):
 
 
 def test_every_part_is_a_feature():
-    folders = {f"deployments/{part.replace('.', '/')}" for part in PARTS} | {
-        f"runtime/{part}" for part in RUNTIME_PARTS
-    }
+    parts = [f"deployments.{part}" for part in PARTS] + [f"runtime.{part}" for part in RUNTIME_PARTS]
+    folders = {part.replace(".", "/") for part in parts}
     assert folders <= {path for one in FEATURES.values() for path in one.paths}
 
 

@@ -165,7 +165,7 @@ def sessions() -> dict[str, list[Part]]:
             script("attention", 60, "--only", "fp8", "GQA", "dim"),
         ],
         "kinds": [
-            script("drafter_kinds", 240),
+            *scripts("drafter_kinds", 240),
             *(
                 pytest_part(f"{name}_cases", [f"tests/gpu_of_numbers/{name}_cases.py"], 110, only="-m ''", workers=1)
                 for name in ("engine", "drafter", "pair")

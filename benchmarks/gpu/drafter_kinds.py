@@ -18,15 +18,15 @@ from round_stages import Repeated
 from torch import nn
 
 from wingbeat.runtime.config import ForcedAcceptance
+from wingbeat.runtime.draft_model.model_drafter import ModelDrafter
 from wingbeat.runtime.drafters.base import Drafter
-from wingbeat.runtime.drafters.draft_model import ModelDrafter
-from wingbeat.runtime.drafters.one_pass import OnePassDrafter
-from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.heads.families import OnePassFamily
-from wingbeat.runtime.heads.one_pass.config import LayerMask, OnePassConfig, Slots
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.one_pass.config import LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16, 64)

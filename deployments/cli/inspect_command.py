@@ -5,7 +5,7 @@ Reads configs and the shapes of tensors; weights are loaded only to probe a mode
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.inspect_one_pass import drafts_in_one_pass, one_pass_findings
 from wingbeat.deployments.cli.inspect_options import InspectConfig
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.deployments.parts import first
+from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
@@ -28,9 +28,9 @@ from wingbeat.runtime.heads.files import read_shapes
 from wingbeat.runtime.heads.head_config import aux_layer_ids, has_axes
 from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
-from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.parts import load_function
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")
@@ -38,6 +38,8 @@ _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
 _DEEP = 1024
 """Layers of a verifier that is not known: more than any has, so that all readings of ids are possible."""
+_OF_MODULES = [kind for kind in KINDS.values() if kind.modules is not None]
+"""Kinds of drafters that are modules in a verifier's checkpoint."""
 _AT_ONCE = 16
 """Sequences of the self-test's engine."""
 
@@ -58,8 +60,8 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
             raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
-        if drafts_in_one_pass(folder):
-            own, parameters, kv_numbers = one_pass_findings(folder, target)
+        if (findings := first("head_findings", folder, target)) is not None:
+            own, parameters, kv_numbers = findings
             found = _common(folder, dtype, parameters, parameters, kv_numbers) | own
         elif is_head_folder(folder):
             found = inspect_head(folder, target, dtype)
@@ -125,8 +127,8 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
     probe, kv_numbers, held = _probe(folder, dtype, device, eight_bits)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("intermediate_size", "vocab_size", "max_position_embeddings")
-    num_modules, parameters = num_mtp_modules(target), _count(tensors.values())
-    in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
+    modules, parameters = _modules(tensors, target.num_layers), _count(tensors.values())
+    in_modules = sum(own["parameters"] for own in modules.values() if own is not None)
     whole = read_config(folder)
     found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
     found["memory"] |= {} if held is None else {"weights_bytes": held}
@@ -135,8 +137,18 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
         "format": (getattr(whole, "architectures", None) or [type(whole).__name__])[0],
         "shapes": {name: config[name] for name in names if config.get(name) is not None},
         "probe": probe,
-        "mtp": {"modules": num_modules, "parameters": in_modules} if num_modules else None,
+        **modules,
     }
+
+
+def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, Findings | None]:
+    """Drafting modules of a verifier, by the kind of drafter; None where there are none."""
+    found: dict[str, Findings | None] = {}
+    for kind in _OF_MODULES:
+        modules = load_function(kind.modules)(tensors, num_layers)
+        parameters = _count(tensors[name] for names in modules for name in names)
+        found[kind.name] = {"modules": len(modules), "parameters": parameters} if modules else None
+    return found
 
 
 def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, kv_numbers: int) -> Findings:
@@ -157,7 +169,8 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
         "parameters": parameters,
         "file_bytes": sum(file.stat().st_size for file in files),
         "memory": memory,
-        **{"convention": None, "from_verifier": [], "probe": None, "mtp": None, "notes": []},
+        **{"convention": None, "from_verifier": [], "probe": None, "notes": []},
+        **dict.fromkeys(kind.name for kind in _OF_MODULES),
     }
 
 
@@ -239,14 +252,6 @@ def _probe(
     )
 
 
-def _is_mtp(name: str, target: TargetDescription) -> bool:
-    if name.startswith("mtp."):
-        return True
-    _, found, rest = name.partition("layers.")
-    number = rest.partition(".")[0]
-    return bool(found) and number.isdigit() and int(number) >= target.num_layers
-
-
 def _count(shapes: Iterable[tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
@@ -257,9 +262,10 @@ def _try(
     """Run the folder as a drafter, whether it suits or not."""
     drafter, kind = str(folder), "draft_model" if found["kind"] == "model" else found["kind"]
     if folder.resolve() == target.path.resolve():
-        if found["mtp"] is None:
+        own = next((kind.name for kind in _OF_MODULES if found[kind.name] is not None), None)
+        if own is None:
             raise UserError(f"--model {target.path}: the model has no prediction modules to try; give another drafter")
-        drafter = kind = "mtp"
+        drafter = kind = own
     shared = {name: getattr(config, name) for name in LoadOptions.model_fields}
     llm = open_engine(LocalConfig(**shared, drafter=drafter, allow_bad_drafter=True, adaptive=False), _AT_ONCE)
     choice, test = llm.convention_choice, llm.self_test
@@ -302,9 +308,10 @@ def _content(found: Findings) -> Iterator[tuple[str, str]]:
         agrees = "its attention agrees with transformers' own"
         yield "as a verifier", agrees if found["probe"]["can_be_verifier"] else refusal
         yield from found["probe"].get("takes", {}).items()
-        modules = found["mtp"]
-        text = "none" if modules is None else f"{modules['modules']} of {modules['parameters']:,} parameters"
-        yield "prediction modules (MTP)", text
+        for kind in _OF_MODULES:
+            modules = found[kind.name]
+            text = "none" if modules is None else f"{modules['modules']} of {modules['parameters']:,} parameters"
+            yield kind.modules_title, text
     yield from (("note", note) for note in found["notes"])
 
 

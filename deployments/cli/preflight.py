@@ -4,7 +4,6 @@ None of it needs torch or transformers, which take seconds to import: what these
 """
 
 import errno
-import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -13,7 +12,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.door import bind
 from wingbeat.deployments.parts import hooks
-from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
+from wingbeat.runtime.drafters.choice import KINDS, DrafterChoice, holds_modules
+from wingbeat.runtime.parts import load_function
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -106,16 +106,19 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
     choice = config.choice()
     if not drafter_is_ours(config, choice, here):
         return
-    package = str(choice.source).partition(".")[0]
-    if choice.kind == USER and importlib.util.find_spec(package) is None:
-        raise PreflightError(f"drafter {choice.source}: there is no module {package}; is its folder on PYTHONPATH?")
-    if choice.kind == "mtp" and not holds_mtp(config.model_dir()):
-        raise PreflightError(f"drafter is 'mtp': {config.model_dir()} has no MTP module that can be read")
+    kind = KINDS.get(choice.kind)
+    if kind is None:
+        return
+    if kind.find_problem is not None and (problem := load_function(kind.find_problem)(choice.source)) is not None:
+        raise PreflightError(f"drafter {choice.source}: {problem}")
+    if kind.modules is not None and not holds_modules(kind, config.model_dir()):
+        name = kind.name
+        raise PreflightError(f"drafter is {name!r}: {config.model_dir()} has no {name.upper()} module that can be read")
 
 
 def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
     """Whether Wingbeat's own code will load the drafter, from what this machine has (`is_here`)."""
-    return config.drafter_factory is None and (here or choice.kind != USER)
+    return config.drafter_factory is None and (here or not choice.is_class)
 
 
 def is_here(address: str | None) -> bool:

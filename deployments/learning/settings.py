@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from wingbeat.deployments.options.panel_titles import LEARNING
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.words import object_of_json
-from wingbeat.runtime.drafters.choice import USER
+from wingbeat.runtime.drafters.choice import CHECKPOINT, TEXT_DRAFTERS
 from wingbeat.runtime.refusals import Feature, Refusal
 from wingbeat.runtime.settings import Settings
 
@@ -78,8 +78,9 @@ def check_settings(config: "AppConfig") -> None:
     """
     if config.learn is None:
         return
-    if config.choice().kind in (USER, "mtp"):
-        raise ValueError(f"learn is given and drafter is {config.choice().label}: EAGLE and one-pass heads learn")
+    choice = config.choice()
+    if choice.drafts and choice.kind not in (CHECKPOINT, *TEXT_DRAFTERS):
+        raise ValueError(f"learn is given and drafter is {choice.label}: EAGLE and one-pass heads learn")
     if config.learn.trains and config.recording_dir is not None:
         raise ValueError("learn and recording_dir are both given: learn stores rounds itself, leave one out")
     if config.forced_acceptance is not None:

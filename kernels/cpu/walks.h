@@ -1,4 +1,4 @@
-// From the slots of a block to what may follow each drafted token, as `runtime/heads/one_pass/walks.py` has it: by the slot
+// From the slots of a block to what may follow each drafted token, as `runtime/one_pass/walks.py` has it: by the slot
 // alone, with a correction by the token before it, or among a few candidates that are scored beside that token.
 #pragma once
 

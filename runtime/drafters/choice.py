@@ -5,21 +5,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 from wingbeat.runtime.folder_kinds import folder_problem
-from wingbeat.runtime.heads.mtp_names import count_modules
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import hooks, load_function
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
-TEXT_DRAFTERS = ("ngram", *(name for drafters in hooks("text_drafters") for name in drafters()))
-"""Names of drafters that continue earlier text."""
-NAMES = ("auto", "none", *TEXT_DRAFTERS, "mtp")
-ALLOWED = (
-    f"{', '.join(map(repr, NAMES))}, the folder of an EAGLE head, of a one-pass head or of a draft model, "
-    "its name on the Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
+EAGLE = DrafterKind(
+    "eagle",
+    "wingbeat.runtime.drafters.eagle:build_eagle",
+    check="wingbeat.runtime.checks.drafter_fit:check_eagle_head",
+    folder="an EAGLE head",
+    claims="wingbeat.runtime.heads.layouts:holds_head",
+    readings="wingbeat.runtime.heads.load:head_conventions",
+    matches="wingbeat.runtime.heads.unroll:matches",
 )
-CHECKPOINT, USER = "checkpoint", "user"
-"""Kinds that are not called by a name: a folder, whose content tells heads from a draft model, and a class."""
+KINDS = {kind.name: kind for kind in (EAGLE, *(kind for kinds in hooks("drafter_kinds") for kind in kinds()))}
+"""Kinds of drafters, by name."""
+_FOLDERS = " or of ".join(", of ".join(kind.folder for kind in KINDS.values() if kind.folder).rsplit(", of ", 1))
+_CLASS = next((kind for kind in KINDS.values() if kind.find_problem is not None), None)
+TEXT_DRAFTERS = tuple(kind.name for kind in KINDS.values() if kind.copies_text)
+"""Names of drafters that continue earlier text."""
+NAMES = ("auto", "none", *(kind.name for kind in KINDS.values() if kind.folder is None and kind is not _CLASS))
+_HUB = "its name on the Hugging Face hub as 'org/name[@revision]'"
+_OTHERS = f"or {_HUB}" if _CLASS is None else f"{_HUB}, or your own class as 'module.path.ClassName'"
+ALLOWED = f"{', '.join(map(repr, NAMES))}, the folder of {_FOLDERS}, {_OTHERS}"
+CHECKPOINT = "checkpoint"
+"""The kind of a folder, whose content tells heads from a draft model."""
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -27,7 +39,7 @@ class DrafterChoice(NamedTuple):
     """A drafter as it was asked for, `auto` resolved."""
 
     kind: str
-    """A name of NAMES but `auto`, or CHECKPOINT or USER."""
+    """CHECKPOINT, "none", or a name of KINDS."""
     source: str | Path
     """What `wingbeat.runtime.drafters.registry.load_drafter` takes."""
     label: str
@@ -48,12 +60,17 @@ class DrafterChoice(NamedTuple):
     @property
     def has_weights(self) -> bool:
         """Whether it runs a model, whose weights may be another verifier's."""
-        return self.kind in (CHECKPOINT, "mtp")
+        return self.kind == CHECKPOINT or (self.drafts and KINDS[self.kind].modules is not None)
 
     @property
     def can_use_gpu(self) -> bool:
         """Whether a GPU is of use: what looks tokens up stays on the CPU whatever share of a GPU it has."""
-        return self.has_weights or self.kind == USER
+        return self.has_weights or self.is_class
+
+    @property
+    def is_class(self) -> bool:
+        """Whether it is a user's class, which only the machine that drafts need have."""
+        return _CLASS is not None and self.kind == _CLASS.name
 
     @property
     def needs_gpu(self) -> bool:
@@ -61,13 +78,18 @@ class DrafterChoice(NamedTuple):
         return self.has_weights
 
 
+_FALLBACK = next((kind.name for kind in KINDS.values() if kind.is_fallback), "none")
+FALLBACK = DrafterChoice(_FALLBACK, _FALLBACK, _FALLBACK)
+"""The drafter of a model for which nothing better is known."""
+
+
 def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     """Tell which drafter is meant.
 
     Args:
         drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's
-            head where no model is given, the model's own multi-token prediction where its checkpoint has it, and
-            prompt lookup for all others.
+            head where no model is given, a kind that drafts by modules of the model's own checkpoint where it has them,
+            and FALLBACK for all others.
         model: the verifier's folder or its name on the hub; None is the demo pair's.
 
     Raises:
@@ -78,9 +100,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     if text == "auto":
         if model is None:
             return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
-        if holds_mtp(checkpoint_folder(model)):
-            return DrafterChoice("mtp", "mtp", "mtp", automatic=True)
-        text = "ngram"
+        folder = checkpoint_folder(model)
+        own = next((kind.name for kind in KINDS.values() if holds_modules(kind, folder)), None)
+        return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)
     if text in NAMES:
         return DrafterChoice(text, text, text)
     # As a path, ./org/name is org/name, which may be of the hub.
@@ -92,19 +114,22 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         if (problem := folder_problem(folder)) is not None:
             raise ValueError(f"drafter is {text!r}: {problem}; it must be {ALLOWED}")
         return DrafterChoice(CHECKPOINT, folder, folder.resolve().name)
-    if _IMPORT_PATH.fullmatch(text):
-        return DrafterChoice(USER, text, text.rpartition(".")[2])
+    if _CLASS is not None and _IMPORT_PATH.fullmatch(text):
+        return DrafterChoice(_CLASS.name, text, text.rpartition(".")[2])
     missing = f"there is no folder {text}; it " if "/" in text else ""
     raise ValueError(f"drafter is {text!r}: {missing}must be {ALLOWED}")
 
 
-def holds_mtp(model: Path) -> bool:
-    """Whether a verifier's checkpoint has multi-token-prediction layers that can be read.
+def holds_modules(kind: DrafterKind, model: Path) -> bool:
+    """Whether a verifier's checkpoint has modules of this kind that can be read.
 
     Raises:
         ValueError: its config.json or a weight file cannot be read.
     """
+    if kind.modules is None:
+        return False
     config = read_fields(model / "config.json")
     text = config.get("text_config")
     num_layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
-    return count_modules(tensor_files(model), num_layers if isinstance(num_layers, int) else 0) > 0
+    names = tensor_files(model)
+    return bool(load_function(kind.modules)(names, num_layers if isinstance(num_layers, int) else 0))

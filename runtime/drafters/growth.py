@@ -5,7 +5,7 @@ alone; on a device that is not the host nothing is waited for, so that a whole g
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.heads.one_pass.walks import Walk
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """As `DraftBatch.growth_rules`."""
@@ -182,15 +179,6 @@ class Growth:
         if self.top_k == 1:
             return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
-
-    def grow_along(self, roots: Roots, walk: "Walk", rules: Rules = ()) -> TokenTree:
-        """One tree per root of a walk over what one pass drafted for all levels."""
-
-        def expand(level: Level) -> Continuations:
-            return walk.step(level.depth, level.token_ids, level.parents)
-
-        no_parents = torch.zeros_like(roots.token_ids)[:, None]
-        return self.grow(roots, walk.step(0, roots.token_ids[:, None], no_parents), expand, rules)
 
     def _grow_chain(
         self,

@@ -1,24 +1,12 @@
 """Which drafter a name or a folder means; kinds are imported only when asked for."""
 
-from importlib import import_module
 from pathlib import Path
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
-from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
+from wingbeat.runtime.drafters.choice import ALLOWED, CHECKPOINT, EAGLE, KINDS, parse_drafter
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.parts import hooks
-
-KINDS = {
-    "draft_model": "wingbeat.runtime.drafters.draft_model:build_draft_model",
-    "eagle": "wingbeat.runtime.drafters.eagle:build_eagle",
-    "mtp": "wingbeat.runtime.drafters.mtp:build_mtp",
-    "one_pass": "wingbeat.runtime.drafters.one_pass:build_one_pass",
-    "ngram": "wingbeat.runtime.drafters.ngram:build_ngram",
-    "user": "wingbeat.runtime.drafters.user:load_user_drafter",
-} | {name: path for drafters in hooks("text_drafters") for name, path in drafters().items()}
-"""By name, the function (what the user gave, verifier, shape of the trees, options) -> drafter; what a user gives is
-resolved to one of them by `kind_of`."""
+from wingbeat.runtime.parts import load_function
 
 
 def kind_of(source: str | Path, model: Path | None = None) -> str:
@@ -37,14 +25,15 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     """Heads and whole models are told apart by the names of their tensors; their configs can look alike."""
-    from wingbeat.runtime.heads.families import one_pass_family
     from wingbeat.runtime.heads.files import read_config, read_shapes
-    from wingbeat.runtime.heads.layouts import holds_head
 
     raw, shapes = read_config(folder), read_shapes(folder)
-    if one_pass_family(raw, shapes) is not None:
-        return "one_pass"
-    return "eagle" if holds_head(raw, shapes) else "draft_model"
+    kinds = [kind for kind in KINDS.values() if kind.folder is not None]
+    # EAGLE's signs are the widest, and what claims nothing takes what is left.
+    for kind in sorted(kinds, key=lambda kind: (kind.claims is None, kind is EAGLE)):
+        if kind.claims is None or load_function(kind.claims)(raw, shapes):
+            return kind.name
+    raise ValueError(f"drafter is {str(folder)!r}: must be {ALLOWED}")
 
 
 def load_drafter(
@@ -63,6 +52,6 @@ def load_drafter(
         raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads have such weights")
     if kind == "none":
         return None
-    module, _, function = KINDS[kind].partition(":")
-    build = getattr(import_module(module), function)
-    return build(str(parse_drafter(source, target.path).source), target, speculation, options)
+    return load_function(KINDS[kind].build)(
+        str(parse_drafter(source, target.path).source), target, speculation, options
+    )

@@ -118,8 +118,11 @@ def is_head_folder(path: str | Path) -> bool:
     return holds_head(read_config(folder), read_shapes(folder))
 
 
-def head_conventions(path: str | Path, target: Target) -> tuple[HeadConvention, ...]:
+def head_conventions(path: str | Path, target: Target, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
     """Readings of a head that its files leave open, the likeliest first; one where nothing is ambiguous.
+
+    Args:
+        num_drafted: tokens that each reading must draft; chains of these heads have any length.
 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.

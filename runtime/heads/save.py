@@ -1,9 +1,9 @@
 """Heads as checkpoints that this project and other engines load: SpecForge's, speculators' and SafeAILab's layouts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -15,11 +15,11 @@ from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import SAFEAILAB_1, SPECFORGE, SPECULATORS, Layout, file_tensors
-from wingbeat.runtime.heads.one_pass.config import OnePassConfig
 from wingbeat.runtime.tensor_files import SAFETENSORS
 
 _SHAPE_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _SHAPE_FIELDS += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "attention_bias")
+_AXES_FIELDS = ("mrope_section", "mrope_interleaved")
 _CHAIN_TOKENS = 5
 
 WRITABLE = {"specforge": SPECFORGE, "speculators": SPECULATORS, "safeailab": SAFEAILAB_1}
@@ -134,11 +134,19 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
     return written | state(head.convention._replace(rope_theta=None))
 
 
-def decoder_fields(config: DecoderHeadConfig | OnePassConfig, model_type: str) -> dict[str, Any]:
+class DecoderShape(Protocol):
+    """The part of a head's config that says what a decoder layer is."""
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """As in a config.json."""
+
+
+def decoder_fields(config: DecoderShape, model_type: str) -> dict[str, Any]:
     """The fields of config.json that describe a head's decoder layers."""
     rope, sections = dict(config.rope_parameters), getattr(config, "mrope_section", ())
     if sections:
-        rope |= {"mrope_section": list(sections), "mrope_interleaved": config.mrope_interleaved}
+        rope |= {name: getattr(config, name) for name in _AXES_FIELDS}
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "model_type": model_type,

@@ -68,6 +68,17 @@ class TargetDescription:
         """The safetensors file of each tensor, by the tensor's name; empty where the checkpoint has another format."""
         return tensor_files(self.path)
 
+    @property
+    def holds_embedding(self) -> bool:
+        """Whether there is an input embedding to lend."""
+        return any(name.endswith(EMBEDDING) for name in self.tensor_files)
+
+    @property
+    def holds_lm_head(self) -> bool:
+        """Whether there is an output matrix to lend."""
+        tied = self.config.tie_word_embeddings
+        return self.holds_embedding if tied else any(name.endswith(LM_HEAD) for name in self.tensor_files)
+
     def tensor(self, name: str) -> Tensor:
         """One tensor of the checkpoint.
 

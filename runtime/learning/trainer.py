@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wingbeat.runtime.heads.files import read_shapes
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.learning.heads import family_name, free_to_learn, load_head, training_config
+from wingbeat.runtime.learning.heads import family_name, load_head, training_config
 from wingbeat.runtime.learning.settings import LearnerSettings
 from wingbeat.runtime.recordings.format import RecordingError
 from wingbeat.runtime.recordings.reader import RecordingReader
@@ -60,7 +60,7 @@ class OnlineTrainer:
         self.chain = self.family.chain(self.config)
 
     def _start(self, folder: Path) -> None:
-        self.head: TrainedHead = free_to_learn(load_head(folder, self.target), self.name)
+        self.head: TrainedHead = self.family.free(load_head(folder, self.target))
         self.config = training_config(self.settings, self.name, self.head)
         self._loss: nn.Module = self.family.loss(self.head, self.config)
         self._optimizers = build_optimizers(self.head, self.config.learning_rate)

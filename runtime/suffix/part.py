@@ -1,11 +1,9 @@
 """The drafter `suffix`."""
 
-
-def text_drafters() -> dict[str, str]:
-    """The drafter by its name."""
-    return {"suffix": "wingbeat.runtime.suffix.suffix_drafter:build_suffix"}
+from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
 
-def remembering_drafters() -> tuple[str, ...]:
+def drafter_kinds() -> tuple[DrafterKind, ...]:
     """Its automaton holds the texts of all requests."""
-    return ("suffix",)
+    build = "wingbeat.runtime.suffix.suffix_drafter:build_suffix"
+    return (DrafterKind("suffix", build, copies_text=True, remembers=True),)

@@ -5,9 +5,10 @@ from torch import Tensor
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Growth
-from wingbeat.runtime.drafters.one_pass import CandidateChooser, check_shape
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.one_pass_drafter import CandidateChooser, check_shape
+from wingbeat.runtime.one_pass.walks import grow_along
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.tensorrt.block_runner import BlockRunner
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
@@ -48,7 +49,7 @@ class BlockDrafter(EngineDrafter):
         roots = self.growth.roots(batch, slots)
         output = self.runner.block(kv_rows, (roots.positions[0] - 1).tolist(), roots.token_ids, roots.position_deltas)
         walk = self.walker.walk_over(output.logits, output.hidden, self._choose_for(roots))
-        return self.growth.grow_along(roots, walk, batch.growth_rules)
+        return grow_along(self.growth, roots, walk, batch.growth_rules)
 
     def _growth_of(self, draft_token_ids: Tensor) -> Growth:
         return Growth(self.speculation, draft_token_ids, packed=True, whole=True)

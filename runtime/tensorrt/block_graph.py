@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend
-from wingbeat.runtime.heads.one_pass.config import LayerMask
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.config import LayerMask
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 
 COMMITTED = -1

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.heads.one_pass.config import LayerMask
+from wingbeat.runtime.one_pass.config import LayerMask
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.block_graph import COMMITTED
 from wingbeat.runtime.tensorrt.draft_runner import DraftOutput, DraftRunner, KnownPairs

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from wingbeat.runtime.checks.readings import choose_convention
 from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.heads.load import load_eagle_head
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import read_fields
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
@@ -144,7 +144,7 @@ def build_engines(
 
 def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHead:
     target = TargetDescription.from_checkpoint(plan.model)
-    choice = choose_convention(plan.drafter, target, loaded, Tokenizer.find(plan.model))
+    choice = first("choose_convention", plan.drafter, target, loaded, Tokenizer.find(plan.model))
     if kind_of(plan.drafter, plan.model) == "one_pass":
         head = _one_pass_head(plan, target)
     else:

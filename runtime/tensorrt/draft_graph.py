@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, DraftHead
 from wingbeat.runtime.heads.layer import DecoderHead
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.lora.adapter_files import LinearShape
+from wingbeat.runtime.one_pass.config import LayerMask
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.limits import Limits

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.lora.adapter_files import LinearShape
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph

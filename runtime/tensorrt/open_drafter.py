@@ -9,9 +9,9 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.heads.one_pass.config import Slots
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.load import load_walker, read_one_pass_checkpoint
+from wingbeat.runtime.one_pass.config import Slots
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.load import load_walker, read_one_pass_checkpoint
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT, DRAFT_CONFIG, EngineDirectory

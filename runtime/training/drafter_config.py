@@ -7,11 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.standard_library import stdlib_root
 
 Family = Literal["eagle3", "eagle3.1", "eagle1", "mtp", "dflash", "jetspec", "dspark", "dflash2", "p-eagle"]
-UNROLLED = frozenset({"eagle3", "eagle3.1", "eagle1", "mtp"})
+_EAGLE = frozenset({"eagle3", "eagle3.1", "eagle1"})
+UNROLLED = _EAGLE | {"mtp"}
 """Families that draft a token per pass."""
 ONE_PASS = frozenset({"dflash", "jetspec", "dspark", "dflash2", "p-eagle"})
 """Families that draft all their tokens in one pass."""
@@ -27,7 +29,7 @@ _OWN_SETTINGS: dict[str, frozenset[str]] = {
     "confidence_weight": frozenset({"dspark"}),
     "initial_head": (UNROLLED | ONE_PASS) - {"mtp"},
     "intermediate_size": (UNROLLED | ONE_PASS) - {"mtp"},
-    "layout": frozenset({"eagle3", "eagle3.1", "eagle1"}),
+    "layout": _EAGLE,
 }
 """Settings that some families have, and which; the others refuse them."""
 
@@ -184,6 +186,8 @@ class TrainDrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check_drafter(self) -> "TrainDrafterConfig":
+        if self.family not in (*_EAGLE, *(name for families in hooks("trained_families") for name in families())):
+            raise ValueError(f"family={self.family!r}: nothing that is installed trains it")
         for name, families in _OWN_SETTINGS.items():
             value = getattr(self, name)
             if self.family not in families and value != type(self).model_fields[name].default:

@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.conventions import default_tap_layers
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
@@ -15,7 +14,8 @@ from wingbeat.runtime.training.loop import Inputs
 from wingbeat.runtime.training.parallel import Part
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
-TrainedHead = DraftHead | OnePassHead
+TrainedHead = Any
+"""A `DraftHead`, or the head of a family of a part: a module with `taps_size`, `tap_layers` and `draft_token_ids`."""
 
 _CHAIN = 5
 
@@ -79,6 +79,22 @@ class Family(ABC):
         Returns:
             bool [batch, N, num_steps]: those at index i draft behind the token at i + 1.
         """
+
+    def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
+        """A head of this family in float32, as its drafter loads it; what is the verifier's is taken from there.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another verifier.
+        """
+        raise NotImplementedError
+
+    def free(self, head: TrainedHead) -> TrainedHead:
+        """The head with its weights free to change, but for those that stay the verifier's."""
+        raise NotImplementedError
+
+    def settings_of(self, head: TrainedHead) -> dict[str, Any]:
+        """Fields of `TrainDrafterConfig` that a head that is there has settled."""
+        return {}
 
     def chain(self, config: TrainDrafterConfig) -> int:
         """Length of the chains that acceptance is measured with."""

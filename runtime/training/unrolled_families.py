@@ -1,4 +1,4 @@
-"""Families that draft a token per pass and are unrolled over their own predictions: EAGLE's, and MTP modules."""
+"""Families that draft a token per pass and are unrolled over their own predictions, and EAGLE's among them."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.load import load_eagle_head
-from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import matches
@@ -14,7 +13,6 @@ from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.family import Family, TrainedHead
 from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
 from wingbeat.runtime.training.losses import DraftLoss
-from wingbeat.runtime.training.mtp_head import MtpHead, save_mtp_module
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 
@@ -30,7 +28,50 @@ class UnrolledFamily(Family):
         return matches(head, token_ids, taps.to(head.dtype), num_steps)
 
 
-class Eagle3Family(UnrolledFamily):
+class EagleFamily(UnrolledFamily):
+    """EAGLE's heads, whose files say which they are."""
+
+    trains_output = True
+    """Whether the output matrix is the head's own."""
+
+    def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
+        """See `Family.load`."""
+        return load_eagle_head(
+            folder,
+            target_hidden_size=target.hidden_size,
+            target_num_layers=target.num_layers,
+            target_vocab_size=target.vocab_size,
+            target_embedding=lambda: _own(target.embedding()),
+            target_lm_head=lambda: _own(target.lm_head()),
+        )
+
+    def free(self, head: TrainedHead) -> TrainedHead:
+        """See `Family.free`."""
+        head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
+        head.lm_head.weight.requires_grad_(self.trains_output)
+        return head.train()
+
+    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
+        """See `Family.export`."""
+        save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
+
+    def _continued(self, config: TrainDrafterConfig, taps: tuple[int, ...], weights: VerifierWeights) -> TrainedHead:
+        head = load_eagle_head(
+            config.initial_head,
+            target_hidden_size=weights.config.hidden_size,
+            target_num_layers=weights.config.num_hidden_layers,
+            target_vocab_size=weights.vocab_size,
+            target_embedding=weights.embedding.float().clone(),
+            target_lm_head=weights.lm_head.float().clone(),
+        )
+        if isinstance(head, Eagle1Head) == self.trains_output:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
+        if head.tap_layers != taps:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} reads taps {head.tap_layers}, not {taps}")
+        return self.free(head)
+
+
+class Eagle3Family(EagleFamily):
     """EAGLE-3, and 3.1 with its norms.
 
     Args:
@@ -46,7 +87,7 @@ class Eagle3Family(UnrolledFamily):
         """See `Family.new_head`."""
         taps = self.tap_layers(config, target)
         if config.initial_head is not None:
-            return _continued(config, taps, weights, of_eagle1=False)
+            return self._continued(config, taps, weights)
         return initial_eagle3_head(
             weights,
             taps,
@@ -58,13 +99,11 @@ class Eagle3Family(UnrolledFamily):
             norm_output=self.newer,
         )
 
-    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
-        """See `Family.export`."""
-        save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
 
-
-class Eagle1Family(UnrolledFamily):
+class Eagle1Family(EagleFamily):
     """EAGLE-1, which predicts the verifier's last hidden states as well."""
+
+    trains_output = False
 
     def tap_layers(self, config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
         """See `Family.tap_layers`."""
@@ -75,59 +114,13 @@ class Eagle1Family(UnrolledFamily):
     ) -> TrainedHead:
         """See `Family.new_head`."""
         if config.initial_head is not None:
-            return _continued(config, self.tap_layers(config, target), weights, of_eagle1=True)
+            return self._continued(config, self.tap_layers(config, target), weights)
         return initial_eagle1_head(weights, intermediate_size=config.intermediate_size, seed=config.seed)
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
         return DraftLoss(head, config.ttt_steps, config.step_decay, config.feature_weight)
 
-    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
-        """See `Family.export`."""
-        save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
 
-
-class MtpFamily(UnrolledFamily):
-    """A multi-token-prediction module of the verifier's own class."""
-
-    inside_verifier = True
-
-    def tap_layers(self, config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
-        """See `Family.tap_layers`.
-
-        Raises:
-            ValueError: the verifier has modules already.
-        """
-        if num_mtp_modules(target):
-            raise ValueError(f"verifier={config.verifier!r} has MTP modules already: serve it with the drafter mtp")
-        return (target.num_layers,)
-
-    def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
-    ) -> TrainedHead:
-        """See `Family.new_head`."""
-        return MtpHead(weights, config.seed)
-
-    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
-        """See `Family.export`."""
-        save_mtp_module(head, verifier, path)
-
-
-def _continued(
-    config: TrainDrafterConfig, taps: tuple[int, ...], weights: VerifierWeights, of_eagle1: bool
-) -> TrainedHead:
-    head = load_eagle_head(
-        config.initial_head,
-        target_hidden_size=weights.config.hidden_size,
-        target_num_layers=weights.config.num_hidden_layers,
-        target_vocab_size=weights.vocab_size,
-        target_embedding=weights.embedding.float().clone(),
-        target_lm_head=weights.lm_head.float().clone(),
-    )
-    if isinstance(head, Eagle1Head) != of_eagle1:
-        raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
-    if head.tap_layers != taps:
-        raise ValueError(f"initial_head={str(config.initial_head)!r} reads taps {head.tap_layers}, not {taps}")
-    head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
-    head.lm_head.weight.requires_grad_(not of_eagle1)
-    return head.train()
+def _own(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().clone()

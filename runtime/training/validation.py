@@ -56,7 +56,7 @@ class EngineValidation:
         )
         with TemporaryDirectory() as folder:
             export(Path(folder))
-            verifier, source = (folder, "mtp") if self.inside_verifier else (self.verifier, folder)
+            verifier, source = (folder, "auto") if self.inside_verifier else (self.verifier, folder)
             loaded = load_model(verifier, self.dtype, self.device)
             options = DrafterOptions(self.dtype, self.device)
             drafter = load_drafter(source, TargetDescription.from_checkpoint(verifier), shape, options)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.small_verifiers import save_two_kv_heads
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 SMALL = {
     "max_model_len": 512,
@@ -96,13 +97,13 @@ SCENARIOS = {
     ),
     "verifiers on two nodes": Scenario(
         ("drain verifier's node", "remove verifier's node"),
-        {"num_replicas": 2, "num_cpus_per_verifier": 3, "drafter": "ngram"},
+        {"num_replicas": 2, "num_cpus_per_verifier": 3, "drafter": FALLBACK.kind},
         num_engines=2,
         nodes={"verifiers": Node(4)},
     ),
     "two ranks": Scenario(
         ("kill rank", "kill engine"),
-        {"num_replicas": 2, "tensor_parallel_size": 2, "drafter": "ngram"},
+        {"num_replicas": 2, "tensor_parallel_size": 2, "drafter": FALLBACK.kind},
         num_engines=2,
         save_model=save_two_kv_heads,
     ),

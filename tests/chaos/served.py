@@ -15,11 +15,12 @@ from tests.ports import free_port
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 START_S = 300.0
 GONE_S = 90.0
 OPTIONS = {
-    "drafter": "ngram",
+    "drafter": FALLBACK.kind,
     "draft-steps": 1,
     "max-num-seqs": 16,
     "engine-factory": "tests.hostile.slow_engine:build_slow_engine",

@@ -16,6 +16,7 @@ import pytest
 from tests.fakes import expected_tokens
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 FAKE, REAL = "fake", "real"
@@ -39,10 +40,10 @@ def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def real_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
-    """One real engine whose drafter looks prompts up."""
+    """One real engine with a drafter of the model's own text, if there is one."""
     config = AppConfig(
         model=tiny_model,
-        drafter="ngram",
+        drafter=FALLBACK.kind,
         served_model_name="tiny",
         max_model_len=512,
         num_kv_blocks=600,

@@ -15,6 +15,8 @@ from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.kv.pool import LayerAttention, block_bytes, memory_budget
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
@@ -60,7 +62,7 @@ def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
 )
 def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
     verifier, drafter = shares
-    kind = "auto" if drafter else "ngram"
+    kind = "auto" if drafter else FALLBACK.kind
     config = AppConfig(num_gpus_per_verifier=verifier, num_gpus_per_drafter=drafter, drafter=kind)
     limits = config.engine_config()
     assert (limits.gpu_share, limits.drafter_beside) == (of_gpu, beside)
@@ -70,9 +72,9 @@ def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
 def test_sequences_are_as_long_as_the_model_has_positions_unless_memory_says_otherwise(tmp_path, positions, longest):
     fields = {} if positions is None else {"max_position_embeddings": positions}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    limits = AppConfig(model=tmp_path, drafter="ngram").engine_config()
+    limits = AppConfig(model=tmp_path, drafter=FALLBACK.kind).engine_config()
     assert (limits.max_model_len, limits.lower_max_model_len) == (longest, True)
-    limits = AppConfig(model=tmp_path, drafter="ngram", max_model_len=50).engine_config()
+    limits = AppConfig(model=tmp_path, drafter=FALLBACK.kind, max_model_len=50).engine_config()
     assert (limits.max_model_len, limits.lower_max_model_len) == (50, False)
 
 
@@ -165,7 +167,7 @@ def test_the_drafter_takes_its_resources_of_its_node():
 
 @needs("ranks")
 def test_a_verifier_and_each_of_its_ranks_take_their_resources_of_their_node():
-    ranks = {"model": "nobody/elsewhere", "drafter": "ngram", "tensor_parallel_size": 2}
+    ranks = {"model": "nobody/elsewhere", "drafter": str(demo_pair().drafter), "tensor_parallel_size": 2}
     config = AppConfig(verifier_resources='{"big": 1}', **ranks)
     deployment = _verifier(config)._replica_config
     rank = {"CPU": 0.5, "big": 1.0}
@@ -188,10 +190,10 @@ def test_a_drafter_that_may_be_elsewhere_has_no_part_in_its_verifiers_gpu():
     assert (beside.gpu_share, elsewhere.gpu_share) == (1.0, 0.6)
 
 
-def test_auto_means_prompt_lookup_for_a_model_without_a_head(tmp_path: Path):
+def test_auto_means_the_fallback_for_a_model_without_a_head(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     config = AppConfig(model=tmp_path)
-    assert (config.choice().source, config.choice().label, config.has_drafter()) == ("ngram", "ngram", True)
+    assert (config.choice(), config.has_drafter()) == (FALLBACK, FALLBACK.drafts)
     assert LocalConfig(model=tmp_path).choice() == config.choice()
 
 
@@ -216,9 +218,9 @@ def test_what_decides_the_text_is_told_apart_and_nothing_else(tmp_path: Path):
     own = AppConfig().text_identity()
     assert all(
         AppConfig(**one).text_identity() == own
-        for one in ({"drafter": "ngram"}, {"max_num_seqs": 3}, {"dtype": "float32"}, {"served_model_name": "m"})
+        for one in ({"drafter": FALLBACK.kind}, {"max_num_seqs": 3}, {"dtype": "float32"}, {"served_model_name": "m"})
     )
-    others = [AppConfig(model=str(tmp_path), drafter="ngram"), AppConfig(dtype="bfloat16")]
+    others = [AppConfig(model=str(tmp_path), drafter=FALLBACK.kind), AppConfig(dtype="bfloat16")]
     others += [AppConfig(kv_cache_dtype="fp8"), AppConfig(deterministic=True)]
     assert len({own, *(other.text_identity() for other in others)}) == 5
 

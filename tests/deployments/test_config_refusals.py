@@ -14,7 +14,7 @@ from wingbeat.deployments.cli.options import UserError, build_config
     ("values", "message"),
     [
         ({"model": "/no/such/model"}, "model is '/no/such/model': there is no folder /no/such/model"),
-        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none', 'ngram', 'suffix', 'mtp', the folder"),
+        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none', .*the folder of an EAGLE head"),
         ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
         ({"verify_tree_size": 1}, "verify_tree_size is 1"),
         ({"cuda_graphs": True, "device": "cpu"}, "cuda_graphs is True"),

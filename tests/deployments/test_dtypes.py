@@ -7,6 +7,7 @@ import pytest
 from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import resolve_dtype
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ from wingbeat.runtime.config import resolve_dtype
 )
 def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert AppConfig(model=tmp_path, drafter="ngram", num_gpus_per_verifier=1).resolved_dtype() == on_gpu
-    assert AppConfig(model=tmp_path, drafter="ngram").resolved_dtype() == "float32"
+    assert AppConfig(model=tmp_path, drafter=FALLBACK.kind, num_gpus_per_verifier=1).resolved_dtype() == on_gpu
+    assert AppConfig(model=tmp_path, drafter=FALLBACK.kind).resolved_dtype() == "float32"
 
 
 def test_a_dtype_that_is_given_is_kept():
@@ -33,16 +34,16 @@ def test_a_dtype_that_is_given_is_kept():
 @pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
 def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
     (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
-    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
+    config = AppConfig(model=tmp_path, drafter=FALLBACK.kind, dtype="auto")
     assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
-    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
-    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
+    assert not AppConfig(model=tmp_path, drafter=FALLBACK.kind).tries_bfloat16()
+    assert (config.text_identity() != AppConfig(model=tmp_path, drafter=FALLBACK.kind).text_identity()) == tries
 
 
 @needs("ranks")
 def test_ranks_try_no_other_dtype(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
-    assert not AppConfig(model=tmp_path, drafter="ngram", dtype="auto", tensor_parallel_size=2).tries_bfloat16()
+    assert not AppConfig(model=tmp_path, drafter=FALLBACK.kind, dtype="auto", tensor_parallel_size=2).tries_bfloat16()
 
 
 def test_eight_bits_are_of_weights_alone():

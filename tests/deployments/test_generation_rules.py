@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from wingbeat.deployments.offline.llm import LLM
+from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.generation_config import BY_REQUEST, HONOURED, NOT_APPLIED, WITHOUT_EFFECT, read_rules
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ def test_rules_of_the_file_hold_for_every_request_as_in_transformers(name: str, 
         fields = {key: int(value) for key, value in fields.items()}
     expected = plain_text(copied(tiny_model, tmp_path / "theirs", **fields))
     assert expected != text
-    for drafter in ("none", "ngram"):
+    for drafter in ("none", FALLBACK.kind):
         assert our_text(folder, drafter) == expected
 
 

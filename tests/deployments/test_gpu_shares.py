@@ -13,6 +13,7 @@ from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.gpu_shares import Placed, with_shares
 from wingbeat.deployments.options.problems import SettingsError
 from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 FREE, BUSY = Gpu("H100"), Gpu("H100", free=False)
 
@@ -128,7 +129,7 @@ def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatc
     monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: [[FREE, FREE]])
     monkeypatch.setattr(app, "build_at", lambda config, *where: built.append(config))
     app.build({})
-    app.build(AppConfig(drafter="ngram"))
+    app.build(AppConfig(drafter=FALLBACK.kind))
     app.build({"num_gpus_per_verifier": 0})
     expected = [(1, 1), (1, 0), (0, 0)] if connected else [(0.7, 0.3), (1, 0), (0, 0)]
     assert [(config.num_gpus_per_verifier, config.num_gpus_per_drafter) for config in built] == expected

@@ -51,7 +51,7 @@ def test_clients_call_a_model_of_the_hub_by_its_name_there(model: str, name: str
 
 def test_a_configuration_alone_fetches_no_weights(cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub, "_fetch", lambda name, with_weights: pytest.fail(f"{name} is fetched"))
-    config = AppConfig(model="org/model", drafter="ngram")
+    config = AppConfig(model="org/model", drafter=str(demo_pair().drafter))
     assert (config.model_name(), config.has_drafter()) == ("org/model", True)
 
 

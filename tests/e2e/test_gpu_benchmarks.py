@@ -56,7 +56,7 @@ def suite(monkeypatch):
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "draft_level", "draft_round", "drafter_kinds", "engine_speed", "hop",
+        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "hop",
         "kernel_profile", "losslessness", "moe", "peers_spec", "plain_decode", "prompt_rounds", "real_acceptance",
         "round_stages", "served", "served_8b", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip

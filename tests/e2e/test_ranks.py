@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import MODEL
 from tests.small_verifiers import save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 PROMPTS = ["def read_config(path):\n    ", "class Stack:\n    def __init__(self):\n        ", "import os\nimport sys\n"]
@@ -32,7 +33,7 @@ def restarts(app):
 
 
 def test_a_killed_rank_changes_no_text_and_leaves_no_process(start_app, model, until, process_exists):
-    settings = {"model": model, "served_model_name": MODEL, "drafter": "ngram", "adaptive": False}
+    settings = {"model": model, "served_model_name": MODEL, "drafter": FALLBACK.kind, "adaptive": False}
     fields = [{"max_tokens": LENGTH, "temperature": index / 2, "seed": index} for index in range(len(PROMPTS))]
     with (
         ThreadPoolExecutor(len(PROMPTS)) as threads,

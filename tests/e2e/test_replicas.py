@@ -9,6 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from wingbeat.runtime.drafters.choice import FALLBACK
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 NUM_TOKENS = 240
 PROMPTS = [
@@ -43,7 +45,7 @@ def test_plain_decoding_writes_what_the_eagle_pair_writes(narrow_app, expected):
 
 
 def test_prompt_lookup_writes_what_the_eagle_pair_writes(start_app, expected):
-    with start_app("e2e-ngram", drafter="ngram") as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
+    with start_app("e2e-ngram", drafter=FALLBACK.kind) as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
         answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
     assert [answer.choices[0].text for answer in answers] == expected
     assert sum(answer.metrics["speculative_decoding"]["num_drafts"] for answer in answers) > 0

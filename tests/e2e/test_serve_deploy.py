@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.operators_cluster import START_S, Cluster, completion, on_this_machine
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -125,11 +126,11 @@ def wingbeat_serve(cluster: Cluster, *options: str) -> subprocess.CompletedProce
 
 
 def test_a_detached_application_stays_in_the_cluster_that_the_command_joined(cluster: Cluster):
-    done = wingbeat_serve(cluster, "--detach", "--drafter", "ngram")
+    done = wingbeat_serve(cluster, "--detach", "--drafter", FALLBACK.kind)
     assert done.returncode == 0, done.stderr
     assert "It stays when this command ends" in done.stdout
     assert completion(cluster, "def main(").status_code == 200
-    second = wingbeat_serve(cluster, "--drafter", "ngram")
+    second = wingbeat_serve(cluster, "--drafter", FALLBACK.kind)
     assert second.returncode == 2
     assert "has an application named wingbeat already" in second.stderr
     assert completion(cluster, "def main(").status_code == 200

@@ -7,12 +7,13 @@ import pytest
 
 from tests.conftest import App
 from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = DEMO_FOLDER / "draft_model"
 MODELS = (
     {"served_model_name": "pair,first", "drafters": {"num": 1}, "adaptive": False},
-    {"served_model_name": "org/small", "model": str(SMALL), "drafter": "ngram"},
+    {"served_model_name": "org/small", "model": str(SMALL), "drafter": FALLBACK.kind},
 )
 LIMITS = {"max_model_len": 256, "num_kv_blocks": 64}
 PROMPT = "def main():\n    "

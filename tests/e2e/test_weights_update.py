@@ -19,6 +19,7 @@ from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
 from tests.small_verifiers import save_hybrid, save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.verifier.checkpoints.digests import weights_digest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -186,10 +187,10 @@ def test_adapters_stay_and_versions_of_the_head_go_on(start_app, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["ranks", "shared drafters", "within the engine", "recurrent state"])
 def test_so_are_those_of_other_pairs(start_app, tmp_path: Path, kind: str):
     settings = {
-        "ranks": {"tensor_parallel_size": 2, "drafter": "ngram", "model": tmp_path / "model"},
+        "ranks": {"tensor_parallel_size": 2, "drafter": FALLBACK.kind, "model": tmp_path / "model"},
         "shared drafters": {"drafters": {"num": 1}},
         "within the engine": {"drafter_place": "engine"},
-        "recurrent state": {"drafter": "ngram", "model": tmp_path / "model"},
+        "recurrent state": {"drafter": FALLBACK.kind, "model": tmp_path / "model"},
     }[kind]
     if kind == "ranks":
         save_two_kv_heads(tmp_path / "model")

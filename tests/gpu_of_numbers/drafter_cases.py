@@ -10,12 +10,9 @@ from tests.gpu_of_numbers.device import CUDA
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, World, channel_spec, taps_size
 from tests.runtime.drafters.test_eagle_stages import assert_same
 from tests.runtime.drafters.test_sampling_rules import rules_of
-from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
+from tests.runtime.feature_kinds import of_features
 from tests.runtime.kernel_drafts import by_torch
-from tests.runtime.models import random_head, random_model, reference
-from tests.runtime.mtp_world import Modules
-from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
-from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
+from tests.runtime.models import random_head, reference
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_stages
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -31,31 +28,16 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
     "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
 }
-ONE_PASS = ("dflash", "dspark-rnn", "dflash2")
-KINDS = ("eagle", "draft-model", "mtp", "assistant", "p-eagle", *ONE_PASS)
+KINDS = ("eagle", "draft-model", "mtp", "shared_keys", "p-eagle", "dflash", "dspark-rnn", "dflash2")
 
 
-def folders(kind: str, root: Path) -> tuple[Path, str]:
-    """A verifier's, and what names its drafter."""
-    if kind == "assistant":
-        verifier, head = saved_assistant(root)
-        return verifier, str(head)
-    if kind == "mtp":
-        Modules.random("qwen3", 3).save(root)  # the third looks further ahead than the shortest sequence is long
-        return root, "mtp"
+def eagle_folders(root: Path) -> tuple[Path, str]:
     reference("llama").loaded.model.save_pretrained(root / "verifier")
-    if kind == "p-eagle":
-        raw = parallel_config((1, 3), num_layers=2)
-        save_head(root / "drafter", raw, parallel_tensors(raw))
-    elif kind in ONE_PASS:
-        masks = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-        raw = raw_config(kind, (0, 2), num_layers=2, block_size=4, **masks)
-        save_head(root / "drafter", raw, random_tensors(raw))
-    elif kind == "eagle":
-        save_eagle_head(random_head(reference("llama").loaded), root / "drafter")
-    else:
-        random_model("llama", num_hidden_layers=1).save_pretrained(root / "drafter")
+    save_eagle_head(random_head(reference("llama").loaded), root / "drafter")
     return root / "verifier", str(root / "drafter")
+
+
+FOLDERS = {"eagle": eagle_folders, **of_features("FOLDERS")}
 
 
 def attached(source: str, verifier: Path, shape: SpeculationConfig, options: DrafterOptions) -> StagedDrafter:
@@ -73,7 +55,7 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
     graphs are turned off."""
     monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (1, 3))
     with torch.inference_mode(mode=False):
-        verifier, source = folders(kind, tmp_path)
+        verifier, source = FOLDERS[kind](tmp_path)
         options = [DrafterOptions(device=CUDA, cuda_graphs=captured) for captured in (True, False)]
         expected, *drafters = (attached(source, verifier, SHAPES[shape], each) for each in (DrafterOptions(), *options))
     world = World(SHAPES[shape], taps_size(expected), LENS, MIXED)

@@ -27,6 +27,7 @@ from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
@@ -72,7 +73,8 @@ def port() -> int:
 
 def start(model: Path, port: int, **settings: Any) -> None:
     """What `wingbeat serve` does before it starts a replica. Raises as that does: its one line is the error's text."""
-    check(build_config(AppConfig, {"model": str(model), "drafter": "ngram", "max_model_len": 256} | settings), port)
+    given = {"model": str(model), "drafter": FALLBACK.kind, "max_model_len": 256} | settings
+    check(build_config(AppConfig, given), port)
 
 
 def check(config: AppConfig, port: int) -> None:
@@ -352,7 +354,7 @@ def test_the_command_ends_with_one_line_and_code_2(case: str, model: Path) -> No
         bad = BAD_STARTS.get(case, Bad(nothing, f"port {used} on 127.0.0.1 is in use"))
         bad.edit(model)
         port = used if case == "port in use" else 1 + used % 60000
-        options = {"model": model, "drafter": "ngram", "max-model-len": 256, "port": port} | bad.settings
+        options = {"model": model, "drafter": FALLBACK.kind, "max-model-len": 256, "port": port} | bad.settings
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         code = "from wingbeat.deployments.cli.main import main; main()"
         got = subprocess.run(

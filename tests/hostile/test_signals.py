@@ -19,6 +19,7 @@ import pytest
 from tests.ports import free_port
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ class Server:
         self.errors = folder / "stderr"
         options = {
             "port": self.port,
-            "drafter": "ngram",
+            "drafter": FALLBACK.kind,
             "draft-steps": 1,
             "max-num-seqs": 4,
             "engine-factory": "tests.hostile.slow_engine:build_slow_engine",

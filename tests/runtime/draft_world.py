@@ -5,11 +5,7 @@ import torch
 from tests.runtime.models import CHAIN, TREE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
-from wingbeat.runtime.drafters.mtp import MtpDrafter
-from wingbeat.runtime.drafters.one_pass import OnePassDrafter
-from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -22,14 +18,8 @@ SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "o
 
 def taps_size(drafter: StagedDrafter) -> int:
     """Numbers per position that the verifier must send."""
-    match drafter:
-        case EagleDrafter() | OnePassDrafter():
-            return drafter.head.taps_size
-        case MtpDrafter():
-            return drafter.hidden_size
-        case SharedKvDrafter():
-            return drafter.taps_size
-    return 0
+    owner = getattr(drafter, "head", drafter)
+    return getattr(drafter, "taps_size", getattr(owner, "taps_size", 0))
 
 
 def channel_spec(speculation, taps_size):

@@ -8,6 +8,7 @@ from collections import Counter
 
 import torch
 
+from tests.optional import kept
 from tests.runtime.draft_world import taps_size
 from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
@@ -27,7 +28,7 @@ SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {
     "a model of 16 layers": ("draft-model", 16),
     "two MTP modules": ("mtp", 1),
-    "an assistant of four layers": ("assistant", 4),
+    "an assistant of four layers": ("shared_keys", 4),
 }
 """Kinds whose drafts are counted whole, and layers of each."""
 SERVED = EngineConfig(
@@ -95,7 +96,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
     found["graphs of a drafter"] = len(batches) * shape.max_path
     found["graphs of a drafter for rounds with rules"] = len(batches) * (shape.max_path - 1)
-    return {name: found[name] for name in LIMITS}
+    return {name: found[name] for name in kept(LIMITS)}
 
 
 def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
@@ -146,7 +147,7 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
 def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
     """What the host launches for decided tokens and a tree in five levels of four, for one sequence."""
     found, shape = {}, SpeculationConfig(draft_steps=5, draft_top_k=4, verify_tree_size=16)
-    for name, (kind, num_layers) in WHOLE_DRAFTS.items():
+    for name, (kind, num_layers) in kept(WHOLE_DRAFTS).items():
         for how, device in (("eager", None), ("captured", FakeGraphDevice(gpu))):
             drafter = new_drafter(kind, shape, device, num_layers)
             batch = decided(attach(drafter, shape, num_slots=1))

@@ -38,7 +38,7 @@ from wingbeat.runtime.protocol.sampling_rules import no_rules
 pytestmark = pytest.mark.few(2)
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
-KINDS = ("eagle-3", "eagle-1", "draft-model", "mtp", "assistant", "dflash", "dspark", "dflash2", "p-eagle")
+KINDS = ("eagle-3", "eagle-1", "draft-model", "mtp", "shared_keys", "dflash", "dspark", "dflash2", "p-eagle")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["draft-model", "mtp", "assistant", "dflash", "dspark", "dflash2", "p-eagle"])
+@pytest.mark.parametrize("kind", ["draft-model", "mtp", "shared_keys", "dflash", "dspark", "dflash2", "p-eagle"])
 def test_without_graphs_drafts_wait_no_more(gpu, kind, shape, num_slots):
     drafter = new_drafter(kind, SHAPES[shape], None)
     served = serve(gpu, engine_config(SHAPES[shape], num_slots), drafter, [GREEDY, SAMPLED, PLAIN])

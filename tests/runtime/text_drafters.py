@@ -1,13 +1,11 @@
 """Drafters that continue earlier text, by their names."""
 
-from importlib import import_module
-
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
-from wingbeat.runtime.drafters.registry import KINDS
+from wingbeat.runtime.drafters.choice import KINDS
+from wingbeat.runtime.parts import load_function
 
 
 def text_drafter(name: str, speculation: SpeculationConfig) -> Drafter:
     """One of `TEXT_DRAFTERS`, which need no verifier."""
-    module, _, build = KINDS[name].partition(":")
-    return getattr(import_module(module), build)(name, None, speculation, DrafterOptions())
+    return load_function(KINDS[name].build)(name, None, speculation, DrafterOptions())

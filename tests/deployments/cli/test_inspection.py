@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, FalconConfig, Gemma4TextConfig
 from tests.runtime.eagle_formula import random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
 from tests.runtime.models import WINDOW, random_model
-from tests.runtime.mtp_world import Modules
 from wingbeat.deployments.cli.inspect_command import inspect_head, inspect_model
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
@@ -119,22 +118,6 @@ def test_layers_of_different_shapes_are_told_apart(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     found = inspect_model(tmp_path, torch.float32, CPU)
     assert [group["key_dim"] for group in found["probe"]["layers"]] == [16, 32, 16, 32]
-
-
-@pytest.mark.parametrize("layout", ["deepseek", "qwen"])
-def test_prediction_modules_are_counted_apart(tmp_path, layout):
-    family, count = ("deepseek_v3", 2) if layout == "deepseek" else ("qwen3", 1)
-    modules = Modules.random(family, count)
-    modules.save(tmp_path, layout, copies=layout == "deepseek")
-    found = inspect_model(tmp_path, torch.float32, CPU)
-    main = sum(tensor.numel() for name, tensor in modules.model.state_dict().items() if not _is_module(name))
-    assert found["mtp"]["modules"] == count
-    assert found["parameters"] - found["mtp"]["parameters"] == main
-    assert found["memory"]["weights_bytes"] == 4 * main
-
-
-def _is_module(name):
-    return name.startswith(("model.layers.2.", "model.layers.3."))
 
 
 def test_a_model_that_cannot_be_the_verifier_says_why(tmp_path):

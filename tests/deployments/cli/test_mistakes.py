@@ -120,7 +120,7 @@ LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a head of another model": ("generate hi --model {model} --drafter {head}", ("belongs to another verifier",)),
     "a draft model of another vocabulary": ("serve {model} {verifier}", ("vocabular",)),
     "a name that is not here": ("serve some-org/no-such-model", ("some-org/no-such-model", "HF_HUB_OFFLINE")),
-    "a drafter that is nothing": ("generate hi --model {model} --drafter eagel", ("drafter", "eagel", "'ngram'")),
+    "a drafter that is nothing": ("generate hi --model {model} --drafter eagel", ("drafter", "eagel", "'none'")),
     "mtp that is not there": ("serve {model} mtp", ("drafter is 'mtp'", "no MTP module")),
     "a GPU": ("generate hi --model {model} --device cuda", ("--device cuda", "--device cpu")),
     "a GPU to inspect": ("inspect {model} --device cuda", ("--device cuda", "--device cpu")),

@@ -32,15 +32,15 @@ def run(*args: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "form", ["{model} ngram", "--drafter ngram {model}", "{model} --drafter ngram", "--model {model} --drafter ngram"]
+    "form", ["{model} none", "--drafter none {model}", "{model} --drafter none", "--model {model} --drafter none"]
 )
 def test_model_and_drafter_stand_with_and_without_their_options(asked, form):
     model = demo_pair().verifier
     run("serve", *form.format(model=model).split())
-    assert [(config.model_dir(), config.choice().kind) for config in asked] == [(model, "ngram")]
+    assert [(config.model_dir(), config.choice().kind) for config in asked] == [(model, "none")]
 
 
-@pytest.mark.parametrize("form", ["serve x --model y", "serve x ngram --drafter suffix", "serve x y z"])
+@pytest.mark.parametrize("form", ["serve x --model y", "serve x none --drafter auto", "serve x y z"])
 def test_what_is_given_twice_is_refused(asked, capsys, form):
     assert run(*form.split()) == 2
     assert not asked

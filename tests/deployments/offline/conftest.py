@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import wingbeat
+from wingbeat.runtime.drafters.choice import FALLBACK
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
@@ -27,4 +28,4 @@ def chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def llm(chat_model: Path) -> wingbeat.LLM:
     """Two prompts at once, drafted for by their own text."""
-    return wingbeat.LLM(chat_model, "ngram", max_num_seqs=2, max_model_len=128)
+    return wingbeat.LLM(chat_model, FALLBACK.kind, max_num_seqs=2, max_model_len=128)

@@ -11,6 +11,7 @@ from wingbeat.deployments.recordings.part import observe, tapped
 from wingbeat.deployments.replica.engine.build import build_setup
 from wingbeat.runtime.config import BENCHMARK_VARIABLE
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -40,7 +41,7 @@ def test_a_drafters_own_taps_are_recorded(tiny_model, tmp_path):
 
 
 def test_without_taps_those_of_a_head_to_come_are_recorded(tiny_model, tmp_path):
-    config = app_config(tiny_model, drafter="ngram", recording_dir=tmp_path)
+    config = app_config(tiny_model, drafter=FALLBACK.kind, recording_dir=tmp_path)
     assert needs_with_recording(config, DrafterNeeds(), 32) == DrafterNeeds((2, 16, 29))
 
 

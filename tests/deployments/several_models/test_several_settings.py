@@ -11,13 +11,13 @@ from wingbeat.deployments.app import build, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.options.problems import SettingsError
 
-TWO = ({"served_model_name": "org/one,first"}, {"served_model_name": "two", "drafter": "ngram", "max_num_seqs": 2})
+TWO = ({"served_model_name": "org/one,first"}, {"served_model_name": "two", "drafter": "none", "max_num_seqs": 2})
 
 
 def test_each_model_has_what_is_common_and_what_is_its_own():
     one, two = AppConfig(models=TWO, max_num_seqs=4, api_key="secret").served()
     assert (one.model_names(), one.max_num_seqs, one.drafter) == (("org/one", "first"), 4, "auto")
-    assert (two.model_names(), two.max_num_seqs, two.drafter) == (("two",), 2, "ngram")
+    assert (two.model_names(), two.max_num_seqs, two.drafter) == (("two",), 2, "none")
     assert one.models is two.models is None
     assert one.api_key == two.api_key
 
@@ -33,8 +33,8 @@ def test_the_command_line_takes_them_as_json():
         ({"models": [{"served_model_name": "a,b"}, {"served_model_name": "b"}]}, "the name 'b'"),
         ({"models": [{"api_key": "x"}]}, "models[0].api_key: all models have the same; put it beside models"),
         ({"models": [{}, {"models": []}]}, "models[1].models: all models have the same"),
-        ({"models": [{}], "drafter": "ngram"}, "drafter is given beside models: put it into the entry"),
-        ({"models": [{"dafter": "ngram"}]}, "there is no setting models[0].dafter: did you mean models[0].drafter?"),
+        ({"models": [{}], "drafter": "none"}, "drafter is given beside models: put it into the entry"),
+        ({"models": [{"dafter": "none"}]}, "there is no setting models[0].dafter: did you mean models[0].drafter?"),
         ({"models": [{"block_size": 0}]}, "models[0]: block_size"),
         ({"models": []}, "must be a list of objects"),
         ({"models": "{"}, "must be a JSON object"),

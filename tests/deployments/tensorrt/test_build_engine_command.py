@@ -122,10 +122,11 @@ def test_what_a_half_rounds_of_a_float32_model_is_said(tmp_path):
     assert note("float32") is None
 
 
-def test_a_drafter_that_is_no_head_is_refused(wingbeat, tmp_path):
-    got = wingbeat("build-engine", "--out", tmp_path, "--onnx-only", "--drafter", "ngram")
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_a_drafter_that_is_no_head_is_refused(wingbeat, tmp_path, drafter):
+    got = wingbeat("build-engine", "--out", tmp_path, "--onnx-only", "--drafter", drafter)
     assert got.code == 2
-    assert "drafter is 'ngram': engines are built of EAGLE heads" in got.err
+    assert f"drafter is {drafter!r}: engines are built of EAGLE heads" in got.err
 
 
 def test_a_folder_with_a_checkpoint_is_not_written_over(wingbeat, tmp_path):

@@ -6,54 +6,40 @@ A captured stage is replayed as the operations that were recorded, on the same m
 import logging
 import weakref
 from dataclasses import replace
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import cache
+from importlib import import_module
 
 import pytest
 import torch
 
+from tests.optional import is_gone
 from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, World, channel_spec, taps_size
 from tests.runtime.drafter_kinds import KINDS as TEXT_KINDS
 from tests.runtime.drafters.test_eagle_stages import a_round, assert_same
-from tests.runtime.drafters.test_shared_kv import build as build_assistant
-from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
+from tests.runtime.feature_kinds import of_features
 from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import (
     CHAIN,
-    HIDDEN_SIZE,
     TREE,
-    VOCAB_SIZE,
     Run,
     engine_config,
     greedy_params,
     random_head,
-    random_model,
     reference,
 )
-from tests.runtime.mtp_world import NUM_LAYERS, Modules
-from tests.runtime.one_pass_world import random_tensors, raw_config, save_head
-from tests.runtime.parallel_eagle_world import parallel_config, parallel_tensors
 from tests.runtime.poisoned_graphs import PoisoningDevice
 from tests.runtime.recorded_graphs import RecordingDevice, RepeatingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, one_pass, shared_kv
-from wingbeat.runtime.drafters.draft_model import ModelDrafter
+from wingbeat.runtime.drafters import draft_stages, growth
+from wingbeat.runtime.drafters.choice import KINDS as BY_NAME
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.mtp import MtpDrafter
-from wingbeat.runtime.drafters.one_pass import OnePassDrafter
-from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
-from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
+from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
-from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
-from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 
@@ -61,30 +47,11 @@ LENS = (2, 9, 17, 40, 1 + BLOCK_SIZE, 2 * BLOCK_SIZE, 33, MAX_LEN - 8)
 SHAPES = {"chain": CHAIN, "tree": TREE}
 GREEDY = (0.0,) * NUM_SLOTS
 ONE_PASS = ("dflash", "dspark-rnn", "dflash2")
-MASKED = {"dflash": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}}
-ANY_TARGET = SimpleNamespace(hidden_size=HIDDEN_SIZE, num_layers=4, vocab_size=VOCAB_SIZE, embedding=None, lm_head=None)
-SMALL = {"num_hidden_layers": 2}
-WINDOWS = SMALL | {"layer_types": ["sliding_attention", "full_attention"]}
 
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """(shape, graph device) -> drafter, by kind; weights are loaded once."""
-
-    @cache
-    def modules(family: str, count: int):
-        folder = tmp_path_factory.mktemp(f"{family}-{count}")
-        Modules.random(family, count).save(folder)
-        return load_mtp_modules(TargetDescription.from_checkpoint(folder))
-
-    @cache
-    def model(name: str):
-        return prepare_model(random_model(name, **(WINDOWS if name == "gemma3" else SMALL)), name)
-
-    @cache
-    def assistant():
-        eager = build_assistant(saved_assistant(tmp_path_factory.mktemp("gemma4")), CHAIN)
-        return eager.head, dict(zip(eager.types, eager.needs.kv_layers, strict=True)), eager.pool.layers
+    """(kind, shape, graph device) -> drafter; weights are loaded once."""
 
     @cache
     def deep_head():
@@ -95,36 +62,19 @@ def kinds(tmp_path_factory):
         return head.eval().requires_grad_(False)
 
     @cache
-    def one_pass(family: str):
-        folder = tmp_path_factory.mktemp(family)
-        if family == "p-eagle":
-            raw = parallel_config((0, 2), num_layers=2)
-            checkpoint = read_one_pass_checkpoint(save_head(folder, raw, parallel_tensors(raw)))
-            return load_parallel_head(checkpoint, ANY_TARGET, torch.float32, "cpu")
-        raw = raw_config(family, (0, 2), num_layers=2, block_size=9, **MASKED.get(family, {}))
-        checkpoint = read_one_pass_checkpoint(save_head(folder, raw, random_tensors(raw)))
-        return load_one_pass_head(checkpoint, ANY_TARGET, torch.float32, "cpu")
+    def of_kind(kind: str):
+        return of_features("CAPTURED")[kind](tmp_path_factory.mktemp)
 
-    def mtp(family, count, speculation, device):
-        return MtpDrafter(modules(family, count), speculation, NUM_LAYERS, device)
+    def make(kind, speculation, device):
+        if kind in ("eagle", "deep-eagle"):
+            head = deep_head() if kind == "deep-eagle" else random_head(reference("llama").loaded)
+            return EagleDrafter(head, speculation, device)
+        return of_kind(kind)(speculation, device)
 
-    return {
-        "eagle": lambda speculation, device: EagleDrafter(random_head(reference("llama").loaded), speculation, device),
-        "draft-model": lambda speculation, device: ModelDrafter(model("llama"), speculation, VOCAB_SIZE, device),
-        "draft-model-windows": lambda speculation, device: ModelDrafter(model("gemma3"), speculation, None, device),
-        "mtp-1": partial(mtp, "glm4_moe", 1),
-        "mtp-3": partial(mtp, "deepseek_v3", 3),
-        "deep-eagle": lambda speculation, device: EagleDrafter(deep_head(), speculation, device),
-        "assistant": lambda speculation, device: SharedKvDrafter(*assistant(), speculation, 6, device),
-        "p-eagle": lambda speculation, device: ParallelEagleDrafter(one_pass("p-eagle"), speculation, device),
-        **{
-            family: lambda speculation, device, family=family: OnePassDrafter(one_pass(family), speculation, device)
-            for family in ONE_PASS
-        },
-    }
+    return make
 
 
-KINDS = ("eagle", "draft-model", "draft-model-windows", "mtp-1", "mtp-3", "assistant", "p-eagle", *ONE_PASS)
+KINDS = ("eagle", "draft-model", "draft-model-windows", "mtp-1", "mtp-3", "shared_keys", "p-eagle", *ONE_PASS)
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_shape = pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
 
@@ -136,12 +86,11 @@ def couplings_of_a_device(monkeypatch):
     def couplings(roots):
         return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
-    for module in (growth, one_pass):
-        monkeypatch.setattr(module, "couplings_of", couplings)
+    monkeypatch.setattr(growth, "couplings_of", couplings)
 
 
 def attached(kinds, kind, speculation, device=None):
-    drafter = kinds[kind](speculation, device)
+    drafter = kinds(kind, speculation, device)
     spec = channel_spec(speculation, taps_size(drafter))
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     return drafter
@@ -260,7 +209,7 @@ def test_padding_and_drafted_rows_touch_nothing_committed(kinds, kind, speculati
     world.feed(drafter)
     slots = world.slots[2:5]
     # Of L settled tokens module k has L - 1 - k rows, whose results the next one reads.
-    behind = range(drafter.num_modules) if isinstance(drafter, MtpDrafter) else [0] * len(drafter.pool.caches)
+    behind = range(drafter.num_modules) if kind.startswith("mtp") else [0] * len(drafter.pool.caches)
     stored = [(part, lag) for pair, lag in zip(drafter.pool.caches, behind, strict=True) for part in pair]
     stored += list(zip(drafter.pool.extras, behind, strict=False))
     before = [part.clone() for part, _ in stored]
@@ -334,7 +283,7 @@ def test_graphs_are_gone_before_others_are_captured(kinds, monkeypatch):
 def test_shapes_of_one_level_are_captured_too(kinds):
     """A tree of one level has no rows of drafted tokens."""
     shape = SpeculationConfig(1, 3, 3)
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if not is_gone(kind)):
         drafter = attached(kinds, kind, shape, FakeDevice())
         world = new_world(drafter)
         eager = attached(kinds, kind, shape)
@@ -354,9 +303,9 @@ def test_the_text_is_that_of_generate_whoever_captures_and_whoever_is_lost(kind,
     few_batches(monkeypatch)
     devices = [PoisoningDevice(RepeatingDevice()) for _ in range(2)]
     waiting = iter(devices)
-    for module in (eagle, draft_model, mtp, one_pass, shared_kv):
-        monkeypatch.setattr(module, "graph_device_of", lambda options, device: next(waiting))
     made = TEXT_KINDS[kind](tmp_path)
+    module = import_module(BY_NAME[kind_of(made.source)].build.partition(":")[0])
+    monkeypatch.setattr(module, "graph_device_of", lambda options, device: next(waiting))
     drafters, ref = [made.drafter(speculation) for _ in devices], made.ref
     engine = build_engine(ref.loaded, engine_config(speculation, max_num_seqs=3), drafters[0], InProcessChannel)
 

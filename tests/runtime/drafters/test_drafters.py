@@ -9,7 +9,6 @@ from tests.runtime.slow_growth import assert_tree
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 
 
 def causal(query, key, value):
@@ -104,34 +103,3 @@ def test_an_eagle_drafter_refuses_channels_of_another_shape():
     for spec, message in ((channel_spec(TREE, 64), "size 64"), (channel_spec(CHAIN, taps_size), "6 nodes")):
         with pytest.raises(ValueError, match=message):
             drafter.resize(spec, 1, 1)
-
-
-def looked_up(history, speculation=CHAIN):
-    world = World(speculation, 0, (len(history),))
-    slot = world.slots[0]
-    world.tokens[slot, : len(history)] = torch.tensor(history)
-    tree = NgramDrafter(speculation).propose(world.batch(proposals=[slot]))
-    count = int(tree.num_valid[0])
-    assert tree.parents[0, :count].tolist() == list(range(-1, count - 1))
-    assert tree.depths[0, :count].tolist() == list(range(count))
-    assert tree.token_ids[0, 0] == history[-1]
-    return tree.token_ids[0, 1:count].tolist()
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
-        ([1, 2, 3, 4, 5, 6, 7, 1, 2], [3, 4, 5, 6, 7]),
-        ([1, 2, 3, 9, 1, 2, 4, 9, 8, 1, 2], [4, 9, 8, 1, 2]),
-        ([5, 1, 2, 3, 9, 6, 1, 2, 4, 5, 1, 2], [3, 9, 6, 1, 2]),
-        ([1, 2, 1, 2], [1, 2]),
-        ([7, 7, 7], [7]),
-        ([1, 2, 3, 4], []),
-        ([1, 1], []),
-        ([1], []),
-    ],
-    ids=["copy", "latest", "longest-first", "loop", "short-loop", "nothing", "too-short", "one"],
-)
-def test_prompt_lookup_copies_what_followed(history, expected):
-    assert looked_up(history) == expected
-    assert looked_up(history, TREE) == expected

@@ -27,7 +27,6 @@ from wingbeat.runtime.drafters import draft_stages, eagle, staged_drafter
 from wingbeat.runtime.drafters import worker as draft_worker
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.merged_batch import merge
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
@@ -236,9 +235,16 @@ def test_on_a_device_the_longest_sequence_is_what_the_verifier_says(said, expect
 @pytest.mark.parametrize("drafter_device", ["cuda", "cpu"])
 @pytest.mark.parametrize("num_verifiers", [1, 2])
 def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device, num_verifiers):
-    """Prompt lookup and EAGLE answer alike, wherever the channel and the drafter are."""
+    """A drafter without taps and EAGLE answer alike, wherever the channel and the drafter are."""
     ref = reference("llama")
-    for make in (lambda: EagleDrafter(random_head(ref.loaded).to(drafter_device), TREE), lambda: NgramDrafter(TREE)):
+
+    def eagle():
+        return EagleDrafter(random_head(ref.loaded).to(drafter_device), TREE)
+
+    def scripted():
+        return ScriptedDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+
+    for make in (eagle, scripted):
         drafters = [make(), make()]
         taps_size = drafters[0].head.fc.in_features if isinstance(drafters[0], EagleDrafter) else 0
         replies = []

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from tests.runtime.models import TREE, eagle_drafter
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
-from wingbeat.runtime.drafters.ngram import NgramDrafter
+from tests.runtime.text_drafters import text_drafter
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 
@@ -13,7 +14,9 @@ def drafter_of(kind, ref):
     plans = {"right": right_tree, "wrong": wrong_tree, "random": random_tree}
     if kind in plans:
         return ScriptedDrafter(ref.sequences, plans[kind], ref.loaded.vocab_size)
-    return {"none": None, "ngram": NgramDrafter(TREE), "eagle": eagle_drafter(ref.loaded, TREE)}[kind]
+    if kind in TEXT_DRAFTERS:
+        return text_drafter(kind, TREE)
+    return {"none": None, "eagle": eagle_drafter(ref.loaded, TREE)}[kind]
 
 
 class Load:

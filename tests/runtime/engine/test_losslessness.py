@@ -23,10 +23,11 @@ from tests.runtime.models import (
 )
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, wrong_tree
+from tests.runtime.text_drafters import text_drafter
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.static_tree import StaticTree
@@ -48,7 +49,7 @@ AXES = {
     "model": [*MODELS, OWN],
     "drafter": [
         *("eagle", "none", "right", "random", "ngram", "wrong", "malformed"),
-        *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "user"),
+        *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "bigram_drafter"),
         *("dflash", "jetspec", "dspark", "dflash2", "peagle", "eagle3_latent", "eagle3_layers"),
     ],
     "shape": ["tree", "chain", "drawn"],
@@ -61,7 +62,7 @@ AXES = {
     "room": list(ROOMS),
 }
 ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
-ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
+ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "bigram_drafter"}
 ONE_PASS = {"dflash", "jetspec", "dspark", "dflash2", "peagle"}
 ONLY_FOR_LLAMA |= {*ONE_PASS, "eagle3_latent", "eagle3_layers"}
 ONLY_TREES = {"random", "wrong", "malformed"}
@@ -126,8 +127,8 @@ def drafter_of(name, ref, speculation):
         return demo_drafter(ref, speculation) if ref.name == "demo" else eagle_drafter(ref.loaded, speculation)
     if name == "none":
         return None
-    if name == "ngram":
-        return NgramDrafter(speculation)
+    if name in TEXT_DRAFTERS:
+        return text_drafter(name, speculation)
     right = right_chain if speculation.draft_top_k == 1 else right_tree
     plan = {"right": right, "random": random_tree, "wrong": wrong_tree, "malformed": right_tree}[name]
     return scripted(ref, plan, malform if name == "malformed" else None)
@@ -149,7 +150,7 @@ def test_references_are_decisive_and_varied(model):
 def test_the_text_is_that_of_generate(row, kind_of):
     name = row["drafter"]
     speculation = replace(SHAPES[row["shape"]], adaptive=row["trees"] == "adaptive")
-    if name in KINDS and name != "ngram":
+    if name in KINDS and name not in TEXT_DRAFTERS:
         ref, drafter = kind_of(name).ref, kind_of(name).drafter(speculation)
     else:
         ref = reference(row["model"])

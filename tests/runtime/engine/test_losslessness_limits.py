@@ -20,7 +20,7 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from wingbeat.runtime.drafters.ngram import NgramDrafter
+from tests.runtime.text_drafters import text_drafter
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 
 pytestmark = pytest.mark.few(1)
@@ -37,7 +37,7 @@ def drafter_of(kind, ref, speculation=TREE):
         "none": lambda: None,
         "eagle": lambda: eagle_drafter(ref.loaded, speculation),
         "right": lambda: scripted(ref),
-        "ngram": lambda: NgramDrafter(speculation),
+        "ngram": lambda: text_drafter("ngram", speculation),
     }
     return makers[kind]()
 

@@ -17,7 +17,6 @@ from tests.runtime.models import (
 )
 from tests.runtime.watchers import ContextDrafter, FailingEnd
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.scheduling.request import FinishReason
@@ -159,7 +158,7 @@ def test_a_drafter_killed_under_load_is_replaced(ref, engine_of):
             channels[0].verifier_end.fail()
         if number == 20:
             assert engine.drafter_state == "lost"
-            connect(engine, drafter_of("ngram", ref), InProcessChannel)
+            connect(engine, drafter_of("random", ref), InProcessChannel)
 
     tokens, _, reasons = load.play(engine, at_round)
     assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
@@ -185,7 +184,7 @@ def test_attaching_settles_first_and_an_abort_takes_settled_tokens_with_it(ref, 
     run = Run(engine, ref.prompts[:2], greedy_params(SHORT))
     for _ in range(3):
         run.step()
-    connect(engine, NgramDrafter(TREE), InProcessChannel)
+    connect(engine, drafter_of("random", ref), InProcessChannel)
     before = list(run.tokens[0])
     engine.abort_request("0")
     tokens = run.finish()

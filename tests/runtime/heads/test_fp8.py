@@ -53,5 +53,5 @@ def test_the_option_is_for_heads_alone():
     options = DrafterOptions(fp8_weights=True)
     drafter = load_drafter(DEMO_PAIR / "drafter", target, TREE, options)
     assert isinstance(drafter.head.lm_head, Fp8Linear)
-    with pytest.raises(ValueError, match="drafter_weights is fp8 and drafter is 'ngram': only EAGLE heads"):
-        load_drafter("ngram", target, TREE, options)
+    with pytest.raises(ValueError, match="drafter_weights is fp8 and drafter is 'none': only EAGLE heads"):
+        load_drafter("none", target, TREE, options)

@@ -8,12 +8,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.runtime.models import random_model
-from tests.runtime.mtp_world import Modules
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.heads.load import load_eagle_head
-from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD, TargetDescription
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
@@ -122,22 +120,6 @@ def test_a_head_without_an_output_matrix_borrows_that_too(tmp_path, tied: bool):
     assert borrower.embed_tokens.weight.data_ptr() == weights[EMBEDDING].data_ptr()
     assert borrower.lm_head.weight.data_ptr() == weights[LM_HEAD].data_ptr()
     assert verifier.asked == [EMBEDDING, EMBEDDING if tied else LM_HEAD]
-
-
-def test_mtp_modules_hold_what_is_lent_and_of_their_own_what_differs(tmp_path):
-    Modules.random("glm4_moe", 2).save(tmp_path)
-    plain = TargetDescription.from_checkpoint(tmp_path)
-    verifier = Verifier(embed_tokens__weight=plain.embedding(), lm_head__weight=plain.lm_head())
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    [name] = [name for name in tensors if name.endswith("layers.3.shared_head.head.weight")]
-    tensors[name] *= 2
-    save_file(tensors, file, metadata={"format": "pt"})
-    first, second = load_mtp_modules(TargetDescription.from_checkpoint(tmp_path, verifier)).items
-    for module in (first, second):
-        assert module.embedding.data_ptr() == verifier.lent[EMBEDDING].data_ptr()
-    assert first.head.data_ptr() == verifier.lent[LM_HEAD].data_ptr()
-    assert torch.equal(second.head, 2 * verifier.lent[LM_HEAD])
 
 
 @pytest.mark.slow

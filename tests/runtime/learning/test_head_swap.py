@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.drafter_kinds import Kind, eagle1, eagle3, one_pass, parallel_eagle
+from tests.runtime.drafter_kinds import KINDS as TEXT_KINDS
+from tests.runtime.loaded_kind import Kind
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, reference
+from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -29,11 +31,7 @@ def demo(_folder) -> Kind:
     return Kind(reference("demo"), target, str(DEMO_PAIR / "drafter"))
 
 
-def dflash(folder) -> Kind:
-    return one_pass("dflash", folder)
-
-
-KINDS = {"demo": demo, "eagle1": eagle1, "eagle3": eagle3, "dflash": dflash, "p_eagle": parallel_eagle}
+KINDS = TEXT_KINDS | {"demo": demo}
 
 
 def changed(source, folder, scale=0.05, **tensors):
@@ -89,7 +87,7 @@ def plain(kind):
         pytest.param("dflash", CHAIN, marks=pytest.mark.slow),
         pytest.param("demo", CHAIN, marks=pytest.mark.slow),
         pytest.param("dflash", TREE, marks=pytest.mark.slow),
-        pytest.param("p_eagle", TREE, marks=pytest.mark.slow),
+        pytest.param("peagle", TREE, marks=pytest.mark.slow),
         pytest.param("demo", TREE, marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else f"top_k={value.draft_top_k}",
@@ -166,14 +164,18 @@ def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name,
     assert not worker.take_offered_head()
 
 
-def test_a_head_of_another_kind_or_draft_vocabulary_is_refused(tmp_path):
-    kind, other = dflash(tmp_path / "a"), eagle3(tmp_path / "b")
+@pytest.mark.parametrize("name", ["dflash"])
+def test_a_head_of_another_kind_is_refused(name, tmp_path):
+    kind, other = KINDS[name](tmp_path / "a"), KINDS["eagle3"](tmp_path / "b")
     with pytest.raises(ValueError, match="no head that drafts in one pass"):
         kind.drafter(TREE).prepare_head(other.source)
     with pytest.raises(ValueError, match="drafts in one pass"):
         other.drafter(TREE).prepare_head(kind.source)
+
+
+def test_a_drafter_without_a_head_takes_none():
     with pytest.raises(ValueError, match="EAGLE and one-pass"):
-        load_drafter("ngram", kind.target, TREE).prepare_head(kind.source)
+        ScriptedDrafter([], right_tree, 2).prepare_head("a head")
 
 
 def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_path):

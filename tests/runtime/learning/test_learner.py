@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.drafter_kinds import Kind, eagle3, one_pass, parallel_eagle
+from tests.runtime.drafter_kinds import KINDS, eagle3
+from tests.runtime.loaded_kind import Kind
 from tests.runtime.models import DEMO_PAIR, TREE, Run, engine_config, greedy_params, new_engine, reference
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
@@ -81,7 +81,7 @@ def settings_of(kind: Kind, root, **changes) -> LearnerSettings:
     return LearnerSettings(**(fields | changes))
 
 
-FAMILIES = {"eagle3": eagle3, "dflash": partial(one_pass, "dflash"), "p_eagle": parallel_eagle}
+FAMILIES = {name: KINDS[name] for name in ("eagle3", "dflash", "peagle") if name in KINDS}
 
 
 def damaged_demo(folder) -> Kind:

@@ -1,7 +1,5 @@
 """A head drafts behind images and audio as in a dense pass over what the model embedded, rotated in its grids."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -13,10 +11,8 @@ from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.watchers import FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.layer import frequency_axes
-from wingbeat.runtime.heads.one_pass.parallel_eagle import ParallelEagleHead
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.media import telling
 from wingbeat.runtime.media.positions import rotations
@@ -161,21 +157,6 @@ def check_first(drafts, dense, at_least):
 def test_drafts_behind_media_are_those_of_a_dense_pass(name, way):
     head = head_for(name)
     check(drafts_of(name, head, way, max_num_batched_tokens=17), Dense(head, name), 3 * NUM_TOKENS + 1)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ALL)
-def test_a_parallel_head_sees_the_same_by_kernels_and_in_fixed_shapes(name):
-    fields = {"kind": partial(ParallelEagleHead, mask_token_id=3), "num_layers": 2}
-    head, blind = head_for(name, **fields), head_for(name, **fields, embeds_media=False)
-    torch.nn.init.normal_(head.mask_hidden)
-    blind.load_state_dict(head.state_dict())
-    by_kernels, fixed, other = (
-        drafts_of(name, one, way, ParallelEagleDrafter)
-        for one, way in ((head, "kernels"), (head, "fixed shapes"), (blind, "kernels"))
-    )
-    check_same_drafts(by_kernels, fixed, NUM_TOKENS)
-    assert tokens_of(by_kernels) != tokens_of(other)
 
 
 @pytest.mark.few(1)

@@ -5,12 +5,17 @@ import pytest
 from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import CHAIN, Run, eagle_drafter, greedy_params, reference
 from tests.runtime.prefix_world import SMALL, Kept, prefix_of, save, store_of, warnings_of
+from tests.runtime.scripted import ScriptedDrafter, right_chain
 from tests.runtime.watchers import ContextDrafter, Rig, dense_taps
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 
 INDEX = 4
 """Of the reference: a prompt of 64 tokens, 48 of which are the prefix."""
+
+
+def scripted(ref):
+    """A drafter that keeps no context."""
+    return ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
 
 
 def saved(ref, folder, drafter, length=50, **limits):
@@ -117,11 +122,11 @@ def test_a_prefix_whose_request_was_preempted_is_recorded_whole(tmp_path):
     assert one.engine.stats().num_replayed_tokens == 0
 
 
-@pytest.mark.parametrize("kind", ["another", "ngram", "none"])
+@pytest.mark.parametrize("kind", ["another", "without", "none"])
 def test_what_was_recorded_for_another_drafter_is_left_alone(tmp_path, caplog, kind):
     ref = reference("llama")
     saved(ref, tmp_path, ContextDrafter(ref, dense_taps(ref)))
-    drafters = {"another": lambda: eagle_drafter(ref.loaded, CHAIN), "ngram": lambda: NgramDrafter(CHAIN)}
+    drafters = {"another": lambda: eagle_drafter(ref.loaded, CHAIN), "without": lambda: scripted(ref)}
     one = reloaded(ref, tmp_path, drafters.get(kind, lambda: None)(), speculation=CHAIN)
     try:
         tokens, cached = one.run([ref.prompts[INDEX]], 40)
@@ -133,7 +138,7 @@ def test_what_was_recorded_for_another_drafter_is_left_alone(tmp_path, caplog, k
 
 def test_without_a_drafter_that_keeps_context_nothing_is_recorded(tmp_path):
     ref = reference("llama")
-    saved(ref, tmp_path, NgramDrafter(CHAIN), speculation=CHAIN)
+    saved(ref, tmp_path, scripted(ref), speculation=CHAIN)
     from safetensors.torch import load_file
 
     assert not [name for name in load_file(tmp_path / "system.safetensors") if name.startswith("taps")]

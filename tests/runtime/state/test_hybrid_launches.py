@@ -6,8 +6,9 @@ pytest.importorskip("triton")
 
 from tests.runtime.fake_gpu import fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
-from tests.runtime.gpu_world import GREEDY, TREE, engine_config, new_drafter, placed_verifier, serve
+from tests.runtime.gpu_world import GREEDY, TREE, VOCAB_SIZE, engine_config, placed_verifier, serve
 from tests.runtime.hybrids import needs_states, of_layers
+from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
@@ -37,7 +38,7 @@ def placed_hybrid(name: str, num_mixers: int):
 @pytest.mark.parametrize("name", LIMITS)
 def test_no_captured_round_waits_for_the_device(gpu, name):
     """Requests come and go; in strict rounds every wait is an error at its line."""
-    drafter = new_drafter("ngram", TREE, None)
+    drafter = ScriptedDrafter([], right_tree, VOCAB_SIZE)
     served = serve(gpu, engine_config(TREE, 2), drafter, [GREEDY], loaded=placed_hybrid(name, 1))
     assert any(launches["graph"] for launches in served.launches)
     assert served.engine.stats().graphs.failed == []

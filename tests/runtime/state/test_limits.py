@@ -5,12 +5,10 @@ import pytest
 from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import CHAIN, engine_config
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.engine.memory import fit_to_memory
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.state.model_states import SHARE_OF_SAVED
 from wingbeat.runtime.state.pool import row_bytes
-from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 pytestmark = needs_states
 
@@ -48,8 +46,3 @@ def test_the_interval_is_whole_blocks(loaded):
 def test_memory_for_states_alone_is_no_memory(loaded):
     with pytest.raises(ValueError, match="kv_cache_memory_bytes"):
         settled(loaded, 9 * row_bytes(loaded.parts["states"].states))
-
-
-def test_a_draft_model_has_no_states(loaded):
-    with pytest.raises(UnsupportedModelError, match=r"Lfm2.*recurrent state"):
-        ModelDrafter(loaded, CHAIN)

@@ -13,7 +13,7 @@ from tests.runtime.tensorrt.engine_world import (
     media_of,
 )
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 

@@ -12,9 +12,9 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine, media_part
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter

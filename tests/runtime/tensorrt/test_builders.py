@@ -9,9 +9,9 @@ from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
-from wingbeat.runtime.heads.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, Limits

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.runtime.models import CHAIN, HIDDEN_SIZE, TREE, Run, engine_config, greedy_params, new_engine, reference
-from tests.runtime.one_pass_drafts import TAPS, fed, load, trees_of
-from tests.runtime.one_pass_world import FAMILIES, HIDDEN, random_tensors, raw_config, save_head
+from tests.runtime.one_pass.one_pass_drafts import TAPS, fed, load, trees_of
+from tests.runtime.one_pass.one_pass_world import FAMILIES, HIDDEN, random_tensors, raw_config, save_head
 from tests.runtime.tensorrt.engine_world import LIMITS, OPS, draft_config, draft_session, torch_pair
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.one_pass import OnePassDrafter
-from wingbeat.runtime.heads.one_pass.load import load_walker, read_one_pass_checkpoint
+from wingbeat.runtime.one_pass.load import load_walker, read_one_pass_checkpoint
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph
 

@@ -6,8 +6,8 @@ from tests.runtime.lora_world import NUM_TOKENS, lora_world
 from tests.runtime.media.test_drafter_sees import Dense, check_first, head_for
 from tests.runtime.media_world import ShownRun, shown
 from tests.runtime.models import Run, greedy_params, reference
-from tests.runtime.one_pass_drafts import load
-from tests.runtime.one_pass_world import random_tensors, raw_config
+from tests.runtime.one_pass.one_pass_drafts import load
+from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config
 from tests.runtime.tensorrt.captured import captured_pair
 from tests.runtime.tensorrt.drafts_watched import drafts_within
 from tests.runtime.tensorrt.engine_world import LIMITS

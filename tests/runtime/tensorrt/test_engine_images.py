@@ -9,16 +9,16 @@ from tests.near_ties import check_same_drafts
 from tests.runtime.media.test_drafter_sees import GRIDS, Dense, by_place, check, check_first, head_for, watched
 from tests.runtime.media_world import ShownRun, medium, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
-from tests.runtime.one_pass_drafts import load
-from tests.runtime.one_pass_world import random_tensors, raw_config
+from tests.runtime.one_pass.one_pass_drafts import load
+from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config
 from tests.runtime.tensorrt.drafts_watched import drafts_within
 from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, media_of, torch_pair
 from tests.runtime.watchers import FailingEnd, Rig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead
-from wingbeat.runtime.heads.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 

@@ -17,9 +17,9 @@ from tests.runtime.models import (
     random_head,
     reference,
 )
+from tests.runtime.scripted import ScriptedDrafter, right_chain
 from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.round.builder import dummy_decode_batch
@@ -74,7 +74,7 @@ def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
 def test_a_drafter_that_torch_runs_drafts_beside_the_engine():
     expected = reference("llama")
     config = base_config(expected.loaded, ())
-    drafter = NgramDrafter(CHAIN, max_ngram=1, min_ngram=1)
+    drafter = ScriptedDrafter(expected.sequences, right_chain, expected.loaded.vocab_size)
     engine = engine_on(base_session(expected.loaded, config), config, limits(CHAIN, 2), drafter)
     assert Run(engine, expected.prompts[:2], greedy_params(32)).finish() == [
         more[:32] for more in expected.continuations[:2]

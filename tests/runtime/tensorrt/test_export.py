@@ -35,11 +35,11 @@ from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, large
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.one_pass import build_one_pass
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import connect
+from wingbeat.runtime.one_pass.one_pass_drafter import build_one_pass
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tensorrt.backend import open_backend
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention

@@ -19,10 +19,11 @@ from tests.runtime.training_world import (
     short_run,
 )
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
+from wingbeat.runtime.heads.families import one_pass_family
+from wingbeat.runtime.heads.files import read_config, read_shapes
 from wingbeat.runtime.heads.load import load_eagle_head
-from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
-from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 from wingbeat.runtime.recordings.format import RecordingError
@@ -121,12 +122,12 @@ def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(conf
     # The engine serves what was exported in bfloat16; otherwise the two are the same measurement.
     assert measured["length"] == pytest.approx(metrics(config)["acceptance"]["length"], abs=0.1)
     if family == "mtp":
-        assert num_mtp_modules(TargetDescription.from_checkpoint(config.output)) == 1
+        assert parse_drafter("auto", config.output).kind == family
         return
     files = {path.name for path in config.output.iterdir()}
     assert files == {"config.json", "model.safetensors", "metrics.json"}
     if family in ONE_PASS:
-        assert read_one_pass_checkpoint(config.output).family.lower() == family
+        assert one_pass_family(read_config(config.output), read_shapes(config.output)).lower() == family
         return
     head = load(config)
     assert isinstance(head, Eagle1Head) == (family == "eagle1")

@@ -29,7 +29,7 @@ import wingbeat.deployments.replica.drafters.drafter_calls
 
 @pytest.fixture
 def actor():
-    made = DrafterActor(AppConfig(model=str(demo_pair().verifier), drafter="ngram"))
+    made = DrafterActor(AppConfig(model=str(demo_pair().verifier), drafter=str(demo_pair().drafter)))
     yield made
     made.close()
 

@@ -5,33 +5,31 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.runtime.scripted import ScriptedDrafter, right_chain
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters.drafter_thread import DrafterThread
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.draft_room import NoRoomError
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
 
 TREE = SpeculationConfig.default("cpu")
 SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 8, 0, 64, 8, 16, 40, keeps_context=False)
-CONFIG = AppConfig(
-    drafter="ngram", drafter_factory=f"{__name__}:build_worker", max_num_seqs=4, drafters={"num": 1, "max_num_seqs": 8}
-)
+CONFIG = AppConfig(drafter_factory=f"{__name__}:build_worker", max_num_seqs=4, drafters={"num": 1, "max_num_seqs": 8})
 PATIENCE_S = 20.0
 
 
-class ReadableDrafter(NgramDrafter):
-    """Looks prompts up, and can be told a convention."""
+class ReadableDrafter(ScriptedDrafter):
+    """Knows one text, and can be told a convention."""
 
     def read_as(self, convention: HeadConvention) -> None:
         self.convention = convention
 
 
 def build_worker(config: AppConfig) -> DraftWorker:
-    return DraftWorker(ReadableDrafter(TREE))
+    return DraftWorker(ReadableDrafter([[5, 6, 7] * 4], right_chain, 8))
 
 
 class Verifier:

@@ -71,7 +71,7 @@ def test_only_auto_asks_for_it_and_only_where_the_cpu_has_units(folder, monkeypa
 
     def dtype_of(asked, has_units=True):
         monkeypatch.setattr(cpu_dtype, "has_bfloat16_units", lambda: has_units)
-        llm = LLM(folder, "ngram", engine_config(CHAIN), InProcessChannel, dtype=asked, device="cpu")
+        llm = LLM(folder, "none", engine_config(CHAIN), InProcessChannel, dtype=asked, device="cpu")
         assert len(llm.generate([[1, 2, 3]], [greedy_params(4)])[0].token_ids) == 4
         return llm.engine.loaded.dtype
 

@@ -1,0 +1,1 @@
+"""One-pass heads in the application."""

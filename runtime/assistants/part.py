@@ -1,0 +1,22 @@
+"""Assistants of Gemma 4."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from wingbeat.runtime.drafters.drafter_kind import DrafterKind
+
+
+def drafter_kinds() -> tuple[DrafterKind, ...]:
+    """A folder whose config.json has a type of model of theirs."""
+    module = "wingbeat.runtime.assistants"
+    build, check = f"{module}.shared_kv_drafter:build_shared_kv", f"{module}.shared_kv_drafter:check_shared_kv"
+    return (DrafterKind("assistant", build, check, folder="", claims=f"{module}.part:is_assistant"),)
+
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Types of models that are assistants."""
+
+
+def is_assistant(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a folder's config.json is an assistant's."""
+    return raw.get("model_type") in MODEL_TYPES

@@ -1,0 +1,185 @@
+"""Drafting with a head that has no keys and values of its own: its queries read the verifier's (Gemma 4's assistants).
+
+Every layer of the head attends to the keys and values of the verifier's last own layer of its type, full or sliding.
+With L settled tokens those of positions 0..L - 2 exist, and all drafted tokens ask from the constant position L - 1:
+nothing is stored for them, and all that a token passes on is a hidden state. The input of a step is cat[embedding of
+the latest token, hidden state], where the first hidden state is the verifier's after its final norm at L - 2.
+
+The head runs in another process than the verifier, so the keys and values arrive with the taps, and are kept under the
+verifier's block ids. A sliding layer sees the keys at most sliding_window behind the last one, as in transformers.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.runtime.assistants.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.files import read_tensors
+from wingbeat.runtime.heads.load import CheckpointError
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.round.rows import Segment
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+
+class SharedKvDrafter(StagedDrafter):
+    """A head over the verifier's keys and values.
+
+    Args:
+        kv_layers: the verifier's layer by type of layer, ascending.
+        layers: attention of those layers, in the same order.
+        num_layers: of the verifier: the index of its final norm's output among the taps.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
+    """
+
+    def __init__(
+        self,
+        head: SharedKvHead,
+        kv_layers: dict[str, int],
+        layers: list[LayerAttention],
+        speculation: SpeculationConfig,
+        num_layers: int,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        self.head = head
+        self.types = tuple(kv_layers)
+        device, dtype = head.embedding.device, head.embedding.dtype
+        self.hidden_size = head.embedding.shape[1]
+        self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
+        growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=device))
+        # Nothing is stored for drafted tokens.
+        pool = DraftPool(layers, 0, dtype, device, fixed_shapes or graph_device is not None)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(
+            (num_layers,), keeps_context=True, kv_layers=tuple(kv_layers.values()), token_bytes=pool.token_bytes
+        )
+        self._hidden = torch.zeros(0)
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size != self.taps_size:
+            raise ValueError(
+                f"the verifier sends taps of size {spec.taps_size}: {self.taps_size} needed, its hidden states and the "
+                f"keys and values of its layers {list(self.needs.kv_layers)}"
+            )
+
+    def _resize_state(self, num_rows: int) -> None:
+        self._hidden = grown(self._hidden, (num_rows, self.hidden_size), self.dtype, self.device)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Keep the keys and values of the chunks, and the last hidden state of each."""
+        taken = 0
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            taps = batch.chunk_taps[None, taken : taken + length]
+            positions = torch.arange(start, start + length, device=self.device)[None]
+            self._keep(taps, slot_mapping(batch.block_tables[slot : slot + 1], positions, self.pool.block_size))
+            self._hidden[slot] = taps[0, -1, : self.hidden_size]
+            taken += length
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Keep the keys and values of what counts, and the last hidden states."""
+        num_reqs, width = rows.token_ids.shape
+        steps = torch.arange(width, device=self.device)
+        counted = steps < rows.num_tokens[:, None]
+        positions = rows.positions[:, None] + steps
+        mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted)
+        self._keep(rows.taps, mapping)
+        last = (rows.num_tokens - 1).clamp_min(0)
+        hidden = rows.taps[torch.arange(num_reqs, device=self.device), last, : self.hidden_size]
+        self._hidden[rows.slots] = hidden.to(self.dtype)
+
+    def _keep(self, taps: Tensor, mapping: Tensor) -> None:
+        """Keys and values of taps [num_reqs, num_positions, taps_size]."""
+        rows = taps.flatten(0, 1)[:, self.hidden_size :].to(self.dtype)
+        parts = rows.split([layer.kv_size for layer in self.pool.layers], dim=1)
+        for layer, part, cache in zip(self.pool.layers, parts, self.pool.caches, strict=True):
+            key, value = part.split([layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim)], dim=1)
+            shape = (layer.num_kv_heads, -1)
+            store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, mapping.flatten())
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root, all of whose nodes ask from one position."""
+        lens, tables, hidden = roots.positions[0], block_tables[roots.slots], self._hidden[roots.slots]
+        caches = dict(zip(self.types, self.pool.caches, strict=True))
+
+        def run(token_ids: Tensor, inputs: Tensor) -> Tensor:
+            nonlocal hidden
+            width = token_ids.shape[1]
+            metadata = SharedMetadata(caches, self._segment(lens, tables, width))
+            positions = (lens - 1)[:, None].expand(-1, width).flatten()
+            logits, out = self.head(token_ids.flatten(), inputs.flatten(0, 1), positions, metadata)
+            hidden = out.unflatten(0, token_ids.shape)
+            return logits.unflatten(0, token_ids.shape)
+
+        def expand(level: Level) -> Tensor:
+            return run(level.token_ids, of_parents(hidden, level))
+
+        logits = run(roots.token_ids[:, None], hidden[:, None])
+        return self.growth.grow(roots, logits, expand, rules)
+
+    def _segment(self, lens: Tensor, tables: Tensor, width: int) -> Segment:
+        """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""
+        # Nobody has one token and no key: a row that pads reads one of block 0.
+        last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)
+        return self.pool.causal_segment(0, last[:, None], last, tables)
+
+
+def build_shared_kv(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> SharedKvDrafter:
+    """Load an assistant model as the drafter of its verifier.
+
+    Args:
+        source: its folder.
+
+    Raises:
+        CheckpointError: it was made for another verifier.
+        VocabularyError: it numbers its tokens otherwise than the verifier.
+    """
+    folder = Path(source)
+    config = read_config(folder)
+    text = config.get_text_config()
+    if not target.config.model_type.startswith("gemma4"):
+        raise CheckpointError(
+            f"{source} is an assistant of Gemma 4: the verifier is of type {target.config.model_type}"
+        )
+    if config.backbone_hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"backbone_hidden_size={config.backbone_hidden_size} differs from the target's {target.hidden_size}"
+        )
+    check_same_vocabulary(folder, text.vocab_size, target.path, target.vocab_size)
+    kv_layers = shared_layers(text, target.config)
+    clusters = (config.num_centroids, config.centroid_intermediate_top_k) if config.use_ordered_embeddings else ()
+    with torch.device("meta"):
+        head = SharedKvHead(text, config.backbone_hidden_size, *clusters)
+    layers = shared_attention_of(head, text, target.config, kv_layers)
+    device = torch.device(options.device)
+    head.load(read_tensors(folder), options.dtype, device)
+    embedding = target.embedding()
+    if embedding is None:
+        raise CheckpointError(f"{target.path} has no embedding to lend: its assistant has none of that width")
+    head.lend(embedding.to(device, options.dtype), math.sqrt(target.hidden_size))
+    return SharedKvDrafter(
+        head, kv_layers, layers, speculation, target.num_layers, graph_device_of(options, head.embedding.device)
+    )
+
+
+def check_shared_kv(source: str, target: TargetDescription) -> int:
+    """Refuse an assistant whose files are not all there."""
+    check_files(ConfigFile.read(Path(source)))
+    return target.hidden_size

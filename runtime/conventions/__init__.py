@@ -1,0 +1,1 @@
+"""Which of several readings of a head is right: measured."""

@@ -1,0 +1,232 @@
+"""Which of several readings of a head is the right one: each is tried offline on the verifier's own text.
+
+Needs the verifier in this process and no drafter. A head read the wrong way drafts badly without an error, so the
+reading whose chains are accepted longest is the right one. What was found is kept on disk per pair of checkpoints.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.disk_cache import cache_dir, keep, recall
+from wingbeat.runtime.checks.trial_prompts import trial_requests
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.choice import KINDS
+from wingbeat.runtime.drafters.registry import kind_of, load_drafter
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.parts import load_function
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+_NUM_TEXTS = 32
+_NUM_TOKENS = 32
+"""Per text, its prompt not counted."""
+_LONGEST_PROMPT = 64
+_CHAIN = 4
+"""Drafted tokens: taps show at the first, what is fed back from the second on."""
+_ROWS = 4
+"""Texts per pass of a head: bounds the memory of its logits."""
+_CLEAR = 2.0
+"""Standard errors by which another reading must be better than the likeliest."""
+_VERSION = 2
+Matches = Callable[[Any, Tensor, Tensor, int], Tensor]
+"""As `DrafterKind.matches`."""
+
+
+class Reading(NamedTuple):
+    """One way to read a head, and how it did."""
+
+    convention: HeadConvention
+    length: float
+    """Tokens per chain of `_CHAIN`, the bonus token included."""
+    by_depth: tuple[float, ...]
+    """Share of right drafts at each depth, given that all before them were."""
+    gain: float
+    """Its length less that of the likeliest reading."""
+    gain_error: float
+    """Standard error of the gain, over the texts."""
+
+
+class ConventionChoice(NamedTuple):
+    """The measured readings, the likeliest by the files first."""
+
+    readings: tuple[Reading, ...]
+
+    @property
+    def best(self) -> Reading:
+        """The longest of those that beat the likeliest reading beyond doubt, else that one."""
+        clear = [reading for reading in self.readings if reading.gain > _CLEAR * reading.gain_error]
+        return max(clear, key=lambda reading: reading.gain, default=self.readings[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs, and for `from_dict`."""
+        return {"readings": [{**one._asdict(), "convention": one.convention._asdict()} for one in self.readings]}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "ConventionChoice":
+        """Raises KeyError or TypeError: it is not what `as_dict` made."""
+        return cls(tuple(_reading(one) for one in raw["readings"]))
+
+
+def _reading(raw: dict[str, Any]) -> Reading:
+    convention = raw["convention"] | {"tap_layers": tuple(raw["convention"]["tap_layers"])}
+    return Reading(**raw | {"convention": HeadConvention(**convention), "by_depth": tuple(raw["by_depth"])})
+
+
+def choose_convention(
+    source: str | Path, target: TargetDescription, loaded: LoadedModel, tokenizer: Tokenizer | None
+) -> ConventionChoice | None:
+    """Measure the readings of a head, or recall what was measured for these two checkpoints before.
+
+    Args:
+        source: what a user names as drafter.
+        target, loaded: the verifier.
+
+    Returns:
+        None where there is nothing to choose: another kind of drafter, or a head whose files settle how it is read.
+
+    Raises:
+        CheckpointError: the head cannot be read at all.
+    """
+    kind = KINDS.get(kind_of(source, target.path))
+    if kind is None or kind.readings is None:
+        return None
+    candidates = load_function(kind.readings)(source, target, _CHAIN)
+    if len(candidates) == 1:
+        return None
+    parts = (_VERSION, checkpoint_fingerprint(Path(source)), checkpoint_fingerprint(target.path), candidates)
+    kept = cache_dir() / f"convention-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.json"
+    choice, how = recall(kept, ConventionChoice.from_dict), "recalled"
+    if choice is None:
+        options = DrafterOptions(loaded.dtype, loaded.device, cuda_graphs=False)
+        drafter = load_drafter(source, target, SpeculationConfig(_CHAIN, 1), options)
+        matches = load_function(kind.matches)
+        choice, how = measure_readings(drafter.head, matches, candidates, loaded, tokenizer), "measured"
+        keep(kept, choice.as_dict())
+    logger.info("drafter %s: %s", source, describe(choice, how))
+    return choice
+
+
+def describe(choice: ConventionChoice, how: str = "measured") -> str:
+    """One line: what was chosen, and every figure."""
+    best = choice.best
+    others = [f"{_words(one.convention)}: {one.length:.2f}" for one in choice.readings if one is not best]
+    return (
+        f"read with {_words(best.convention)}, {how} at {best.length:.2f} tokens per chain of {_CHAIN}; "
+        f"other readings gave {'; '.join(others)}"
+    )
+
+
+def _words(convention: HeadConvention) -> str:
+    fields = convention._asdict() | {"tap_layers": list(convention.tap_layers)}
+    return ", ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+
+
+@torch.inference_mode()
+def measure_readings(
+    head: Any,
+    matches: Matches,
+    candidates: Sequence[HeadConvention],
+    loaded: LoadedModel,
+    tokenizer: Tokenizer | None,
+) -> ConventionChoice:
+    """Greedy chains of every reading over texts that the verifier wrote, all from one pass of the verifier over them.
+
+    A draft counts only while all before it equal the text, and there the head has read that same text, so this is
+    what the engine would accept, up to rounding.
+
+    Args:
+        head: with a `dtype`, and `with_convention(convention)`.
+    """
+    layers = tuple(sorted({layer for convention in candidates for layer in convention.tap_layers}))
+    engine = Engine(loaded, _engine_config(loaded), DrafterNeeds(layers, keeps_context=True))
+    try:
+        texts = _write_texts(engine, tokenizer)
+        tokens = torch.zeros(len(texts.token_ids), max(map(len, texts.token_ids)), dtype=torch.int64)
+        for row, token_ids in enumerate(texts.token_ids):
+            tokens[row, : len(token_ids)] = torch.tensor(token_ids)
+        tokens = tokens.to(loaded.device)
+        # Causal attention: what pads a text behind its end changes none of its taps.
+        taps = engine.model.observe(tokens).unflatten(-1, (len(layers), -1))
+    finally:
+        engine.model.remove_taps()
+    chains = _chains(texts, tokens)
+    accepted = []
+    for convention in candidates:
+        columns = [layers.index(layer) for layer in convention.tap_layers]
+        own_taps = taps[:, :, columns].flatten(-2).to(head.dtype)
+        accepted.append(_accepted(head.with_convention(convention), matches, tokens, own_taps, chains))
+    return ConventionChoice(
+        tuple(
+            _summary(convention, own, accepted[0], chains) for convention, own in zip(candidates, accepted, strict=True)
+        )
+    )
+
+
+def _accepted(head: Any, matches: Matches, tokens: Tensor, taps: Tensor, chains: Tensor) -> Tensor:
+    """int64 [num_texts, num_chains, _CHAIN] on the CPU: 1 where a draft and all before it are right."""
+    parts = zip(tokens.split(_ROWS), taps.split(_ROWS), strict=True)
+    hits = torch.cat([matches(head, part, part_taps, _CHAIN) for part, part_taps in parts])
+    return (hits.long().cumprod(-1) * chains[:, :, None]).cpu()
+
+
+def _summary(convention: HeadConvention, accepted: Tensor, likeliest: Tensor, chains: Tensor) -> Reading:
+    right = accepted.sum((0, 1)).tolist()
+    tried = [int(chains.sum()), *right[:-1]]
+    by_depth = tuple(round(now / max(before, 1), 4) for now, before in zip(right, tried, strict=True))
+    # Chains of one text depend on each other, texts do not.
+    gains = (accepted - likeliest).sum((1, 2)) / chains.sum(1).cpu()
+    error = float(gains.std()) / len(gains) ** 0.5
+    return Reading(convention, 1 + sum(right) / tried[0], by_depth, float(gains.mean()), error)
+
+
+def _chains(texts: "_Texts", tokens: Tensor) -> Tensor:
+    """bool [num_texts, num_chains]: chain i reads token i + 1 and drafts the next `_CHAIN`; all must be the verifier's.
+
+    The first one starts with the text's first own token, as the engine's first round does.
+    """
+    first = torch.tensor(texts.prompt_lens, device=tokens.device)[:, None] - 1
+    ends = torch.tensor([len(token_ids) for token_ids in texts.token_ids], device=tokens.device)[:, None]
+    chain = torch.arange(tokens.shape[1] - _CHAIN - 1, device=tokens.device)
+    return (chain >= first) & (chain + 1 + _CHAIN < ends)
+
+
+class _Texts(NamedTuple):
+    token_ids: list[list[int]]
+    """With their prompts."""
+    prompt_lens: list[int]
+
+
+def _engine_config(loaded: LoadedModel) -> EngineConfig:
+    max_model_len = min(_LONGEST_PROMPT + _NUM_TOKENS, loaded.max_position_embeddings)
+    limits = EngineConfig(max_num_seqs=_NUM_TEXTS, max_model_len=max_model_len)
+    return EngineConfig(
+        max_num_seqs=_NUM_TEXTS,
+        max_model_len=max_model_len,
+        num_kv_blocks=1 + _NUM_TEXTS * limits.max_blocks_per_seq,
+        cuda_graphs=False,
+        overlap=False,
+    )
+
+
+def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
+    """Half of them greedy, half sampled with seeds of their own."""
+    requests = trial_requests(engine.loaded, tokenizer, _NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
+    texts = {request.request_id: list(request.prompt_token_ids) for request in requests}
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            texts[output.request_id] += output.token_ids
+    return _Texts(list(texts.values()), [len(request.prompt_token_ids) for request in requests])

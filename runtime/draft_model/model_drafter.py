@@ -1,0 +1,283 @@
+"""Drafting with an independent model: any causal LM of the verifier's vocabulary, run over its own paged KV.
+
+The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) of the verifier
+tells the drafter that token i is settled: tokens up to the last but one are committed, and the last one, the root, is
+run at the head of each draft, because its block need not exist yet. So a chunk begins with the token at its own first
+position: where a shared prefix ends, nobody else has run it.
+
+Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as EAGLE-2 grows them.
+"""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.kv.pool import slot_mapping
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.rows import Rows, Segment, joined
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
+from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+
+logger = logging.getLogger(__name__)
+
+
+class ModelDrafter(StagedDrafter):
+    """A draft model and its KV.
+
+    Args:
+        loaded: the model, on the device to draft on.
+        speculation: shape of the trees.
+        vocab_size: of the verifier; rows of the model's output beyond it are padding and never drafted.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
+    """
+
+    reads_history = True
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        speculation: SpeculationConfig,
+        vocab_size: int | None = None,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        if loaded.keeps_states:
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
+                "drafts would change for good: give one without, or another kind of drafter"
+            )
+        self.model = VerifierModel(loaded)
+        self.max_position = loaded.max_position_embeddings - 1
+        self.name = loaded.name
+        size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
+        # The root, and every expanded node.
+        num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device, fixed_shapes)
+        growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(tap_layers=(), keeps_context=True, token_bytes=pool.token_bytes)
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: a draft model takes none")
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        super().resize(spec, num_slots, num_blocks)
+        if spec.max_model_len > self.max_position + 1:
+            logger.warning(
+                "draft model %s knows %d positions and the verifier's sequences have up to %d: acceptance falls there",
+                self.name,
+                self.max_position + 1,
+                spec.max_model_len,
+            )
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Run the decided tokens; see `Drafter.commit`."""
+        if self._stages is not None:
+            super().commit(batch)
+        elif batch.chunk_slots or batch.decode_slots.numel():
+            self._advance(batch, batch.decode_slots.tolist(), [])
+
+    def draft(self, batch: DraftBatch) -> TokenTree | None:
+        """Decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
+        proposals = batch.proposal_slots.tolist()
+        if self._stages is not None or not proposals:
+            return super().draft(batch)
+        logits = self._advance(batch, batch.decode_slots.tolist(), proposals)
+        roots = self.growth.roots(batch, upload(proposals, self.device))
+        tables = self.pool.tables(self._tables(batch)[roots.slots], roots.positions[0] - 1)
+        return self._grow_from(roots, logits, tables, batch.growth_rules)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Run the chunks alone."""
+        self._advance(batch, [], [])
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Run the tokens that decodes settle: the one before theirs, and all of theirs but the newest."""
+        token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
+        part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
+        self._forward([part], part.slot_mapping[:0])
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """Run the roots, and grow a tree from each."""
+        context = roots.positions[0] - 1
+        tables = self.pool.tables(block_tables[roots.slots], context)
+        part = self._pass_rows(roots.token_ids[:, None], context, torch.ones_like(context), tables)
+        return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
+
+    def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
+        """Decided tokens and roots in one pass: each root behind its sequence's decode, if there is one."""
+        same = roots.slots[:, None] == rows.slots
+        decode = same.to(torch.int64).argmax(dim=1)
+        num_settled = rows.num_tokens[decode] * same.any(dim=1)
+        token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids], dim=1)[decode]
+        token_ids = token_ids.scatter(1, num_settled[:, None], roots.token_ids[:, None])
+        context = roots.positions[0] - 1
+        tables = self.pool.tables(block_tables[roots.slots], context)
+        part = self._pass_rows(token_ids, context - num_settled, num_settled + 1, tables)
+        wanted = torch.arange(len(token_ids), device=self.device) * token_ids.shape[1] + num_settled
+        return self._grow_from(roots, self._forward([part], wanted)[:, None], tables)
+
+    def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> Tensor:
+        """One pass of the model over chunks, decodes and roots; every layer stores all keys before it reads any.
+
+        Args:
+            decodes: slots whose accepted tokens are run.
+            proposals: slots whose roots are run, with the accepted tokens before them where there are such.
+
+        Returns:
+            Logits [num_proposals, 1, vocab_size] of what follows the roots.
+        """
+        rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
+        begin = 0 if rows is None else len(rows.pass_rows.slot_mapping)
+        parts = [] if rows is None else [rows.pass_rows]
+        parts += self._chunks(batch, begin)
+        wanted = rows.roots if rows is not None else parts[0].slot_mapping[:0]
+        return self._forward(parts, wanted)[:, None]
+
+    def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
+        """One row of tokens per slot: proposals in their order, then decodes that nobody proposes for."""
+        proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
+        slots = proposals + [slot for slot in decodes if slot not in proposed]
+        # Slots without a decode borrow the row of any: its tokens do not count there.
+        slot_ids, decode, decoding, rooted = upload(
+            [
+                slots,
+                [decode_of.get(slot, 0) for slot in slots],
+                [slot in decode_of for slot in slots],
+                [slot in proposed for slot in slots],
+            ],
+            self.device,
+        )
+        lens = batch.committed_lens[slot_ids]
+        num_accepted = torch.zeros_like(lens)
+        width = 1
+        if decodes:
+            num_accepted = batch.decode_num_tokens[decode] * decoding
+            width += batch.decode_token_ids.shape[1]
+        starts = lens - 1 - num_accepted
+        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        known = starts[:, None] + torch.arange(width, device=self.device)
+        token_ids = batch.token_ids[slot_ids[:, None], known.clamp(0, batch.token_ids.shape[1] - 1)]
+        tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)
+        last = torch.arange(len(proposals), device=self.device) * width + num_accepted[: len(proposals)]
+        return _Rows(self._pass_rows(token_ids, starts, num_accepted + rooted, tables), last)
+
+    def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> Rows:
+        """Tokens int64 [num_reqs, width] from positions int64 [num_reqs] on, of which the first ones count."""
+        steps = torch.arange(token_ids.shape[1], device=self.device)
+        storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
+        segment = self.pool.causal_segment(0, storage, starts, tables)
+        mapping = slot_mapping(tables, storage, self.pool.block_size, counted)
+        token_ids = torch.where(counted, token_ids, 0)
+        return self._flat(token_ids, storage, mapping, segment)
+
+    def _flat(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segment: Segment) -> Rows:
+        """Rows [num_reqs, width] of one segment."""
+        # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
+        positions = positions.reshape(1, -1).clamp(0, self.max_position)
+        return Rows(token_ids.reshape(1, -1), positions, mapping.flatten(), [segment], self.pool.caches)
+
+    def _tables(self, batch: DraftBatch) -> Tensor:
+        """Block tables of all slots, as far as settled tokens reach."""
+        return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
+
+    def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
+        """One segment per chunk."""
+        parts = []
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            storage = torch.arange(start, start + length, device=self.device)[None]
+            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
+            context = torch.full((1,), start, device=self.device)
+            segment = self.pool.causal_segment(begin, storage, context, tables)
+            token_ids = batch.token_ids[slot, start : start + length]
+            mapping = slot_mapping(tables, storage, self.pool.block_size)
+            parts.append(self._flat(token_ids, storage, mapping, segment))
+            begin += length
+        return parts
+
+    def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
+        """Logits [num_wanted, vocab_size] of a flattened batch; None wants those of all rows."""
+        logits = self.model(joined(parts)._replace(logits_rows=wanted)).logits
+        return logits[:, : len(self.growth.draft_token_ids)]
+
+    def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root that has been run, as the first of the rows drafted.
+
+        Args:
+            logits: [num_proposals, 1, vocab_size].
+            tables: int64 [num_proposals, num_blocks], with private blocks.
+        """
+        lens, num_levels = roots.positions[0], len(roots.positions) - 1
+        drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
+
+        def expand(level: Level) -> Tensor:
+            mapping, segment = drafted.slot_mapping(level), drafted.segment(level)
+            part = self._flat(level.token_ids, drafted.positions(level), mapping, segment)
+            return self._forward([part], None).unflatten(0, level.token_ids.shape)
+
+        return self.growth.grow(roots, logits, expand, rules)
+
+
+class _Rows(NamedTuple):
+    """Decodes and roots of a pass, by slot; proposals first."""
+
+    pass_rows: Rows
+    roots: Tensor
+    """int64 [num_proposals]: flattened rows of the roots."""
+
+
+def build_draft_model(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """Load a causal LM as the drafter of a verifier.
+
+    Args:
+        source: folder of the draft model.
+
+    Raises:
+        FileNotFoundError: it is no checkpoint folder.
+        VocabularyError: it numbers its tokens otherwise than the verifier.
+        UnsupportedModelError: its architecture cannot be run over a paged cache.
+    """
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
+    config = read_config(folder)
+    check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
+    loaded = load_model(folder, options.dtype, torch.device(options.device))
+    return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device))
+
+
+def check_draft_model(source: str, target: TargetDescription) -> int:
+    """Refuse a model that could not be loaded beside a verifier; reads no weights.
+
+    Raises:
+        ValueError: a file or a size is wrong; one line that names it.
+    """
+    file = ConfigFile.read(Path(source))
+    config = load_config(file).get_text_config()
+    check_same_vocabulary(file.folder, config.vocab_size, target.path, target.vocab_size)
+    check_files(file)
+    check_weights(file)
+    return 0

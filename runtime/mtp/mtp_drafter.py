@@ -1,0 +1,279 @@
+"""Drafting with the multi-token-prediction modules of the verifier's own checkpoint.
+
+Module k drafts the token at depth k + 1, deeper levels are the last module's, run again on its own results: with a
+single module that is EAGLE's loop. Row i of module k holds token i + 1 + k and is stored at index i of the sequence's
+block table in layer k of the pool, so of L settled tokens module k has rows 0..L - 2 - k. A module that drafts for the
+first time in a tree runs the rows of all drafted tokens above it, too: their hidden states are those of the module
+before it. The rows of settled tokens come from the verifier's hidden states alone. Behind fewer tokens than a module
+looks ahead its context is below 0: rows before row 0, which there are none of, are computed, dropped and never seen.
+
+Where a shared prefix ends, the last rows depend on tokens behind it: those of the first module stay as the sequence
+that ran them first has them, those of the others are as the sequence that ran last left them. That costs a little
+acceptance, and nothing else.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.pool import slot_mapping
+from wingbeat.runtime.mtp.mtp_loader import load_mtp_modules
+from wingbeat.runtime.mtp.mtp_modules import MtpModules
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.round.rows import Rows
+
+
+class MtpDrafter(StagedDrafter):
+    """MTP modules and their KV.
+
+    Args:
+        modules: prepared, on the device to draft on.
+        speculation: shape of the trees.
+        num_layers: of the verifier: the index of its final norm's output among the taps.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
+    """
+
+    def __init__(
+        self,
+        modules: MtpModules,
+        speculation: SpeculationConfig,
+        num_layers: int,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        self.modules = modules
+        self.num_modules = len(modules.items)
+        self.taps_size = modules.config.hidden_size
+        device, dtype = modules.device, modules.dtype
+        growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=device))
+        num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
+        # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
+        extra_sizes = (self.taps_size,) * (self.num_modules - 1)
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(modules.layers, num_drafted, dtype, device, fixed_shapes, extra_sizes)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(
+            (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, media_width=self.taps_size
+        )
+        self._hidden = torch.zeros(0)
+        """[num_slots + 1, hidden_size]: the first module's result at each sequence's last settled row."""
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size != self.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: its modules need {self.taps_size}")
+
+    def _resize_state(self, num_rows: int) -> None:
+        self._hidden = grown(self._hidden, (num_rows, self.taps_size), self.dtype, self.device)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Run every module over the chunks, in shapes that follow the data."""
+        spans: list[_Span] = []
+        taken, media = 0, batch.chunk_media
+        starts = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
+        rotated = batch.chunk_rotations([torch.arange(at, at + count, device=self.device) for at, count in starts])
+        tokens = batch.chunk_next_token_ids
+        if media is not None:
+            tokens = media.embedded(self.modules.embed(tokens))
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            rows = slice(taken, taken + length)
+            taken += length
+            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
+            last = tuple(upload([[slot], [length - 1]], self.device))
+            begin, taps = torch.full((1,), start, device=self.device), batch.chunk_taps[rows].to(self.dtype)
+            counted = torch.ones(1, length, dtype=torch.bool, device=self.device)
+            turned = rotated[..., None, rows]
+            spans.append(_Span(begin, start, tokens[None, rows], turned, taps[None], counted, tables, last))
+        for index in range(self.num_modules):
+            now = [
+                span.after(max(index - span.host_start, 0)) for span in spans if span.host_start + span.width > index
+            ]
+            if now:
+                self._run_spans(index, now)
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Run every module over decided tokens."""
+        counted = torch.arange(rows.token_ids.shape[1], device=self.device) < rows.num_tokens[:, None]
+        last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
+        # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
+        start, taps = self.num_modules, rows.taps.to(self.dtype)
+        positions = rows.positions[:, None] + torch.arange(rows.token_ids.shape[1], device=self.device)
+        tokens, turned = rows.token_ids, rows.rotated(positions)
+        span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
+        for index in range(self.num_modules):
+            self._run_spans(index, [span])
+
+    def _run_spans(self, index: int, spans: list["_Span"]) -> None:
+        """One module over the settled tokens of all spans; every row's key is stored before any is read."""
+        segments, mappings, hidden, begin = [], [], [], 0
+        for span in spans:
+            rows = span.positions - index
+            counted = span.counted & (rows >= 0)
+            num_context = span.starts - index
+            segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
+            mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
+            inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
+            # What does not count must be finite: its key is stored where masked rows read.
+            hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
+            begin += rows.numel()
+        tokens = torch.cat([span.tokens.flatten(0, 1) for span in spans])
+        positions = torch.cat([span.rotated.flatten(-2) for span in spans], dim=-1) + 1
+        mapping = torch.cat(mappings)
+        rows = Rows(tokens[None], positions[..., None, :], mapping, segments, self.pool.caches)
+        out = self.modules.run(index, rows, torch.cat(hidden))
+        if index < self.num_modules - 1:
+            self.pool.extras[index].flatten(0, 1).index_copy_(0, mapping, out)
+        if index == 0:
+            begin = 0
+            for span in spans:
+                of_slots, columns = span.last
+                first = begin + torch.arange(len(columns), device=self.device) * span.width
+                self._hidden[of_slots] = out[first + columns]
+                begin += span.counted.numel()
+
+    def stored(self, index: int, tables: Tensor, rows: Tensor) -> Tensor:
+        """A module's results at settled rows int64 [num_reqs, num_rows]: [num_reqs, num_rows, hidden_size]."""
+        mapping = slot_mapping(tables, rows.clamp_min(0), self.pool.block_size)
+        return self.pool.extras[index].flatten(0, 1)[mapping]
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root, from the first module's result at the last settled row."""
+        hidden = self._hidden[roots.slots][:, None]
+        drafting = _Drafting(self, block_tables[roots.slots], roots, hidden)
+        return self.growth.grow(roots, self.modules.items[0].logits(hidden), drafting.expand, rules)
+
+
+class _Span(NamedTuple):
+    """Settled tokens of some sequences, rows side by side: column c is position starts + c."""
+
+    starts: Tensor
+    """int64 [num_reqs]"""
+    host_start: int
+    """What the host knows of `starts`: a lower bound where columns must not be cut."""
+    tokens: Tensor
+    """int64 [num_reqs, width]: the token after each position; or their embeddings [num_reqs, width, hidden_size]."""
+    rotated: Tensor
+    """int64 [num_reqs, width] or [3, num_reqs, width]: see `DraftBatch.chunk_rotations`."""
+    taps: Tensor
+    """[num_reqs, width, hidden_size]"""
+    counted: Tensor
+    """bool [num_reqs, width]"""
+    tables: Tensor
+    """int64 [num_reqs, num_table_blocks]"""
+    last: tuple[Tensor, Tensor]
+    """Slots and last columns int64 [num_reqs]."""
+
+    @property
+    def width(self) -> int:
+        return self.counted.shape[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [num_reqs, width]"""
+        return self.starts[:, None] + torch.arange(self.width, device=self.starts.device)
+
+    def after(self, count: int) -> "_Span":
+        """Without the first columns, which a module has no row for."""
+        if not count:
+            return self
+        tokens, taps, counted = (part[:, count:] for part in (self.tokens, self.taps, self.counted))
+        rotated = self.rotated[..., count:]
+        return self._replace(starts=self.starts + count, tokens=tokens, rotated=rotated, taps=taps, counted=counted)
+
+
+class _Drafting:
+    """The drafted rows of one pass.
+
+    Args:
+        hidden: [num_reqs, 1, hidden_size], the first module's results at the last settled rows.
+    """
+
+    def __init__(self, drafter: MtpDrafter, block_tables: Tensor, roots: Roots, hidden: Tensor) -> None:
+        self.drafter = drafter
+        self.pool, self.width = drafter.pool, drafter.growth.top_k
+        self.block_tables = block_tables
+        self.roots, self.lens = roots, roots.positions[0]
+        self.levels: list[Level] = []
+        self.out = hidden
+        """Latest results [num_reqs, num_nodes, hidden_size]: of the settled row alone, or of the nodes run last."""
+
+    def expand(self, level: Level) -> Tensor:
+        """See `wingbeat.runtime.drafters.growth.Expand`."""
+        self.levels.append(level)
+        index = min(level.depth, self.drafter.num_modules - 1)
+        first_run = index == level.depth
+        run = self.levels if first_run else [level]
+        token_ids = torch.cat([part.token_ids for part in run], dim=1)
+        hidden = self._inputs_of_all(index) if first_run else of_parents(self.out[:, -self.width :], level)
+        self.out = self._run(index, token_ids, hidden, len(run))
+        return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
+
+    def _inputs_of_all(self, index: int) -> Tensor:
+        """The module before it at the parents of all nodes so far; the root's row is settled."""
+        first = self.levels[0]
+        if index == 1:
+            return self.out.expand(-1, first.token_ids.shape[1], -1)
+        rows = (self.lens - 1 - index)[:, None]
+        settled = self.drafter.stored(index - 1, self.block_tables, rows)
+        parts = [settled.expand(-1, first.token_ids.shape[1], -1)]
+        for depth, level in enumerate(self.levels[1:]):
+            parts.append(of_parents(self.out[:, depth * self.width : (depth + 1) * self.width], level))
+        return torch.cat(parts, dim=1)
+
+    def _run(self, index: int, token_ids: Tensor, hidden: Tensor, num_levels: int) -> Tensor:
+        """A module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
+        depth, width = self.levels[-1].depth, self.width
+        num_context = self.lens - 1 - index
+        tables = self.pool.tables(self.block_tables, num_context)
+        nodes = torch.arange(depth * width, device=self.lens.device)
+        rows = num_context[:, None] + nodes // width
+        run = slice((depth - num_levels) * width, None)
+        storage = num_context[:, None] + nodes[run]
+        mapping = slot_mapping(tables, storage, self.pool.block_size, storage >= 0).flatten()
+        visible = self._visible(num_levels, index)
+        if visible is None:
+            behind = num_context + depth - num_levels
+            segment = self.pool.causal_segment(0, rows[:, run], behind, tables)
+        else:
+            segment = self.pool.tree_segment(rows, visible, num_context, tables)
+        positions = (self.roots.rotated(self.lens)[:, None] + nodes // width)[:, run].flatten()
+        flat = Rows(token_ids.view(1, -1), positions[None], mapping, [segment], self.pool.caches)
+        out = self.drafter.modules.run(index, flat, hidden.flatten(0, 1))
+        return out.unflatten(0, token_ids.shape)
+
+    def _visible(self, num_levels: int, index: int) -> Tensor | None:
+        """bool [num_reqs, num_levels * width, nodes so far]; None in a chain."""
+        if self.levels[-1].visible is None:
+            return None
+        size = self.levels[-1].visible.shape[2]
+        parts = [level.visible for level in self.levels[-num_levels:]]
+        visible = torch.cat([F.pad(part, (0, size - part.shape[2])) for part in parts], dim=1)
+        if index < 2:
+            return visible
+        # Behind fewer settled tokens than the module looks ahead, the first levels have no row.
+        real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
+        itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
+        return visible & (real[:, None] | itself)
+
+
+def build_mtp(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """The drafter of a verifier's own MTP modules; raises as `load_mtp_modules`.
+
+    Args:
+        source: not looked at: the modules are the verifier's.
+    """
+    modules = load_mtp_modules(target, options.dtype, options.device)
+    return MtpDrafter(modules, speculation, target.num_layers, graph_device_of(options, modules.device))

@@ -1,0 +1,94 @@
+"""MTP modules by the names of a checkpoint's tensors: how many there are, and what each is called. Loads no torch.
+
+Two layouts are read. DeepSeek's, which GLM-4.5 and others took over: module k is `model.layers.{num_layers + k}.`, with
+`enorm`, `hnorm`, `eh_proj`, `shared_head.norm` beside the layer's own tensors, and copies of the embedding and of the
+output matrix as `embed_tokens` and `shared_head.head`. Qwen's: one module under `mtp.`, with `pre_fc_norm_embedding`,
+`pre_fc_norm_hidden`, `fc`, `norm` and `layers.0.`.
+"""
+
+import re
+from collections.abc import Collection
+
+_DEEPSEEK = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "shared_head.norm.weight": "norm.weight",
+    "shared_head.head.weight": "head",
+    "embed_tokens.weight": "embedding",
+}
+_QWEN = {
+    "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
+    "mtp.fc.weight": "eh_proj.weight",
+    "mtp.norm.weight": "norm.weight",
+}
+_QWEN_PREFIX, _QWEN_LAYER = "mtp.", "mtp.layers.0."
+_QWEN_JOINT = "mtp.fc.weight"
+_OTHER_FAMILIES = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
+
+
+def count_modules(names: Collection[str], num_layers: int) -> int:
+    """Modules in a layout that can be read; 0 where there are none.
+
+    A config is not asked for their number: many copies keep the field and leave the layers out.
+
+    Args:
+        names: of the tensors of a verifier of `num_layers` layers.
+    """
+    if _is_among(names, _QWEN_JOINT):
+        return 1
+    count = 0
+    while _is_among(names, _joint(num_layers + count)):
+        count += 1
+    return count
+
+
+def find_modules(names: Collection[str], num_layers: int) -> list[set[str]]:
+    """Names of tensors in each module that can be read; as for `count_modules`."""
+    prefixes = [prefix_of_module(names, num_layers + index) for index in range(count_modules(names, num_layers))]
+    return [{name for name in names if name.startswith(prefix)} for prefix in prefixes]
+
+
+def why_none(names: Collection[str], num_layers: int) -> str:
+    """What a checkpoint without modules that can be read has or lacks."""
+    others = sorted(name for name in names if _OTHER_FAMILIES.search(name))
+    if others:
+        return (
+            f"has MTP tensors of a layout that is not supported ({others[0]} among {len(others)}): "
+            f"readable are {_joint(num_layers)} (DeepSeek, GLM) and {_QWEN_JOINT} (Qwen)"
+        )
+    return f"has no MTP module: {_joint(num_layers)} is not among its tensors"
+
+
+def prefix_of_module(names: Collection[str], layer: int) -> str:
+    """How the names of a module's tensors begin.
+
+    Args:
+        layer: number of the module's layer, counted on behind the verifier's own.
+    """
+    return _QWEN_PREFIX if _is_among(names, _QWEN_JOINT) else f"model.layers.{layer}."
+
+
+def name_in_module(name: str, prefix: str) -> str:
+    """A plain tensor's name in `MtpModule`, of the name that it has in the checkpoint."""
+    if prefix == _QWEN_PREFIX:
+        return _qwen_name(name)
+    short = name.removeprefix(prefix)
+    return _DEEPSEEK.get(short, f"block.{short}")
+
+
+def _is_among(names: Collection[str], joint: str) -> bool:
+    """Whether a weight is there, plain or packed into fewer bits."""
+    layer = joint.removesuffix(".weight")
+    return joint in names or f"{layer}.qweight" in names or f"{layer}.weight_packed" in names
+
+
+def _joint(layer: int) -> str:
+    return f"model.layers.{layer}.eh_proj.weight"
+
+
+def _qwen_name(name: str) -> str:
+    if name.startswith(_QWEN_LAYER):
+        return f"block.{name.removeprefix(_QWEN_LAYER)}"
+    return _QWEN.get(name, name)

@@ -1,0 +1,46 @@
+"""A head that drafts a block in one pass: the backbone, and what its family makes of the slots."""
+
+from torch import Tensor
+
+from wingbeat.runtime.one_pass.backbone import Backbone
+from wingbeat.runtime.one_pass.config import OnePassConfig
+from wingbeat.runtime.one_pass.kernel_block import KernelBlock
+from wingbeat.runtime.one_pass.walks import (
+    CandidateSelector,
+    ChooseCandidates,
+    LatticeWalk,
+    MarginalWalk,
+    MarkovHead,
+    MarkovWalk,
+    Walk,
+)
+
+
+class OnePassHead(Backbone):
+    """DFlash, JetSpec, DSpark or DFlash2, as its config says."""
+
+    def __init__(self, config: OnePassConfig) -> None:
+        super().__init__(config)
+        hidden, vocab_size = config.hidden_size, config.vocab_size
+        self.markov = None
+        if config.markov is not None:
+            self.markov = MarkovHead(config.markov, hidden, vocab_size, config.draft_vocab_size)
+        self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
+
+    def kernel_head(self) -> KernelBlock | None:
+        """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
+        return KernelBlock.from_head(self, self.markov, self.selector)
+
+    def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
+        """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.
+
+        Args:
+            choose: see `LatticeWalk`; heads without candidates do not ask it.
+        """
+        return self.walk_over(self.logits(hidden), hidden, choose)
+
+    def walk_over(self, logits: Tensor, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
+        """`walk`, given the slots' logits [num_reqs, num_drafted, draft_vocab_size] too."""
+        if self.selector is not None:
+            return LatticeWalk(self.selector, self, logits, hidden, choose)
+        return MarginalWalk(logits) if self.markov is None else MarkovWalk(self.markov, logits, hidden)

@@ -1,0 +1,231 @@
+"""Drafting a block in one pass: DFlash and what is built upon it, as chains or trees.
+
+Position i of a sequence is stored at index i of its block table, as keys and values made of the verifier's taps at i
+alone. Of L settled tokens those of positions 0..L - 2 are there; the block's slots, the last settled token at L - 1
+first, lie behind them while they are run, and are dropped. So nothing depends on a token that was only drafted, and
+cached prefixes and replays hold the same numbers whoever ran them. The whole block is run however deep the trees are:
+it is what the head was trained for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.results import Coupling
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters import growth
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
+from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
+from wingbeat.runtime.drafters.paged_attend import PagedAttend
+from wingbeat.runtime.drafters.staged_drafter import graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.contract import Attend, HeadConvention
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.one_pass.config import LayerMask
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
+from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
+from wingbeat.runtime.one_pass.walks import ChooseCandidates, grow_along
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.round.rows import Segment
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
+
+
+class OnePassDrafter(KernelDrafter):
+    """A head over a block, and the context's keys and values.
+
+    Args:
+        head: weights, on the device to draft on.
+        speculation: shape of the trees.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
+
+    Raises:
+        ValueError: the trees are deeper than the head's block, or wider than its candidates.
+    """
+
+    def __init__(
+        self,
+        head: OnePassHead,
+        speculation: SpeculationConfig,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        config = head.config
+        check_shape(speculation, config.num_drafted)
+        if config.lattice is not None and speculation.draft_top_k > config.lattice.top_k:
+            raise ValueError(
+                f"draft_top_k={speculation.draft_top_k}: this head has {config.lattice.top_k} candidates for a token"
+            )
+        self.head = head.eval().requires_grad_(False)
+        lay_out_linears(self.head)
+        self.trained_positions = config.max_position_embeddings
+        heads, size = config.num_key_value_heads, config.head_dim
+        layers = [LayerAttention(config.num_attention_heads, heads, size, size, mask.window) for mask in config.masks]
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(layers, config.block_size, head.dtype, head.device, fixed_shapes)
+        growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
+        self._choose_for = CandidateChooser(growth, head)
+
+    def read_as(self, convention: HeadConvention) -> None:
+        """See `Drafter.read_as`."""
+        head = self.head.with_convention(convention)
+        check_shape(self.speculation, head.config.num_drafted)
+        self.head, self.needs = head, self.needs._replace(tap_layers=convention.tap_layers)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Chunks of prompts, in shapes that follow the data."""
+        positions, mapping = chunk_addresses(batch, self.pool)
+        self._keep(batch.chunk_taps, batch.chunk_rotations(list(positions.split(batch.chunk_lens))), mapping)
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Decided positions; what does not count goes to block 0."""
+        steps = torch.arange(rows.token_ids.shape[1], device=self.device)
+        positions = rows.positions[:, None] + steps
+        counted = steps < rows.num_tokens[:, None]
+        mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
+        # What does not count must be finite: masked rows may read block 0.
+        taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
+        if not self.pool.fixed_shapes:
+            real = counted.flatten()
+            taps, rotated, mapping = taps[real], rotated[real], mapping[real]
+        self._keep(taps, rotated, mapping)
+
+    def _keep(self, taps: Tensor, rotated: Tensor, mapping: Tensor) -> None:
+        """Keys and values of committed positions, by their taps [n, taps_size] and what they are rotated by."""
+        positions = rotated if rotated.dim() == 1 else rotated[0]
+        context = self.head.context(self.head.fuse(taps), self.head.rotary(positions))
+        for cache, (key, value) in zip(self.pool.caches, context, strict=True):
+            store_kv(key.contiguous(), value.contiguous(), *cache, mapping)
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """One pass over every root's block, then a tree of what its slots say."""
+        head, pool = self.head, self.pool
+        num_context = roots.positions[0] - 1
+        tables = pool.tables(block_tables[roots.slots], num_context)
+        positions = num_context[:, None] + torch.arange(head.config.block_size, device=self.device)
+        mapping = slot_mapping(tables, positions, pool.block_size).flatten()
+        segment_of = _segments(pool, positions, num_context, tables)
+        attends: list[Attend] = [
+            PagedAttend(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
+            for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
+        ]
+        states = head.run_block(roots.token_ids, head.rotary(roots.rotated(positions, by_request=True)), attends)
+        return grow_along(self.growth, roots, head.walk(states, self._choose_for(roots)), rules)
+
+
+class CandidateChooser:
+    """Each slot's candidates under the requests' rules, by the noise that the target will choose with.
+
+    The token that noise makes the target choose is seldom among the few likeliest ones.
+    """
+
+    def __init__(self, growth: Growth, head: OnePassHead) -> None:
+        self.growth, self._ids = growth, head.draft_token_ids
+        self._columns: Tensor | None = None
+        """int64 [vocab_size]: the draft id of each target id, of a head that has a few candidates for a slot."""
+        if head.config.lattice is not None:
+            ids = self._ids
+            columns = torch.arange(len(ids), device=ids.device)
+            self._columns = ids.new_zeros(head.config.vocab_size).scatter_(0, ids, columns)
+
+    def __call__(self, roots: Roots) -> ChooseCandidates | None:
+        """What chooses for these roots; None where nobody has rules or samples."""
+        sampled = growth.couplings_of(roots)[0] is not None
+        if self._columns is None or not (sampled or roots.rules is not None or roots.allowed_tokens is not None):
+            return None
+        num_levels, columns = len(roots.positions), self._columns
+        temperatures, seeds = (column.repeat_interleave(num_levels) for column in (roots.temperatures, roots.seeds))
+        coupling = Coupling(temperatures, seeds, roots.positions.t().flatten()) if sampled else None
+
+        def choose(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+            logits = logits[:, :num_levels]
+            ruled = self.growth.ruled(roots, logits)
+            rows, noise = ruled.logits.flatten(0, 1)[:, None], coupling
+            if ruled.is_tempered and noise is not None:
+                noise = noise.tempered()
+            token_ids, ranks = (best[:, 0] for best in top_candidates(rows, self._ids, top_k, noise))
+            scores = (
+                logits.flatten(0, 1).gather(1, columns[token_ids]).masked_fill(ranks == float("-inf"), float("-inf"))
+            )
+            return token_ids.unflatten(0, (-1, num_levels)), scores.unflatten(0, (-1, num_levels))
+
+        return choose
+
+
+def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
+    """Refuse trees that are deeper than a head's block.
+
+    Raises:
+        ValueError: they are; names both numbers.
+    """
+    levels = speculation.max_path - 1
+    if levels > num_drafted:
+        raise ValueError(f"draft_steps={levels}: this head drafts {num_drafted} tokens at most")
+
+
+def chunk_addresses(batch: DraftBatch, pool: DraftPool) -> tuple[Tensor, Tensor]:
+    """Positions and slots in the pool, int64 [num_chunk_tokens] each, of the chunks of a batch that has some."""
+    positions, mapping = [], []
+    for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+        stored = torch.arange(start, start + length, device=pool.device)
+        positions.append(stored)
+        mapping.append(slot_mapping(batch.block_tables[slot : slot + 1], stored[None], pool.block_size)[0])
+    return torch.cat(positions), torch.cat(mapping)
+
+
+def _segments(
+    pool: DraftPool, positions: Tensor, num_context: Tensor, tables: Tensor
+) -> Callable[[LayerMask], Segment]:
+    """What the slots of int64 [num_reqs, num_slots] positions see, by the mask of a layer; one for layers alike."""
+    made: dict[bool, Segment] = {}
+
+    def segment_of(mask: LayerMask) -> Segment:
+        if mask.causal not in made:
+            if mask.causal:
+                made[True] = pool.causal_segment(0, positions, num_context, tables)
+            else:
+                num_reqs, num_slots = positions.shape
+                visible = torch.ones(num_reqs, num_slots, num_slots, dtype=torch.bool, device=pool.device)
+                made[False] = pool.tree_segment(positions, visible, num_context, tables)
+        return made[mask.causal]
+
+    return segment_of
+
+
+def build_one_pass(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """Load a head as the drafter of a verifier; raises as `load_one_pass_head` and the drafter.
+
+    Args:
+        source: folder of the head.
+    """
+    checkpoint = read_one_pass_checkpoint(source)
+    family = checkpoint.family
+    load = load_parallel_head if family is OnePassFamily.PEAGLE else load_one_pass_head
+    kind = ParallelEagleDrafter if family is OnePassFamily.PEAGLE else OnePassDrafter
+
+    def load_head(folder: str) -> Any:
+        found = read_one_pass_checkpoint(folder)
+        if found.family is not family:
+            raise CheckpointError(f"{folder} holds a head of {found.family}: one of {family} is served")
+        return load(found, target, options.dtype, options.device)
+
+    head = load(checkpoint, target, options.dtype, options.device)
+    drafter = kind(head, speculation, graph_device_of(options, head.device))
+    drafter.load_head = load_head
+    return drafter

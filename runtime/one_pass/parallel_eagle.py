@@ -1,0 +1,144 @@
+"""P-EAGLE: an EAGLE-3 head of several layers that drafts all its tokens in one pass. Source: arXiv 2602.01469.
+
+Committed pairs are those of EAGLE-3. Behind the last one come slots of which nothing is known: each has the embedding
+of the mask token and the features of one learned tap, and each is drafted from what it sees to its left.
+"""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.files import CheckpointError, fields_refused, read_tensors
+from wingbeat.runtime.heads.head_config import conventions, head_config
+from wingbeat.runtime.heads.kernel_head import KernelHead
+from wingbeat.runtime.heads.layouts import MODELOPT, SPECULATORS, Layout, Theta, file_tensors
+from wingbeat.runtime.heads.load import Lent, borrow, canonical_state, draft_token_ids
+from wingbeat.runtime.heads.rotary import in_turning_order
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.load import OnePassCheckpoint
+from wingbeat.runtime.one_pass.read_config import check_supported, mask_token_id
+
+logger = logging.getLogger(__name__)
+
+
+class ParallelEagleHead(EagleHead):
+    """EAGLE-3's layers, and the tap of a slot of which nothing is known.
+
+    Args:
+        mask_token_id: of the embedding that such slots have.
+    """
+
+    def __init__(self, config: EagleHeadConfig, mask_token_id: int) -> None:
+        super().__init__(config)
+        if not 0 <= mask_token_id < config.vocab_size:
+            raise ValueError(f"mask_token_id={mask_token_id} is outside the embedding of {config.vocab_size} rows")
+        self.mask_token_id = mask_token_id
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.taps_size))
+
+    def masked_features(self) -> Tensor:
+        """[1, 1, H]: of every slot of which nothing is known."""
+        return self.fuse(self.mask_hidden)
+
+    def kernel_head(self) -> KernelHead | None:
+        """See `DraftHead.kernel_head`."""
+        made = super().kernel_head()
+        if made is not None:
+            features = self.masked_features().detach().float().contiguous()
+            made.head.mask_features, made.head.mask_token = features.data_ptr(), self.mask_token_id
+            made.held.append(features)
+        return made
+
+
+def read_parallel_config(
+    checkpoint: OnePassCheckpoint, target_hidden_size: int, target_num_layers: int
+) -> tuple[EagleHeadConfig, Layout, HeadConvention]:
+    """The canonical config of a P-EAGLE head, whose names its tensors have, and how it is read.
+
+    Raises:
+        CheckpointError: a field is missing, not supported, or does not fit the target.
+    """
+    raw, shapes = checkpoint.raw, checkpoint.shapes
+    body = raw.get("transformer_layer_config") or raw
+    check_supported(raw, body, OnePassFamily.PEAGLE, shapes)
+    sliding = [kind for kind in body.get("layer_types") or [] if kind != "full_attention"]
+    if sliding:
+        raise CheckpointError(f"a P-EAGLE head with layer_types={sliding[0]!r} is not supported")
+    readings, layout = parallel_conventions(checkpoint, target_hidden_size, target_num_layers), _layout(checkpoint)
+    return head_config(raw, layout, shapes, target_hidden_size, readings[0]), layout, readings[0]
+
+
+def _layout(checkpoint: OnePassCheckpoint) -> Layout:
+    written = SPECULATORS if "transformer_layer_config" in checkpoint.raw else MODELOPT
+    # Names are canonical, and the base of the rotation is not left open as in older tools' files.
+    return replace(written, rope_theta=Theta.READ)
+
+
+def parallel_conventions(
+    checkpoint: OnePassCheckpoint, target_hidden_size: int, target_num_layers: int
+) -> tuple[HeadConvention, ...]:
+    """Readings of a P-EAGLE head that its files leave open, the likeliest first; raises as `conventions`."""
+    layout = _layout(checkpoint)
+    return conventions(checkpoint.raw, layout, checkpoint.shapes, target_num_layers, target_hidden_size)
+
+
+def fit_parallel_head(
+    checkpoint: OnePassCheckpoint,
+    tensors: dict[str, Tensor],
+    target: TargetDescription,
+    embedding: Lent,
+    lm_head: Lent,
+) -> tuple[ParallelEagleHead, dict[str, Tensor], Tensor, list[str]]:
+    """A head on the meta device, its state, its token map, and the names of what the target lends.
+
+    Raises:
+        CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.
+    """
+    config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)
+    if config.vocab_size != target.vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
+    with torch.device("meta"), fields_refused():
+        head = ParallelEagleHead(config, mask_token_id(checkpoint.raw)).with_convention(convention)
+    token_ids = draft_token_ids(tensors, config)
+    lent = {"embed_tokens.weight": embedding}
+    if config.draft_vocab_size == config.vocab_size:
+        lent["lm_head.weight"] = lm_head
+    borrowed = borrow(tensors, lent)
+
+    state = canonical_state(tensors, head, partial(file_tensors, layout, config))
+    return head, in_turning_order(state, config), token_ids, borrowed
+
+
+def load_parallel_head(
+    checkpoint: OnePassCheckpoint, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
+) -> ParallelEagleHead:
+    """Read a P-EAGLE head in evaluation mode.
+
+    Raises:
+        CheckpointError: as `fit_parallel_head`.
+    """
+    tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
+    head, state, token_ids, borrowed = fit_parallel_head(checkpoint, tensors, target, target.embedding, target.lm_head)
+    placed: dict[str, Any] = {name: tensor.to(device, dtype) for name, tensor in state.items()}
+    head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
+    head.reset_rope(device)
+    logger.info(
+        "drafter %s: P-EAGLE, %d layers, taps enter layers %s, mask token %d, draft vocabulary %d of %d, "
+        "norm_before_residual=%s, from the target: %s",
+        Path(checkpoint.folder),
+        head.config.num_layers,
+        list(head.tap_layers),
+        head.mask_token_id,
+        head.config.draft_vocab_size,
+        head.config.vocab_size,
+        head.convention.norm_before_residual,
+        ", ".join(borrowed) or "nothing",
+    )
+    return head.eval().requires_grad_(False)

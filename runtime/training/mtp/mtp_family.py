@@ -1,0 +1,39 @@
+"""MTP modules as a family of heads that is trained."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.mtp.mtp_loader import num_mtp_modules
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+from wingbeat.runtime.training.family import TrainedHead
+from wingbeat.runtime.training.mtp.mtp_head import MtpHead, save_mtp_module
+from wingbeat.runtime.training.unrolled_families import UnrolledFamily
+from wingbeat.runtime.training.verifier_weights import VerifierWeights
+
+
+class MtpFamily(UnrolledFamily):
+    """A multi-token-prediction module of the verifier's own class."""
+
+    inside_verifier = True
+
+    def tap_layers(self, config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
+        """See `Family.tap_layers`.
+
+        Raises:
+            ValueError: the verifier has modules already.
+        """
+        if num_mtp_modules(target):
+            raise ValueError(f"verifier={config.verifier!r} has MTP modules already: serve it with the drafter mtp")
+        return (target.num_layers,)
+
+    def new_head(
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+    ) -> TrainedHead:
+        """See `Family.new_head`."""
+        return MtpHead(weights, config.seed)
+
+    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
+        """See `Family.export`."""
+        save_mtp_module(head, verifier, path)

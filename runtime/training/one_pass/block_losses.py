@@ -1,0 +1,145 @@
+"""What heads that draft in one pass learn: the verifier's distribution at every slot, given the text before it."""
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.contract import Continuations
+from wingbeat.runtime.one_pass.blocks import block_states, parallel_states
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.training.losses import DenseTarget, DraftedIds, TopTarget, Wanted
+
+
+class BlockLoss(nn.Module):
+    """Mean loss of all blocks of a batch, of heads whose slots know nothing of one another's tokens.
+
+    Cross-entropy to the verifier's distribution, later slots weighted down by `step_decay ** slot`.
+    """
+
+    def __init__(self, head: OnePassHead, step_decay: float) -> None:
+        super().__init__()
+        self.head = head
+        self.step_decay = step_decay
+        self.wanted = DraftedIds(head.draft_token_ids, head.config.vocab_size)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        taps: Tensor,
+        target: DenseTarget | TopTarget,
+        loss_mask: Tensor | None,
+        anchors: Tensor,
+    ) -> Tensor:
+        """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
+
+        Args:
+            loss_mask: see `DraftLoss.forward`.
+            anchors: int64 [batch, A], where blocks begin.
+        """
+        hidden = block_states(self.head, token_ids, taps, anchors)
+        logits = self.head.logits(hidden).float()
+        walk, wanted, slots = self.head.walk_over(logits, hidden), self.wanted(target), logits.unbind(1)
+        none = torch.zeros(len(hidden), 1, dtype=torch.int64, device=hidden.device)
+        total = torch.zeros((), device=hidden.device)
+        for depth in range(self.head.config.num_drafted):
+            rows = anchors + depth
+            # The text's own tokens come before: a walk counts only as far as it has drafted them.
+            following = walk.step(depth, token_ids.gather(1, rows).flatten()[:, None], none)
+            loss = self.of_slot(following, slots[depth], wanted.at(rows), token_ids.gather(1, rows + 1))
+            if loss_mask is not None:
+                loss = loss * loss_mask.gather(1, rows + 1)
+            total = total + self.step_decay**depth * loss.mean()
+        return total / sum(self.step_decay**depth for depth in range(self.head.config.num_drafted))
+
+    def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
+        """Of one slot of every block -> [batch, A].
+
+        Args:
+            following: what the head says [batch * A, 1, ...].
+            logits: of the slots [batch * A, draft_vocab_size], without what corrects them.
+            wanted: what the verifier says [batch, A, ...].
+            next_ids: int64 [batch, A]: the tokens that do come.
+        """
+        return wanted.cross_entropy(_shaped(following.logits, next_ids))
+
+
+class MarkovLoss(BlockLoss):
+    """DSpark's: of the corrected logits, and of how sure the head is that its best token is the one that comes.
+
+    Source: arXiv 2607.05147.
+
+    Args:
+        confidence_weight: of the second part.
+    """
+
+    def __init__(self, head: OnePassHead, step_decay: float, confidence_weight: float) -> None:
+        super().__init__(head, step_decay)
+        self.confidence_weight = confidence_weight
+
+    def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
+        """See `BlockLoss.of_slot`."""
+        corrected = _shaped(following.logits, next_ids)
+        loss = wanted.cross_entropy(corrected)
+        if following.confidence is None:
+            return loss
+        right = self.wanted.token_ids[corrected.argmax(-1)] == next_ids
+        confidence = following.confidence.view(next_ids.shape)
+        likely = torch.where(right, confidence, 1 - confidence)
+        return loss - self.confidence_weight * likely.clamp_min(1e-6).log()
+
+
+class LatticeLoss(BlockLoss):
+    """DFlash2's: of the slots' own logits, and of the scores of their candidates given the token before."""
+
+    def of_slot(self, following: Continuations, logits: Tensor, wanted: Wanted, next_ids: Tensor) -> Tensor:
+        """See `BlockLoss.of_slot`."""
+        candidates = self.wanted.index[following.token_ids].view(*next_ids.shape, -1)
+        scores = _shaped(following.logits, next_ids)
+        own = wanted.cross_entropy(logits.view(*next_ids.shape, -1))
+        return own + wanted.among(candidates).cross_entropy(scores)
+
+
+class ParallelLoss(nn.Module):
+    """P-EAGLE's: every pair predicts the token after its own, and masked slots behind some of them what follows.
+
+    Cross-entropy to the verifier's distribution, later tokens weighted down by `step_decay ** depth`.
+
+    Args:
+        num_drafted: tokens drafted in a pass.
+    """
+
+    def __init__(self, head: ParallelEagleHead, num_drafted: int, step_decay: float) -> None:
+        super().__init__()
+        self.head = head
+        self.num_drafted = num_drafted
+        self.step_decay = step_decay
+        self.wanted = DraftedIds(head.draft_token_ids, head.config.vocab_size)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        taps: Tensor,
+        target: DenseTarget | TopTarget,
+        loss_mask: Tensor | None,
+        anchors: Tensor,
+    ) -> Tensor:
+        """See `BlockLoss.forward`."""
+        pairs, slots = parallel_states(self.head, token_ids, taps, anchors, self.num_drafted)
+        wanted = self.wanted(target)
+        # The pair at index i, whose token is at i + 1, predicts the token at i + 2: the verifier's row i + 1.
+        known = torch.arange(1, token_ids.shape[1] - 1, device=anchors.device).expand(len(token_ids), -1)
+        total = self._mean(self.head.logits(pairs[:, :-1]), wanted, known, loss_mask)
+        for depth in range(1, self.num_drafted):
+            logits = self.head.logits(slots[:, :, depth - 1])
+            total = total + self.step_decay**depth * self._mean(logits, wanted, anchors + depth, loss_mask)
+        return total / sum(self.step_decay**depth for depth in range(self.num_drafted))
+
+    def _mean(self, logits: Tensor, wanted: Wanted, rows: Tensor, loss_mask: Tensor | None) -> Tensor:
+        """Of logits [batch, N, draft_vocab_size] that predict what the verifier's rows int64 [batch, N] do."""
+        loss = wanted.at(rows).cross_entropy(logits.float())
+        return (loss if loss_mask is None else loss * loss_mask.gather(1, rows + 1)).mean()
+
+
+def _shaped(logits: Tensor, like: Tensor) -> Tensor:
+    """Logits [batch * A, 1, K] -> [batch, A, K]."""
+    return logits.reshape(*like.shape, -1)

@@ -1,0 +1,227 @@
+"""Families that draft a block of tokens in one pass: DFlash, what is built upon it, and P-EAGLE."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
+from wingbeat.runtime.heads.families import OnePassFamily
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.one_pass.blocks import block_matches
+from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots
+from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
+from wingbeat.runtime.one_pass.save import save_one_pass_head, save_parallel_head
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+from wingbeat.runtime.training.family import Family, TrainedHead
+from wingbeat.runtime.training.head_init import head_shapes
+from wingbeat.runtime.training.loop import Inputs
+from wingbeat.runtime.training.one_pass.anchors import draw_anchors
+from wingbeat.runtime.training.one_pass.block_losses import BlockLoss, LatticeLoss, MarkovLoss, ParallelLoss
+from wingbeat.runtime.training.one_pass.one_pass_init import (
+    for_training,
+    initial_one_pass_head,
+    initial_parallel_head,
+    lattice_shape,
+    mask_token,
+)
+from wingbeat.runtime.training.parallel import Part
+from wingbeat.runtime.training.verifier_weights import VerifierWeights
+
+
+class BlockFamily(Family):
+    """A head that drafts a block: blocks begin at tokens of the text drawn at random."""
+
+    def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
+        """Fields of the head's config that follow the verifier's and what a user may change of them."""
+        shapes = head_shapes(weights, self.tap_layers(config, target), config.intermediate_size)
+        shapes["num_key_value_heads"] = config.num_key_value_heads or shapes["num_attention_heads"]
+        return shapes | {"draft_vocab_size": min(config.draft_vocab_size, weights.vocab_size)}
+
+    @abstractmethod
+    def num_drafted(self, config: TrainDrafterConfig) -> int:
+        """Tokens that a block drafts."""
+
+    def inputs(self, config: TrainDrafterConfig, found: Inputs, step: int, part: Part) -> Inputs:
+        """See `Family.inputs`; with the blocks' first positions."""
+        token_ids, taps, target, *masks = found.tensors
+        loss_mask = masks[0] if masks else None
+        learnt = torch.ones_like(token_ids, dtype=torch.bool) if loss_mask is None else loss_mask
+        rows = part.rows(config.batch_size)
+        anchors = draw_anchors(config.seed, step, rows, learnt.cpu(), self.num_drafted(config), config.num_anchors)
+        tensors = (token_ids, taps, target, loss_mask, anchors.to(token_ids.device))
+        return found._replace(tensors=tensors)
+
+    def matches(self, head: TrainedHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+        """See `Family.matches`."""
+        return block_matches(head, token_ids, taps, num_steps)
+
+    def chain(self, config: TrainDrafterConfig) -> int:
+        """See `Family.chain`; no longer than a block."""
+        return min(super().chain(config), self.num_drafted(config))
+
+
+class DFlashFamily(BlockFamily):
+    """DFlash's body with marginals alone.
+
+    Args:
+        kind: DFlash, or JetSpec, whose slots see those to their left.
+    """
+
+    slots = Slots.FILL_IN
+
+    def __init__(self, kind: OnePassFamily = OnePassFamily.DFLASH) -> None:
+        self.kind = kind
+
+    def num_drafted(self, config: TrainDrafterConfig) -> int:
+        """See `BlockFamily.num_drafted`."""
+        return config.block_size - (1 if self.slots is Slots.FILL_IN else 0)
+
+    def new_head(
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+    ) -> TrainedHead:
+        """See `Family.new_head`."""
+        shape = self._shape(config, target, weights, token_counts)
+        if config.initial_head is None:
+            return initial_one_pass_head(weights, shape, token_counts, config.seed)
+        checkpoint = read_one_pass_checkpoint(config.initial_head)
+        if checkpoint.family is not self.kind:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
+        head = load_one_pass_head(checkpoint, target, torch.float32, "cpu")
+        different = [name for name in vars(shape) if getattr(shape, name) != getattr(head.config, name)]
+        if different:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} has another {', '.join(different)}")
+        return for_training(head)
+
+    def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
+        """See `Family.load`."""
+        return load_one_pass_head(read_one_pass_checkpoint(folder), target, torch.float32, "cpu")
+
+    def free(self, head: TrainedHead) -> TrainedHead:
+        """See `Family.free`."""
+        return for_training(head)
+
+    def settings_of(self, head: TrainedHead) -> dict[str, Any]:
+        """See `Family.settings_of`."""
+        markov = head.config.markov
+        own = {} if markov is None else {"confidence_weight": float(markov.has_confidence)}
+        return {"block_size": head.config.block_size} | own
+
+    def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
+        """See `Family.loss`."""
+        return BlockLoss(head, config.step_decay)
+
+    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
+        """See `Family.export`."""
+        save_one_pass_head(head, path, target_num_layers=TargetDescription.from_checkpoint(verifier).num_layers)
+
+    def _shape(
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+    ) -> OnePassConfig:
+        causal = self.kind is OnePassFamily.JETSPEC
+        return OnePassConfig(
+            **self.shapes(config, target, weights),
+            family=self.kind,
+            slots=self.slots,
+            block_size=config.block_size,
+            masks=(LayerMask(causal),) * config.num_layers,
+            mask_token_id=mask_token(token_counts),
+            **self._own_shape(config, weights),
+        )
+
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
+        """Fields of `OnePassConfig` that the family has beside DFlash's."""
+        return {}
+
+
+def jetspec_family() -> DFlashFamily:
+    """DFlash's body whose slots see those to their left."""
+    return DFlashFamily(OnePassFamily.JETSPEC)
+
+
+class DSparkFamily(DFlashFamily):
+    """DSpark: what the token before adds to a slot's scores, and how sure the head is."""
+
+    slots = Slots.SHIFT
+
+    def __init__(self) -> None:
+        super().__init__(OnePassFamily.DSPARK)
+
+    def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
+        """See `Family.loss`."""
+        return MarkovLoss(head, config.step_decay, config.confidence_weight)
+
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
+        reads_token = config.pair_rank > 0
+        kind = MarkovKind(config.markov_kind)
+        return {"markov": MarkovConfig(config.pair_rank, kind, config.confidence_weight > 0, reads_token)}
+
+
+class DFlash2Family(DFlashFamily):
+    """DFlash2: convolutions over the slots, and scores of pairs of candidates."""
+
+    def __init__(self) -> None:
+        super().__init__(OnePassFamily.DFLASH2)
+
+    def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
+        """See `Family.loss`."""
+        return LatticeLoss(head, config.step_decay)
+
+    def _own_shape(self, config: TrainDrafterConfig, weights: VerifierWeights) -> dict[str, Any]:
+        draft_vocab_size = min(config.draft_vocab_size, weights.vocab_size)
+        return {"lattice": lattice_shape(weights.config.hidden_size, draft_vocab_size, config.pair_rank)}
+
+
+class ParallelEagleFamily(BlockFamily):
+    """P-EAGLE: EAGLE-3's pairs, and masked slots behind them."""
+
+    def num_drafted(self, config: TrainDrafterConfig) -> int:
+        """See `BlockFamily.num_drafted`."""
+        return config.block_size
+
+    def new_head(
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+    ) -> TrainedHead:
+        """See `Family.new_head`."""
+        shape = EagleHeadConfig(**self.shapes(config, target, weights), num_layers=config.num_layers)
+        if config.initial_head is not None:
+            return self._continued(config, target, shape)
+        return initial_parallel_head(
+            weights,
+            shape,
+            token_counts,
+            mask_token_id=mask_token(token_counts),
+            seed=config.seed,
+        )
+
+    def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
+        """See `Family.load`."""
+        return load_parallel_head(read_one_pass_checkpoint(folder), target, torch.float32, "cpu")
+
+    def free(self, head: TrainedHead) -> TrainedHead:
+        """See `Family.free`."""
+        head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
+        return head.train()
+
+    def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
+        """See `Family.loss`."""
+        return ParallelLoss(head, config.block_size, config.step_decay)
+
+    def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
+        """See `Family.export`."""
+        save_parallel_head(head, path, verifier=config.verifier)
+
+    def _continued(
+        self, config: TrainDrafterConfig, target: TargetDescription, shape: EagleHeadConfig
+    ) -> ParallelEagleHead:
+        checkpoint = read_one_pass_checkpoint(config.initial_head)
+        if checkpoint.family is not OnePassFamily.PEAGLE:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
+        head = load_parallel_head(checkpoint, target, torch.float32, "cpu")
+        different = [name for name in vars(shape) if getattr(shape, name) != getattr(head.config, name)]
+        if different:
+            raise ValueError(f"initial_head={str(config.initial_head)!r} has another {', '.join(different)}")
+        return self.free(head)

@@ -1,0 +1,100 @@
+"""The head that drafts in one pass, before training: as much of the verifier as fits."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
+from wingbeat.runtime.one_pass.config import LatticeConfig, OnePassConfig
+from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead
+from wingbeat.runtime.training.head_init import copy_layer, copy_tensors, frequent_tokens, start_eagle3
+from wingbeat.runtime.training.verifier_weights import VerifierWeights
+
+_GROUPS = 16
+"""Most channels that share a kernel of DFlash2's convolutions."""
+
+
+def mask_token(token_counts: Tensor) -> int:
+    """The token that stands for what is not known: the last one that no text has, else the rarest."""
+    return int((token_counts == token_counts.min()).nonzero().max())
+
+
+def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> LatticeConfig:
+    """DFlash2's parts for a head of a width."""
+    group_size = next(size for size in range(_GROUPS, 0, -1) if hidden_size % size == 0)
+    return LatticeConfig(group_size=group_size, rank=rank, top_k=min(16, draft_vocab_size))
+
+
+def initial_one_pass_head(
+    weights: VerifierWeights, config: OnePassConfig, token_counts: Tensor, seed: int
+) -> OnePassHead:
+    """A head of DFlash's body; its context vectors start as the verifier's highest tap, what corrects slots as nothing.
+
+    The embedding stays the verifier's, and so does the output matrix of a head that drafts the whole vocabulary.
+    """
+    torch.manual_seed(seed)
+    head = OnePassHead(config)
+    with torch.no_grad():
+        head.draft_token_ids.copy_(frequent_tokens(token_counts, config.draft_vocab_size))
+        head.embed_tokens.weight.copy_(weights.embedding)
+        head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
+        if config.target_hidden_size == config.hidden_size:
+            head.fc.weight.zero_()[:, -config.hidden_size :].fill_diagonal_(1.0)
+        copy_tensors(head.hidden_norm.weight, weights, ["input_layernorm.weight"])
+        copy_tensors(head.norm.weight, weights, ["final_norm.weight"])
+        if head.key_norms is not None:
+            head.key_norms.fill_(1.0)
+            for norm in head.key_norms:
+                copy_tensors(norm, weights, ["self_attn.k_norm.weight"])
+        for index, layer in enumerate(head.layers):
+            rows = slice(index * head.kv_size, (index + 1) * head.kv_size)
+            copy_tensors(head.kv_proj.weight[rows], weights, [f"self_attn.{name}_proj.weight" for name in "kv"])
+            copy_tensors(layer.q_proj.weight, weights, ["self_attn.q_proj.weight"])
+            copy_tensors(layer.input_layernorm.weight, weights, ["input_layernorm.weight"])
+            if layer.q_norm is not None:
+                copy_tensors(layer.q_norm.weight, weights, ["self_attn.q_norm.weight"])
+            copy_layer(layer, weights)
+        _start_corrections(head)
+    return for_training(head)
+
+
+def for_training(head: OnePassHead) -> OnePassHead:
+    """A head whose weights are free to change, but for those that stay the verifier's."""
+    head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
+    head.lm_head.weight.requires_grad_(head.config.draft_vocab_size < head.config.vocab_size)
+    return head.train()
+
+
+def _start_corrections(head: OnePassHead) -> None:
+    """DSpark's and DFlash2's parts: convolutions pass their inputs on, and no token changes the next one's scores."""
+    for layer in head.layers:
+        for conv in (layer.attention_conv, layer.mlp_conv):
+            if conv is not None:
+                conv.base_kernel.zero_()[:, 0].fill_(1.0)
+                conv.kernel_projection.weight.zero_()
+    if head.markov is not None and head.markov.markov_w2 is not None:
+        head.markov.markov_w2.weight.zero_()
+    if head.selector is not None:
+        torch.nn.init.normal_(head.selector.predecessor_codebook)
+        head.selector.successor_codebook.zero_()
+
+
+def initial_parallel_head(
+    weights: VerifierWeights,
+    config: EagleHeadConfig,
+    token_counts: Tensor,
+    *,
+    mask_token_id: int,
+    seed: int,
+) -> ParallelEagleHead:
+    """A P-EAGLE head: its first layer starts as EAGLE-3's, those behind it as the verifier's last one."""
+    torch.manual_seed(seed)
+    head = ParallelEagleHead(config, mask_token_id)
+    start_eagle3(head, weights, token_counts)
+    with torch.no_grad():
+        torch.nn.init.normal_(head.mask_hidden)
+        for layer in head.behind:
+            copy_tensors(layer.qkv_proj.weight, weights, [f"self_attn.{name}_proj.weight" for name in "qkv"])
+            copy_tensors(layer.input_layernorm.weight, weights, ["input_layernorm.weight"])
+            copy_layer(layer, weights)
+    return head.train()

@@ -1,0 +1,1 @@
+"""Drafters of a user's own."""

@@ -1,0 +1,76 @@
+"""Drafters of a user's own: a class by its import path, checked at the start so that each mistake has its own error."""
+
+import importlib
+import inspect
+
+import torch
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.heads.target import TargetDescription
+
+
+class UserDrafterError(ValueError):
+    """A user's drafter cannot be used; one line that says what to change."""
+
+
+def load_user_drafter(
+    path: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """Make an object of the class `module.path.ClassName` by `ClassName(target, speculation, options)`.
+
+    Raises:
+        UserDrafterError: there is no dot, module or class of that name, the class is no `Drafter`, it lacks a method,
+            or its module or constructor raised.
+    """
+    found = find_class(path)
+    try:
+        drafter = found(target, speculation, options)
+    except Exception as error:
+        raise UserDrafterError(f"drafter {path}: its constructor raised {_said(error)}") from error
+    if not isinstance(drafter.needs, DrafterNeeds):
+        raise UserDrafterError(f"drafter {path}: its `needs` is {drafter.needs!r}, it must be a DrafterNeeds")
+    if not isinstance(drafter.device, torch.device):
+        raise UserDrafterError(f"drafter {path}: its `device` is {drafter.device!r}, it must be a torch.device")
+    return drafter
+
+
+def check_user_drafter(path: str, target: TargetDescription) -> int:
+    """Raises as `find_class`; a class tells what it taps only once there is an object."""
+    find_class(path)
+    return 0
+
+
+def find_class(path: str) -> type[Drafter]:
+    """Import a drafter's class; raises as `load_user_drafter`."""
+    module_name, dot, class_name = path.rpartition(".")
+    if not (dot and module_name and class_name):
+        raise UserDrafterError(f"drafter {path!r} names no module: write module.path.ClassName")
+    found = getattr(_import(path, module_name), class_name, None)
+    if found is None:
+        raise UserDrafterError(f"drafter {path}: module {module_name} has no {class_name}")
+    if not inspect.isclass(found):
+        raise UserDrafterError(f"drafter {path} is no class but a {type(found).__name__}")
+    if not issubclass(found, Drafter):
+        raise UserDrafterError(f"drafter {path} is no subclass of wingbeat.runtime.drafters.base.Drafter")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise UserDrafterError(f"drafter {path} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return found
+
+
+def _import(path: str, module_name: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UserDrafterError(
+                f"drafter {path}: there is no module {error.name}; is its folder on PYTHONPATH?"
+            ) from error
+        raise UserDrafterError(f"drafter {path}: importing {module_name} raised {_said(error)}") from error
+    except Exception as error:
+        raise UserDrafterError(f"drafter {path}: importing {module_name} raised {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
