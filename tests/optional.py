@@ -173,7 +173,10 @@ FEATURES = {
             *("runtime/draft_model", "tests/runtime/draft_model"),
             *("examples/demo_pair/draft_model", "benchmarks/gpu/drafter_kinds.py"),
         ),
-        words=("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
+        words=(
+            *("draft_model", "draft-model", "draft-model-windows", "a model of 16 layers"),
+            "a draft model of another vocabulary",
+        ),
     ),
     "user_drafter": Feature(
         ("runtime/user_drafter", "tests/runtime/user_drafter", "examples/user_drafter"),

@@ -169,8 +169,9 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
         "parameters": parameters,
         "file_bytes": sum(file.stat().st_size for file in files),
         "memory": memory,
-        **{"convention": None, "from_verifier": [], "probe": None, "notes": []},
+        **{"convention": None, "from_verifier": [], "probe": None},
         **dict.fromkeys(kind.name for kind in _OF_MODULES),
+        "notes": [],
     }
 
 

@@ -1,6 +1,7 @@
 """What a configuration may not be: every wrong value is named with what is allowed, and no error shows a key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -139,18 +140,18 @@ def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type
         options(**values)
 
 
-def test_rounded_keys_are_a_limit_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path):
-    assert AppConfig(kv_cache_dtype="fp8").engine_config().kv_cache_dtype == "fp8"
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("kv_cache_dtype", "fp8", "kv_cache_dtype is fp8 and engine_dir is given: its engines round no KV"),
+        ("deterministic", True, "deterministic is True and engine_dir is given: its products depend"),
+    ],
+)
+def test_limits_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path, name: str, value: Any, message: str):
+    assert getattr(AppConfig(**{name: value}).engine_config(), name) == value
     (tmp_path / "base_config.json").write_text("{}")
-    with pytest.raises(ValidationError, match="kv_cache_dtype is fp8 and engine_dir is given: its engines round no KV"):
-        AppConfig(engine_dir=tmp_path, kv_cache_dtype="fp8")
-
-
-def test_determinism_is_a_limit_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path):
-    assert AppConfig(deterministic=True).engine_config().deterministic
-    (tmp_path / "base_config.json").write_text("{}")
-    with pytest.raises(ValidationError, match="deterministic is True and engine_dir is given: its products depend"):
-        AppConfig(engine_dir=tmp_path, deterministic=True)
+    with pytest.raises(ValidationError, match=message):
+        AppConfig(**{"engine_dir": tmp_path, name: value})
 
 
 def test_an_error_of_the_command_line_names_the_field_within_a_setting():

@@ -41,12 +41,14 @@ def test_numbers_follow_from_a_tree():
     assert (shape.draft_steps, shape.draft_top_k, shape.num_nodes, shape.max_path) == (3, 4, 7, 4)
     assert shape.adaptive
     assert AppConfig(draft_top_k="[[0], [0, 0]]").engine_config().speculation.draft_tree.paths == ((0,), (0, 0))
-    for more, message in (
-        ({"draft_steps": 3}, "leave draft_steps out"),
-        ({"drafter": "ngram"}, "ranks no candidates"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AppConfig(draft_top_k=PATHS, **more)
+    with pytest.raises(ValueError, match="leave draft_steps out"):
+        AppConfig(draft_top_k=PATHS, draft_steps=3)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_earlier_text_is_drafted_in_no_tree(drafter):
+    with pytest.raises(ValueError, match="ranks no candidates"):
+        AppConfig(draft_top_k=PATHS, drafter=drafter)
 
 
 def ranked(parent: int) -> list[int]:
