@@ -20,8 +20,8 @@ import numpy as np
 from llguidance import LLMatcher
 
 from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
-from wingbeat.runtime.grammar.grammar_masker import fill_row
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.grammar_masker import RequestGrammar, fill_row
 from wingbeat.runtime.scheduling.request import GrammarSpec
 from wingbeat.runtime.tokenizer import Tokenizer
 

@@ -75,13 +75,13 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     return _options(drafter, _in_bundle(DRAFTER_BUNDLE))
 
 
-def rank_options(verifier: Share, rank: int, num_ranks: int) -> dict[str, Any]:
-    """Actor options that put rank 1 or a later one into the calling verifier's group.
+def member_options(verifier: Share, index: int, num_members: int) -> dict[str, Any]:
+    """Actor options that put process 1 of a verifier, or a later one, into the calling process's group.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    return _options(verifier, _in_bundle(rank - num_ranks))
+    return _options(verifier, _in_bundle(index - num_members))
 
 
 def _in_bundle(index: int) -> Any:

@@ -137,7 +137,7 @@ def _verifier(config: AppConfig, accelerator_type: str | None = None, name: str 
             **verifier.actor_options(),
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars() | _environment(config)},
         },
-        placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size, accelerator_type),
+        placement_group_bundles=pair_bundles(verifier, drafter, config.num_ranks(), accelerator_type),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,

@@ -10,8 +10,8 @@ from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
+from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
-from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
@@ -39,7 +39,6 @@ PartSettings = create_model(
 
 class AppConfig(
     ScalingOptions,
-    RankOptions,
     DrafterPlaceOptions,
     LoraOptions,
     MediaOptions,
@@ -132,6 +131,11 @@ class AppConfig(
     )
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
+    verifier_resources: NodeResources = Field(
+        None,
+        description="Ray resources of the nodes that verifiers may run on, beside CPUs and GPUs, such as big_gpu; each "
+        "rank takes the amounts.",
+    )
 
     engine_factory: str | None = Field(
         None, description="`module:function` from this config to an engine other than Wingbeat's own."
@@ -172,7 +176,8 @@ class AppConfig(
             check(self)
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
-        self.check_ranks(self.num_gpus_per_verifier)
+        if self.num_gpus_per_verifier > 1:
+            raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier:g}: one process runs on one GPU")
         if self.has_drafter() and not self.drafts_in_engine() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
@@ -210,7 +215,6 @@ class AppConfig(
                 Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
                 Feature.OTHER_NODE: (node, where),
                 Feature.OWN_ENGINE: (self.engine_factory is not None, f"engine_factory is {self.engine_factory}"),
-                Feature.PART_OF_GPU: (0 < share < 1, verifier),
                 Feature.VERIFIER_SHARE: (share > 0, verifier),
                 Feature.WEIGHTED_DRAFTER: (
                     weighted,
@@ -270,7 +274,7 @@ class AppConfig(
         engine = "torch" if self.engine_dir is None else f"the engines of {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         dtype += " with weights of int8" if self.rounds_weights() else ""
-        more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
+        more = f" over {self.num_ranks()} ranks" if self.num_ranks() > 1 else ""
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
         more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""
         more += ", deterministic" if self.deterministic else ""
@@ -289,6 +293,14 @@ class AppConfig(
         """The verifier's checkpoint as the settings have it; see `model_dir` for what it is and what it raises."""
         return self._named_dir or self.model_dir()
 
+    def num_ranks(self) -> int:
+        """Processes of each verifier, each with its share of a node."""
+        return first("num_ranks", self) or 1
+
+    def tries_bfloat16(self) -> bool:
+        """As of a single process; several have the same dtype."""
+        return self.num_ranks() == 1 and super().tries_bfloat16()
+
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
         if self.device == "auto":
@@ -297,18 +309,18 @@ class AppConfig(
 
     def stuck_after_s(self) -> float:
         """What any round of an engine may take."""
-        slow = self.resolved_device() == "cuda" or self.tensor_parallel_size > 1
+        slow = self.resolved_device() == "cuda" or self.num_ranks() > 1
         return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
         """Whether the pair's threads, which take turns, are to be kept on one core, where one can be spared."""
-        alone = self.num_threads() == 1 and self.tensor_parallel_size == 1
+        alone = self.num_threads() == 1 and self.num_ranks() == 1
         return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def num_threads(self) -> int:
         """As of one pair; each of several would take what all of them have, so that they have 1 where none is given."""
         scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
-        several = scaled or self.tensor_parallel_size > 1 or self.drafters is not None
+        several = scaled or self.num_ranks() > 1 or self.drafters is not None
         return 1 if self.threads is None and several else super().num_threads()
 
     def drafter_device(self) -> str:
@@ -343,7 +355,7 @@ class AppConfig(
         Nothing was chosen by name that this would go against, and both are on one GPU, whose memory then holds it.
         """
         by_name = self.channel != "auto" or "drafter_place" in self.model_fields_set
-        alone = self.tensor_parallel_size == 1 and self.has_own_drafter() and self.is_wingbeats_own()
+        alone = self.num_ranks() == 1 and self.has_own_drafter() and self.is_wingbeats_own()
         on_gpu = alone and not by_name and self.resolved_device() == self.drafter_device() == "cuda"
         return on_gpu and self.engine_config().drafter_beside
 

@@ -58,7 +58,7 @@ def check_in_cluster(config: AppConfig) -> None:
         if one.resolved_device() != "cuda":
             continue
         drafter = one.drafter_share() if one.has_own_drafter() else None
-        one_node, ranks = not one.may_span_nodes(), one.tensor_parallel_size
+        one_node, ranks = not one.may_span_nodes(), one.num_ranks()
         check_node_gpus(one.verifier_share(), drafter, node_gpus(), one_node=one_node, num_ranks=ranks)
     routers = max(config.num_router_replicas, (config.router_autoscaling_config or {}).get("min_replicas", 1))
     groups = [Group("a router", [{"CPU": CPUS_OF_ROUTER}], routers)]
@@ -77,7 +77,7 @@ def _groups(config: AppConfig) -> list[Group]:
     """A model's verifiers, each with its drafter, and its shared drafters."""
     own = config.drafter_share() if config.has_own_drafter() else None
     whose = "a verifier" if own is None else "a verifier with its drafter"
-    bundles = pair_bundles(config.verifier_share(), own, config.tensor_parallel_size)
+    bundles = pair_bundles(config.verifier_share(), own, config.num_ranks())
     groups = [Group(whose, bundles, _num_pairs(config), not config.may_span_nodes())]
     if config.shares_drafters():
         groups.append(Group("a shared drafter", [config.drafter_share().bundle()], config.drafters.num))
@@ -105,7 +105,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
     # Where all are in use, one may do all the same: loading tells whether its memory holds the model.
     verifier, drafter = _shares(config, free if any(free) else [1])
     kind = next(gpu.name for gpus in nodes for gpu in gpus if gpu.free or not any(free))
-    ranks = config.tensor_parallel_size
+    ranks = config.num_ranks()
     whose = "the verifier" if ranks == 1 else f"each of the verifier's {ranks} ranks"
     taken = f"{verifier:g} of a GPU for {whose}" + (f" and {drafter:g} for the drafter" if drafter else "")
     line = f"taking {taken}: {sum(free)} of {total} free here ({kind}); device cpu takes none"
@@ -114,7 +114,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
     """Of a verifier, or each of its ranks, and of a drafter; `free` has the GPUs of each node."""
-    ranks, pairs = config.tensor_parallel_size, _num_pairs(config)
+    ranks, pairs = config.num_ranks(), _num_pairs(config)
     drafts = config.has_drafter() and not config.drafts_in_engine() and config.choice().needs_gpu
     apart = config.drafters is not None or config.may_span_nodes()
     drafters = 0 if not drafts else pairs if config.drafters is None else config.drafters.num

@@ -25,6 +25,7 @@ The command and HTTP:
 - `bodies()`: what is posted to these routes, by path.
 - `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
 - `beginning(pool, body, adapter)`: what a request's prompt begins by, see `api.prompts`.
+- `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
 
@@ -35,6 +36,9 @@ A replica and its processes:
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
+- `num_ranks(config)`: processes of each verifier, where these are several.
+- `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
+- `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
 - `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
@@ -44,10 +48,10 @@ A replica and its processes:
 from collections.abc import Callable
 from typing import Any
 
-from wingbeat.runtime.parts import hooks_of
+from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("doctor", "tensorrt", "training", "recordings", "learning"),
+    *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
     *("vllm_words", "several_models"),
 )

@@ -6,6 +6,8 @@ captured: see `wingbeat.kernels.comparison`. The choice holds for the process.
 
 from torch import Tensor
 
+from wingbeat.kernels.parts import hooks
+
 KERNELS = (
     "attention",
     "store_kv",
@@ -23,7 +25,7 @@ KERNELS = (
     "noise",
     "choose_tokens",
     "count_tokens",
-    "delta_rule",
+    *(name for names in hooks("kernels") for name in names()),
 )
 """The names that are chosen by: what is launched for one call, or for calls that share their memory."""
 

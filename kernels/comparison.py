@@ -12,17 +12,17 @@ from torch import Tensor
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
+from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, store_kv
 from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.kernels.parts import hooks
 from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits
-from wingbeat.kernels.state.reference import delta_rule
-from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.reference import ancestor_words, path_token_ids, walk_tree
 from wingbeat.kernels.tree.table import TreeTable
@@ -33,17 +33,6 @@ _ROUNDING = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of the largest value: how far a result may be from the reference's."""
 _MOST_OTHER = 0.1
 """Share of chosen tokens that may differ: two of them may be likeliest up to rounding."""
-
-
-class Shape(NamedTuple):
-    """What the kernels' variants follow from; that of a model, or of a usual one."""
-
-    dtype: torch.dtype = torch.bfloat16
-    num_heads: int = 8
-    num_kv_heads: int = 2
-    head_dim: int = 128
-    block_size: int = 16
-    fp8_cache: bool = False
 
 
 class Difference(NamedTuple):
@@ -99,14 +88,10 @@ def _wrong(ours: list[Tensor], expected: list[Tensor], dtype: torch.dtype, name:
     return reasons
 
 
-def _random(seed: int, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def _caches(shape: Shape, device: torch.device, num_blocks: int) -> tuple[Tensor, Tensor]:
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     kept = torch.float8_e4m3fn if shape.fp8_cache else shape.dtype
-    return tuple(_random(seed, *size, dtype=shape.dtype).to(kept).to(device) for seed in (1, 2))
+    return tuple(random_numbers(seed, *size, dtype=shape.dtype).to(kept).to(device) for seed in (1, 2))
 
 
 _NUM_REQS, _NUM_NODES, _CONTEXT = 2, 16, 300
@@ -124,7 +109,7 @@ def _attention(device: torch.device, shape: Shape) -> list[Tensor]:
     outs = []
     for num_query, mask in ((1, None), (_NUM_NODES, words), (100, None)):
         size = (_NUM_REQS, num_query, shape.num_heads, shape.head_dim)
-        query = _random(3 + num_query, *size, dtype=shape.dtype).to(device)
+        query = random_numbers(3 + num_query, *size, dtype=shape.dtype).to(device)
         positions = context[:, None] + torch.arange(num_query, device=device)
         scaling = shape.head_dim**-0.5
         outs.append(tree_attention(query, keys, values, tables, context, positions, mask, scaling))
@@ -138,7 +123,7 @@ def _slots(device: torch.device, count: int) -> Tensor:
 def _store(device: torch.device, shape: Shape) -> list[Tensor]:
     keys, values = _caches(shape, device, 8)
     size = (_NUM_NODES, shape.num_kv_heads, shape.head_dim)
-    key, value = (_random(seed, *size, dtype=shape.dtype).to(device) for seed in (4, 5))
+    key, value = (random_numbers(seed, *size, dtype=shape.dtype).to(device) for seed in (4, 5))
     store_kv(key, value, keys, values, _slots(device, _NUM_NODES))
     return [keys.float(), values.float()]
 
@@ -151,15 +136,15 @@ def _move(device: torch.device, shape: Shape) -> list[Tensor]:
 
 def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     width = shape.num_heads * shape.head_dim
-    hidden, residual = (_random(seed, 5, width, dtype=shape.dtype).to(device) for seed in (6, 7))
-    weight = _random(8, width, dtype=shape.dtype).to(device)
+    hidden, residual = (random_numbers(seed, 5, width, dtype=shape.dtype).to(device) for seed in (6, 7))
+    weight = random_numbers(8, width, dtype=shape.dtype).to(device)
     return [*add_rms_norm(hidden.clone(), None, weight, 1e-6), *add_rms_norm(hidden, residual, weight, 1e-6)]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:
     keys, values = _caches(shape, device, 8)
     heads = shape.num_heads + 2 * shape.num_kv_heads
-    qkv = _random(9, _NUM_NODES, heads, shape.head_dim, dtype=shape.dtype).to(device)
+    qkv = random_numbers(9, _NUM_NODES, heads, shape.head_dim, dtype=shape.dtype).to(device)
     angles = torch.arange(_NUM_NODES)[:, None] * 0.9 ** torch.arange(shape.head_dim // 2)
     cos, sin = (wave.repeat(1, 2).to(shape.dtype).to(device) for wave in (angles.cos(), angles.sin()))
     query = rotate_and_store(qkv, cos, sin, keys, values, _slots(device, _NUM_NODES))
@@ -167,12 +152,12 @@ def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:
 
 
 def _silu(device: torch.device, shape: Shape) -> list[Tensor]:
-    return [silu_mul(_random(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
+    return [silu_mul(random_numbers(10, 5, 2 * 384, dtype=shape.dtype).to(device))]
 
 
 def _fp8(device: torch.device, shape: Shape) -> list[Tensor]:
-    values, scales = to_fp8(_random(11, 96, 256))
-    inputs = _random(12, 5, 256, dtype=shape.dtype)
+    values, scales = to_fp8(random_numbers(11, 96, 256))
+    inputs = random_numbers(12, 5, 256, dtype=shape.dtype)
     return [fp8_linear(inputs.to(device), Fp8Weight(values.to(device), scales.to(device)))]
 
 
@@ -180,10 +165,11 @@ def _adapters(device: torch.device, shape: Shape) -> list[Tensor]:
     stacked = StackedAdapters.empty(2, 8, 64, (96, 32), shape.dtype, torch.device("cpu"))
     for adapter_id, part in ((1, 0), (1, 1), (2, 1)):
         outputs = stacked.parts[part]
-        stacked.put(adapter_id, part, _random(adapter_id, 8, 64) / 8, _random(20 + adapter_id, outputs, 8) / 3)
+        a, b = random_numbers(adapter_id, 8, 64) / 8, random_numbers(20 + adapter_id, outputs, 8) / 3
+        stacked.put(adapter_id, part, a, b)
     on_device = StackedAdapters(*(part.to(device) for part in stacked[:3]), stacked.parts)
     ids = torch.tensor([1, 0, 2, 2, 1, 0, 1], device=device)
-    out, x = (_random(13, 7, width, dtype=shape.dtype).to(device) for width in (128, 64))
+    out, x = (random_numbers(13, 7, width, dtype=shape.dtype).to(device) for width in (128, 64))
     return [add_adapters(out, x, on_device, AdapterRows.of(ids, 2, on_host=False))]
 
 
@@ -258,18 +244,6 @@ def _count(device: torch.device, shape: Shape) -> list[Tensor]:
     return [in_prompt.to(torch.int32), in_output]
 
 
-def _delta_rule(device: torch.device, shape: Shape) -> list[Tensor]:
-    num_reqs, num_nodes, dim = 2, 7, min(shape.head_dim, 128)
-    parents = torch.tensor([[-1, 0, 0, 1, 1, 3, 2], [-1, 0, 1, 2, 3, 4, 5]], device=device)
-    rows = TreeRows.of(torch.tensor([2, 0], device=device), parents, num_nodes - 1, 1)
-    query, key = (_random(seed, num_reqs, num_nodes, 2, dim, dtype=shape.dtype).to(device) for seed in (17, 18))
-    value = _random(19, num_reqs, num_nodes, 4, dim, dtype=shape.dtype).to(device)
-    decay, beta = (_random(seed, num_reqs, num_nodes, 4).to(device) for seed in (20, 21))
-    states = _random(22, 3, 4, dim, dim).to(device)
-    out, added = delta_rule(query, key, value, -decay.abs(), beta.sigmoid(), states, rows, 1e-6)
-    return [out, *added]
-
-
 CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "attention": _attention,
     "store_kv": _store,
@@ -287,6 +261,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "noise": _noise,
     "choose_tokens": _choose,
     "count_tokens": _count,
-    "delta_rule": _delta_rule,
+    **{name: case for cases in hooks("cases") for name, case in cases().items()},
 }
 """By the name of `choice.KERNELS`: what runs on the device that it is given."""

@@ -1,11 +1,11 @@
 """Sizes and limits of one engine: validated once at the edge, frozen afterwards."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.static_tree import StaticTree
 
@@ -16,7 +16,7 @@ NUM_BINS = 16
 MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
 MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
-    **{"state_interval": 2**31 - 1, "max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
+    **{"max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
 }
 """What no machine holds, or what is made one by one: a number beyond is a slip, and would end in no clear error."""
 
@@ -157,14 +157,6 @@ GRAPH_MODES = ("full", "decode_only", "none")
 """Words of `EngineConfig.cuda_graphs`; true is the first, and false the last."""
 
 
-class RankGroup(NamedTuple):
-    """The processes that one verifier is spread over."""
-
-    store: Path
-    """A file, not there yet, by which they find each other."""
-    size: int
-
-
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
 """Environment variable without whose value 1 an engine refuses to write text that the model did not choose."""
 
@@ -211,8 +203,16 @@ LEAST_MODEL_LEN = 64
 """Tokens; an engine whose memory holds no sequence of these is refused rather than given a lower limit."""
 
 
+SettingsOfParts: Any = make_dataclass(
+    "SettingsOfParts",
+    [(name, kind, default) for of in hooks("engine_settings") for name, (kind, default) in of().items()],
+    frozen=True,
+)
+"""Settings of an engine that the parts that are there bring."""
+
+
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(SettingsOfParts):
     """What bounds an engine's memory and its batches.
 
     Raises:
@@ -252,11 +252,6 @@ class EngineConfig:
     """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
     max_lora_rank: int = 16
     """Highest rank of an adapter."""
-    state_interval: int = 256
-    """Tokens between two prefixes whose recurrent states are kept for the prefix cache, where a model has such states;
-    rounded up to whole blocks."""
-    num_saved_states: int | None = None
-    """Of so many prefixes at once; None goes by the memory, and by the KV blocks."""
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
@@ -278,10 +273,12 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "state_interval"):
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
         check_most(self, MOST_OF_ENGINE)
+        for check in hooks("check_limits"):
+            check(self)
         if self.max_loras < 0 or self.max_lora_rank < 1:
             raise ValueError(
                 f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"

@@ -107,7 +107,8 @@ class LLM:
             tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )
         inner = InnerDrafter(settings, device)
-        self.engine, self.tokenizer, self.convention_choice, check = engine_of_pair(settings, device, inner.needs)
+        pair = engine_of_pair(settings, device, inner.needs)
+        self.engine, self.tokenizer, self.convention_choice, check, self.grammars = pair
         if inner.worker is not None:
             attach(self.engine, inner.worker, channel_factory)
         self.self_test = None if check is None else check(self.engine)
@@ -121,7 +122,9 @@ class LLM:
         """
         try:
             for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-                grammar = None if param.grammar is None else self.engine.grammars.compile(param.grammar)
+                grammar = None
+                if param.grammar is not None and self.grammars is not None:
+                    grammar = self.grammars.compile(param.grammar)
                 self.engine.add_request(Request(str(index), tuple(prompt), param), grammar)
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.checks.readings import ConventionChoice
     from wingbeat.runtime.checks.self_test import SelfTest
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.scheduling.maskers import GrammarCompiler
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import Backend
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -56,8 +57,8 @@ class PairSettings(NamedTuple):
     """Round the verifier's linear layers to eight bits, for the CPU."""
     tries_bfloat16: bool = False
     """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
-    ranks: RankGroup | None = None
-    """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
+    spread: Any = None
+    """The processes that the verifier is spread over, for the part that does so; None where it is in this one alone."""
 
     @classmethod
     def of(
@@ -106,6 +107,8 @@ class PairEngine(NamedTuple):
     check_drafter: "Callable[[Engine], SelfTest] | None"
     """The self-test, for the idle engine once its drafter is attached, raises BadDrafterError; None for kinds without
     weights, and where a benchmark draws acceptance itself."""
+    grammars: "GrammarCompiler | None"
+    """Compiles what requests give as their grammar, on any thread; None serves no request with one."""
 
 
 def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
@@ -175,7 +178,7 @@ def engine_of_pair(
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.generation_config import read_rules
-    from wingbeat.runtime.grammar.compiler import Grammars
+    from wingbeat.runtime.scheduling.maskers import grammar_compiler
     from wingbeat.runtime.tokenizer import Tokenizer
 
     _refuse_what_cannot_run(settings, torch.device(device))
@@ -197,11 +200,11 @@ def engine_of_pair(
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
     _choose_threads(loaded, settings)
     limits = fit_to_memory(loaded, limits, needs)
-    grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    engine = Engine(loaded, limits, needs, grammars=grammars, backend=backend)
+    engine = Engine(loaded, limits, needs, backend=backend)
     engine.rules = rules
     check_graphs(engine, tokenizer)
-    return PairEngine(engine, tokenizer, choice, check)
+    grammars = grammar_compiler(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+    return PairEngine(engine, tokenizer, choice, check, grammars)
 
 
 def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> None:
@@ -216,8 +219,6 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
         asked[Feature.ENGINE_DIR] = "engine_dir is given"
     if settings.eight_bits:
         asked[Feature.INT8] = "dtype is int8"
-    if settings.ranks is not None:
-        asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
     refuse(asked)
 
 
@@ -225,13 +226,8 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     """The verifier, the limits of an engine over it, and what runs it."""
     from wingbeat.runtime.verifier.backend import TORCH
 
-    if settings.engine_dir is not None:
-        return first("open_backend", settings, device)
-    if settings.ranks is not None:
-        from wingbeat.runtime.tensor_parallel.leader import lead
-
-        return lead(settings.ranks, settings.model, settings.dtype, device, settings.engine)
-    return _load(settings, device), settings.engine, TORCH
+    opened = first("open_backend", settings, device)
+    return (_load(settings, device), settings.engine, TORCH) if opened is None else opened
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
@@ -257,7 +253,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     if max_loras:
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
-        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
+        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.inner_linears)
     return loaded
 
 

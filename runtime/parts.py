@@ -5,27 +5,26 @@ A part's module `part` has what it adds, under the names below, and is light to 
 
 - `text_drafters()`: drafters that continue earlier text, by name, as `drafters.registry.KINDS`.
 - `remembering_drafters()`: names of those whose drafts may come from other requests' texts.
-- `open_backend(settings, device)`: what runs a verifier in the place of torch, with `PairSettings.engine_dir`.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
+- `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
+- `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
+- `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
+- `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
+- `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
+- `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
+- `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
+- `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
+  the settings ask for no such thing.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Callable
 from typing import Any
 
-PARTS = ("tensorrt", "suffix", "pooling")
+from wingbeat.kernels.parts import hooks_of
+
+PARTS = ("tensorrt", "suffix", "grammar", "state", "quantised", "tensor_parallel", "pooling")
 """Their folders, in the order in which they are asked."""
-
-
-@cache
-def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..., Any], ...]:
-    """The functions of that name in the parts of a package that are there."""
-    folders = (f"{package}.{part}" for part in parts)
-    modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
-    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def hooks(name: str) -> tuple[Callable[..., Any], ...]:
@@ -40,4 +39,4 @@ def first(name: str, *given: Any) -> Any:
 
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
-    return bool(hooks("open_backend"))
+    return bool(hooks("open_drafter"))

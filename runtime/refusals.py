@@ -23,24 +23,18 @@ class Feature(StrEnum):
     FP8_DRAFTER = "`drafter_weights` `fp8`"
     FP8_KV = "`kv_cache_dtype` `fp8`"
     INT8 = "`dtype` `int8`"
-    KV_READER = "a drafter that reads the verifier's KV"
     NAMED_CHANNEL = "`channel` `shm` or `cuda_ipc`"
     NO_DRAFTER = "`drafter` `none`"
-    NO_PLAN = "a model without a tensor parallel plan in transformers"
     NO_QUEUE = "`max_queued_requests` 0"
     NO_WAIT = "`engine_wait_s` 0"
     NUM_REPLICAS = "`num_replicas`"
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
-    PART_OF_GPU = "a share of a GPU"
     QUANTISED = "a quantised model"
-    RANKS = "`tensor_parallel_size` above 1"
     SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
-    STATES = "a model with recurrent state"
     ENGINE_DIR = "`engine_dir`"
     TEXT_DRAFTER = "`drafter` `ngram` or `suffix`"
-    THREADS_TRIED = "`threads` 0"
     VERIFIER_SHARE = "`num_gpus_per_verifier`"
     WEIGHTED_DRAFTER = "a drafter with weights, beside a verifier on a GPU"
 
@@ -71,7 +65,6 @@ class Refusal(NamedTuple):
 
 
 _F = Feature
-_NO_EAGER = "rounds over ranks run eagerly"
 _ROWS = "its products depend on the rows beside"
 
 REFUSED_TOGETHER = (
@@ -81,28 +74,14 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
     Refusal(_F.DETERMINISTIC, _F.CUDA, _ROWS, "use device cpu"),
     Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, _ROWS),
-    Refusal(_F.DETERMINISTIC, _F.RANKS, "sums over ranks have no fixed order"),
     Refusal(_F.DETERMINISTIC, _F.COMPILE, "compiled products depend on the rows beside"),
     Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
     Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
     Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
-    Refusal(_F.FP8_KV, _F.RANKS, "ranks round no KV", "use auto"),
     Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
     Refusal(_F.INT8, _F.ENGINE_DIR, "its engines hold the weights that they were built with", "leave dtype out"),
-    Refusal(_F.INT8, _F.RANKS, "packed weights are not divided", "leave dtype out"),
-    Refusal(_F.ENGINE_DIR, _F.RANKS, "its engines are not divided", "leave engine_dir out"),
     Refusal(_F.COMPILE, _F.ENGINE_DIR, "it runs engines, torch.compile has nothing to do"),
     Refusal(_F.CUDA_GRAPHS, _F.ENGINE_DIR, "it captures its own stages"),
-    Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),
-    Refusal(_F.CUDA_GRAPHS, _F.RANKS, _NO_EAGER),
-    Refusal(_F.PART_OF_GPU, _F.RANKS, "each rank needs a whole GPU", "use 1"),
-    Refusal(_F.THREADS_TRIED, _F.RANKS, "they would all try them at once", "give a number"),
-    Refusal(
-        _F.OTHER_NODE,
-        _F.RANKS,
-        "ranks and their drafter are on one node",
-        "leave out drafter_resources, and channel remote",
-    ),
     Refusal(
         _F.DRAFTER_WITHOUT_SHARE,
         _F.WEIGHTED_DRAFTER,
@@ -126,19 +105,13 @@ REFUSED_TOGETHER = (
         "the drafter is on the verifier's GPU",
         "add its share to num_gpus_per_verifier",
     ),
-    Refusal(_F.DRAFTER_IN_ENGINE, _F.RANKS, "one rank's GPU would hold more than the others'", "use actor"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.OWN_ENGINE, "that engine asks for a drafter's process", "use actor"),
     Refusal(_F.DRAWN_TREE, _F.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.COMPILE, _F.CPU, "captured graphs alone keep compiled layers", "leave it out"),
-    Refusal(_F.COMPILE, _F.STATES, "its mixers are not compiled", known=Known.LOADED),
-    Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
     Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
-    Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),
-    Refusal(_F.RANKS, _F.NO_PLAN, "nothing says how to divide it", known=Known.LOADED),
-    Refusal(_F.KV_READER, _F.RANKS, "each rank has some of the heads", "use another drafter", Known.LOADED),
     Refusal(_F.FP8_DRAFTER, _F.DRAFTER_ENGINE, "an engine's weights are fixed", known=Known.LOADED),
 )
 

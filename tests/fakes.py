@@ -58,7 +58,6 @@ class FakeEngine:
         self, round_s: float = 0.0, num_blocks: int = 64, max_model_len: int = 200, max_num_seqs: int = 64
     ) -> None:
         self.drafter_state = "none"
-        self.grammars = None
         self.tell_round: Callable[[int, list[str]], None] = lambda num_tokens, request_ids: None
         self.round_s = round_s
         self.num_blocks = num_blocks

@@ -82,6 +82,7 @@ FEATURES = {
         (
             *("deployments/embeddings", "runtime/pooling"),
             *("tests/deployments/embeddings", "tests/runtime/pooling", "tests/e2e/test_embeddings.py"),
+            "tests/runtime/tensor_parallel/test_rank_embeddings.py",
         ),
         words=("/v1/embeddings", "embeddings"),
     ),
@@ -118,6 +119,37 @@ FEATURES = {
             *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
         needs=("vllm_words", "several_models"),
+    ),
+    "grammars": Feature(
+        (
+            *("runtime/grammar", "deployments/grammars", "tests/runtime/grammar", "tests/deployments/grammars"),
+            *("tests/deployments/parsing/test_call_format.py", "tests/clients/test_*_client*.py"),
+            *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
+            *("benchmarks/structured.py", "benchmarks/schema_files.py"),
+        ),
+        words=("structured_outputs", "response_format", "grammar"),
+    ),
+    "states": Feature(
+        (
+            *("runtime/state", "kernels/state", "tests/runtime/state", "tests/kernels/state"),
+            *("tests/runtime/engine/test_hybrid_lossless.py", "tests/runtime/lora/test_hybrid_adapters.py"),
+            "tests/gpu_of_numbers/hybrid_cases.py",
+        ),
+        words=(
+            *("recurrent state", "a model with recurrent state", "state_interval", "num_saved_states", "delta_rule"),
+            *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe_text", "bamba", "falcon_h1", "nemotron_h"),
+            *("jamba", "mamba"),
+        ),
+    ),
+    "ranks": Feature(
+        (
+            *("runtime/tensor_parallel", "deployments/ranks", "tests/runtime/tensor_parallel"),
+            "tests/e2e/test_ranks.py",
+        ),
+        words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
+    ),
+    "quantised": Feature(
+        ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")
     ),
     "responses": Feature(
         (

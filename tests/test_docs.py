@@ -9,7 +9,6 @@ import pytest
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
-from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.media import encoder
 from wingbeat.runtime.verifier.loading import exact, reference, trial
 
@@ -38,7 +37,6 @@ def text_of(document: str) -> str:
         ("models.md", f"longer than windows of up to {reference.WIDEST_TRIED_WINDOW} tokens"),
         ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
-        ("architecture.md", f"masks are not found within {1000 * grammar_masker.MOST_TREE_S:.0f} ms"),
     ],
     ids=str,
 )

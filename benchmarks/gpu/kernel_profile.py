@@ -123,7 +123,7 @@ def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list
 
 def adapted(bench: Bench, loaded: LoadedModel, cases: Cases, steps: Steps) -> list[Figure]:
     """Profiles a verification whose rows all have one adapter; the model keeps its adapters."""
-    adapters = ModelAdapters(loaded.model, loaded.decoder_layers, MAX_LORAS, LORA_RANK, loaded.mixers)
+    adapters = ModelAdapters(loaded.model, loaded.decoder_layers, MAX_LORAS, LORA_RANK, loaded.inner_linears)
     for path, shape in adapters.linears.items():
         a, b = torch.randn(LORA_RANK, shape.inputs) * 0.01, torch.randn(shape.outputs, LORA_RANK) * 0.01
         adapters.put(1, path, LinearAdapter(a, b))

@@ -37,7 +37,6 @@ _OF_CLASS = {
     "MediaOptions": FEATURES,
     "LoraOptions": FEATURES,
     "DrafterPlaceOptions": CLUSTER,
-    "RankOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
 }
 """Classes of settings; options of all other classes stand among the first ones."""
@@ -47,7 +46,7 @@ _OF_FIELD = {
     **dict.fromkeys(("max_queued_requests", "max_ongoing_requests", "engine_wait_s", "shutdown_timeout_s"), LIMITS),
     **dict.fromkeys(("drafter_timeout_s", "drafter_back_off_s", "stream_interval_ms"), LIMITS),
     **dict.fromkeys(("num_gpus_per_verifier", "num_gpus_per_drafter", "num_cpus_per_verifier", "channel"), CLUSTER),
-    **dict.fromkeys(("engine_factory", "drafter_factory"), CLUSTER),
+    **dict.fromkeys(("engine_factory", "drafter_factory", "verifier_resources"), CLUSTER),
     "served_model_name": API,
 }
 """Settings that are not about the subject of their class."""

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.deployments.options.words import object_of_json, with_nothing_by_word
 from wingbeat.deployments.parts import hooks
+from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.config import (
     INT8,
     PROMPT_TOKENS,
@@ -232,7 +233,8 @@ class ModelOptions(LoadOptions):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_go_together(self) -> Self:
-        rows = (*REFUSED_TOGETHER, *(row for refusals in hooks("refusals") for row in refusals()))
+        of_parts = (*runtime_parts.hooks("refusals"), *hooks("refusals"))
+        rows = (*REFUSED_TOGETHER, *(row for refusals in of_parts for row in refusals()))
         refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked}, rows)
         return self
 
@@ -246,7 +248,6 @@ class ModelOptions(LoadOptions):
             Feature.ENGINE_DIR: (self.engine_dir is not None, "engine_dir is given"),
             Feature.DRAWN_TREE: (isinstance(self.draft_top_k, tuple), "draft_top_k is a tree"),
             Feature.TEXT_DRAFTER: (self.choice().kind in TEXT_DRAFTERS, f"drafter is {self.choice().label}"),
-            Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
         }
 
     def num_threads(self) -> int:

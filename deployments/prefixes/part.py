@@ -76,7 +76,7 @@ def names() -> tuple[str, ...]:
 
 
 def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
-    """What keeps saved prefixes; of a model that is divided among ranks their keys and values are not on disk."""
+    """What keeps saved prefixes; of a model that is spread over processes their keys and values are not on disk."""
     from wingbeat.runtime.prefixes.identity import identity_of
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.prefixes.prefix_store import PrefixStore
@@ -86,7 +86,7 @@ def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
     if config.prefix_dir is not None:
         folder, limits = config.model_dir(), engine.config
         identity = identity_of(folder, engine.loaded, limits.block_size, limits.kv_cache_dtype)
-        has_contents = config.tensor_parallel_size == 1
+        has_contents = config.num_ranks() == 1
         store = PrefixStore(config.prefix_dir, identity, tokenizer_digest(folder), has_contents)
     return {"prefixes": PrefixKeeper(engine, store, config.max_pinned_tokens)}
 

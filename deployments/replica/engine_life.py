@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
@@ -20,9 +20,6 @@ from wingbeat.deployments.replica.engine_client import EngineClient, EngineFaile
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.kernels.disk_cache import compiler_env
 from wingbeat.runtime.verifier_errors import BackendLost
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine.engine_process"
@@ -42,6 +39,23 @@ LaunchDrafter = Callable[[bytes | None], DrafterHandle]
 """From pickled `DrafterTerms`, or None where they are not settled, to a drafter that starts."""
 
 
+class OtherRanks(Protocol):
+    """The other processes of a verifier, which an engine leads."""
+
+    group: Any
+    """See `PairSettings.spread`."""
+    pids: list[int]
+    """Of those that have started."""
+
+    async def lost(self) -> str:
+        """Return once one has ended, with what it ended by."""
+        ...
+
+    def kill(self) -> None:
+        """End them without waiting."""
+        ...
+
+
 class EngineLife:
     """Starts once and ends once; make it on the event loop it is used on.
 
@@ -57,7 +71,7 @@ class EngineLife:
         self,
         start: EngineStart,
         launch_drafter: LaunchDrafter | None,
-        launch_ranks: "Callable[[], RayRanks] | None" = None,
+        launch_ranks: Callable[[], OtherRanks] | None = None,
         names: Names | None = None,
         is_first: bool = True,
     ) -> None:
@@ -66,7 +80,7 @@ class EngineLife:
         self.supervisor: DrafterSupervisor | None = None
         self._drafter: DrafterHandle | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
-        self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
+        self._start = start if self.ranks is None else start._replace(spread=self.ranks.group)
         self._names = Names() if names is None else names
         self._launch_drafter = launch_drafter
         self._engine_watch = EngineWatch(start.config.stuck_after_s(), is_first)

@@ -43,8 +43,8 @@ def loan_of(
     if not may_lend(config):
         return None
     weights = lendable(loaded, getattr(torch, config.resolved_dtype()))
-    if config.tensor_parallel_size > 1:
-        weights = dict.fromkeys(weights, f"it is divided among {config.tensor_parallel_size} ranks")
+    if config.num_ranks() > 1:
+        weights = dict.fromkeys(weights, f"it is divided among {config.num_ranks()} ranks")
     return lend(weights, device, runtime)
 
 

@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -36,9 +36,6 @@ from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.replica.refused_start import refusals
 from wingbeat.deployments.replica.replica_engines import ReplicaEngines
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
@@ -316,14 +313,7 @@ class Verifier(LiveReplica):
             launch = partial(PoolDrafter, ServedPool(self._drafters), falls_back=falls_back)
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
-        return EngineLife(start, launch, self._launch_ranks(config), self._names, is_first)
-
-    def _launch_ranks(self, config: AppConfig) -> "Callable[[], RayRanks] | None":
-        if config.tensor_parallel_size == 1:
-            return None
-        from wingbeat.deployments.replica.ray_ranks import RayRanks
-
-        return partial(RayRanks, config)
+        return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""

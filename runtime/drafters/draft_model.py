@@ -58,7 +58,7 @@ class ModelDrafter(StagedDrafter):
         graph_device: GraphDevice | None = None,
         fixed_shapes: bool = False,
     ) -> None:
-        if loaded.mixers:
+        if loaded.keeps_states:
             raise UnsupportedModelError(
                 f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
                 "drafts would change for good: give one without, or another kind of drafter"

@@ -13,7 +13,6 @@ import torch
 
 from wingbeat.kernels.cpu.drafted import AcceptanceCounts, NodeChoice
 from wingbeat.kernels.cpu.ops import CpuKernels
-from wingbeat.runtime.engine.kept_times import KeptTimes
 from wingbeat.runtime.engine.speculation import AnyTrees, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
@@ -33,17 +32,14 @@ from wingbeat.runtime.speculation.acceptance import (
     path_probabilities,
     unpack_evidence,
 )
-from wingbeat.runtime.speculation.costs import DraftTook, RoundTook
+from wingbeat.runtime.speculation.curves import DraftTook, RoundTook
 from wingbeat.runtime.speculation.following import Following
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
 
 logger = logging.getLogger(__name__)
 
-_LEARN_ALWAYS, _LEARN_EVERY = 64, 8
-"""Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
-_COUNT_ALWAYS, _COUNT_EVERY = 256, 2
-"""Likewise for counting what was accepted, the cheaper half, on the host: believing in a weak head costs more."""
-
+LEARN_EVERY = 8
+"""Rounds: what trees are worth costs more to learn than to use, and behind the first few every eighth says enough."""
 
 _NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
@@ -75,7 +71,6 @@ class AdaptiveSpeculation(Speculation):
 
     Args:
         pruner: chooses the nodes on the device; None where the trees lie on the host.
-        kept: corrects the times on disk that the costs were made of, where the host's clock tells.
         kernels: count what was accepted of trees that they have seen; None leaves all to numpy.
     """
 
@@ -83,12 +78,11 @@ class AdaptiveSpeculation(Speculation):
         self,
         policy: SpeculationPolicy,
         pruner: DevicePruner | None = None,
-        kept: KeptTimes | None = None,
         kernels: CpuKernels | None = None,
     ) -> None:
         self.policy = policy
         self.acceptance, self._following = Acceptance(), Following()
-        self._pruner, self._kept = pruner, kept
+        self._pruner = pruner
         counted = self.acceptance.trials, self.acceptance.successes, self.acceptance.table, EDGES
         trials, successes, *self._by = map(torch.from_numpy, counted)
         self._counts: AcceptanceCounts | None = None
@@ -122,7 +116,7 @@ class AdaptiveSpeculation(Speculation):
         """All, unless plain decoding has been better for long; then one, if nobody could be drafted for since."""
         if self._following.follows_all:
             return unfollowed
-        return unfollowed[:1] if self.policy.overdue(self._following.patience) else []
+        return unfollowed[:1] if self.policy.overdue() else []
 
     def follows_next(self) -> bool:
         """One of a few, while not all are."""
@@ -215,9 +209,8 @@ class AdaptiveSpeculation(Speculation):
         if evidence is not None:
             self._num_drafted += 1
             probed, count = this.plan.reason == Reason.PROBE_DRAFT, self._num_drafted
-            learns = probed or count <= _LEARN_ALWAYS or count % _LEARN_EVERY == 0
-            counts = self._pruner is None and (count <= _COUNT_ALWAYS or count % _COUNT_EVERY == 0)
-            if learns or counts:
+            learns = probed or count <= LEARN_EVERY**2 or count % LEARN_EVERY == 0
+            if learns or self._pruner is None:
                 self._learn(this, evidence, result.path_nodes, flight.live, whole=learns)
         if self._pruner is None and this.num_decodes:
             self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))
@@ -251,16 +244,13 @@ class AdaptiveSpeculation(Speculation):
             self.acceptance.add(*self._counts.count(*on_host, kinds))
 
     def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
-        costs, times, draft = self.policy.costs, flight.times, None
+        times, draft = flight.times, None
         if this.plan.levels:
             draft = DraftTook(times.draft_s, this.num_drafting, this.levels, this.num_context_tokens)
         num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
         seconds = times.forward_s + times.host_s + times.publish_s
         took = RoundTook(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens, draft, self._asks)
-        costs.observe(took)
-        if self._kept is not None and not num_chunk_tokens and self._kept.wants():
-            table_s = costs.one_pass_s(this.num_decodes, num_extra, this.context)
-            self._kept.observe(times.forward_s, table_s, this.num_decodes + num_extra)
+        self.policy.costs.observe(took)
 
     def stats(self) -> PolicyStats:
         """Decisions so far."""

@@ -17,8 +17,6 @@ from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
-from wingbeat.runtime.state.keeper import StateKeeper
-from wingbeat.runtime.state.limits import manage_blocks, with_states
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
@@ -57,12 +55,11 @@ def assemble(
         ValueError: the configuration asks for what the model or its device does not have; names field and value.
     """
     loaded.check_length(config.max_model_len)
-    config = with_states(loaded.states, config, loaded.name)
+    config = loaded.limits(config)
     model, cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-    block_manager = manage_blocks(loaded.states, config, cache.num_blocks)
-    states = StateKeeper(loaded.mixers, config, block_manager, loaded.device) if loaded.mixers else None
+    block_manager = loaded.manage_blocks(config, cache.num_blocks)
     slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-    features = features_of(loaded, slots, states)
+    features = features_of(loaded, slots, config, block_manager)
     scheduler = Scheduler(
         config,
         block_manager,

@@ -13,14 +13,13 @@ from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.generation_config import TextRules
-from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
-from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.allowed_tokens import with_certain
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
+from wingbeat.runtime.scheduling.maskers import CompiledGrammar, masker_of
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.backend import TORCH, Backend
@@ -39,7 +38,6 @@ class Engine:
         needs: of the drafter to come.
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself; see `ModelRunner`.
-        grammars: of the model's tokenizer, for callers; None serves no request with a grammar.
         backend: runs the verifier.
 
     Raises:
@@ -53,12 +51,11 @@ class Engine:
         needs: DrafterNeeds = DrafterNeeds(),
         graph_device: GraphDevice | None = None,
         on_host: bool | None = None,
-        grammars: Grammars | None = None,
         backend: Backend = TORCH,
     ) -> None:
         parts = assemble(loaded, config, needs, backend, graph_device=graph_device, on_host=on_host)
         self.config = config = parts.config
-        self.loaded, self.needs, self.grammars = loaded, needs, grammars
+        self.loaded, self.needs = loaded, needs
         self.model, self.cache, self.slots, self.runner = parts.model, parts.cache, parts.slots, parts.runner
         self.block_manager, self.features, self.scheduler = parts.block_manager, parts.features, parts.scheduler
         self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
@@ -91,11 +88,11 @@ class Engine:
             **self.loaded.told_to_drafters(self.needs.media_width if self.needs.keeps_context else None),
         )
 
-    def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
+    def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
         """Queue a request.
 
         Args:
-            grammar: what `self.grammars` made of the request's.
+            grammar: what a `GrammarCompiler` made of the request's.
 
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).

@@ -1,13 +1,13 @@
 """Adaptive speculation once the costs of the first drafter are measured; fixed trees until then."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, times_path, verifier_times
-from wingbeat.runtime.engine.kept_times import KeptTimes
+from wingbeat.runtime.engine.calibration import draft_curve, pass_curve
 from wingbeat.runtime.engine.speculation import AnyTrees, FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
@@ -16,7 +16,7 @@ from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.costs import RoundCosts
+from wingbeat.runtime.speculation.curves import RoundCosts
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -87,17 +87,16 @@ class MeasuredSpeculation(Speculation):
         return self.current.stats()
 
     def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
-        runner, config, loaded = self._runner, self._config, self._loaded
-        graphs = runner.graphs if loaded.device.type == "cuda" else None
+        runner, config = self._runner, self._config
+        graphs = runner.graphs if self._loaded.device.type == "cuda" else None
         device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
-        verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
-        drafter = drafter_times(end, verifier.batch_sizes, patience_s, loaded.device.type == "cpu")
-        if drafter is None:
+        started = time.perf_counter()
+        drafts = draft_curve(end, config, patience_s)
+        if drafts is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None
+        passes = pass_curve(runner.model, runner.cache, config, device)
+        logger.info("measured passes and drafts in %.1f s: %s; %s", time.perf_counter() - started, passes, drafts)
         shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
-        policy = SpeculationPolicy(
-            RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
-        )
-        kept = KeptTimes(times_path(loaded, config, device is not None), verifier)
-        return AdaptiveSpeculation(policy, runner.pruner, kept, runner.kernels)
+        policy = SpeculationPolicy(RoundCosts(passes, drafts), shape.max_path - 1, shape.num_nodes, widths)
+        return AdaptiveSpeculation(policy, runner.pruner, runner.kernels)

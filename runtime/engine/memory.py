@@ -16,7 +16,6 @@ from wingbeat.runtime.memory_promises import PROMISES
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.round.shapes import MOST_ROWS, num_graphs, pieces_at_most, prompt_pieces, round_shapes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.state.limits import state_budget, state_bytes, with_states
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
 
@@ -66,7 +65,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
 
 
 def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    config = _with_num_seqs(loaded, with_states(loaded.states, config, loaded.name), needs)
+    config = _with_num_seqs(loaded, loaded.limits(config), needs)
     while True:
         shorter = _with_shorter_prompts(loaded, config)
         try:
@@ -102,7 +101,7 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tupl
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
-    budget, config = state_budget(loaded.states, config, budget)
+    budget, config = loaded.budget(config, budget)
     size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
@@ -146,7 +145,7 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     token_bytes = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype)) // config.block_size
     token_bytes += needs.token_bytes if config.drafter_beside else 0
     seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size
-    seq_bytes += state_bytes(loaded.states)
+    seq_bytes += loaded.seq_bytes()
     held = num_seqs_held(config, budget, token_bytes, seq_bytes)
     return replace(config, max_num_seqs=held)
 

@@ -3,10 +3,11 @@
 import re
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.grammar.ebnf import rules_of
 from wingbeat.runtime.grammar.forms import HEADER, Either, Rule, json_of, lark_of, pattern, text
+from wingbeat.runtime.grammar.grammar_masker import RequestGrammar
 from wingbeat.runtime.grammar.schema_check import enforced, read_json
 from wingbeat.runtime.grammar.structural_tags import StructuralTag
 from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary_of
@@ -26,19 +27,6 @@ _MAX_REASON = 300
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _SOURCE = re.compile(r"(?m)^(at )?\d+\(\d+\): |^ *\d+ \|.*\n?|^ *\^\n?")
 """Where in the Lark that was made an error arose."""
-
-
-class RequestGrammar(NamedTuple):
-    """A compiled grammar."""
-
-    compiled: "LLMatcher"
-    """Of no text yet: it is copied, and never written to."""
-    vocabulary: Vocabulary
-    spec: GrammarSpec
-
-    def matcher(self) -> "LLMatcher":
-        """A matcher of its own for one text."""
-        return self.compiled.deep_copy()
 
 
 class Grammars:

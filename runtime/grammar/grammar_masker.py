@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wingbeat.runtime.grammar import certain_text
-from wingbeat.runtime.grammar.compiler import RequestGrammar
-from wingbeat.runtime.scheduling.request import TooDear
+from wingbeat.runtime.grammar.vocabulary import Vocabulary
+from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 from wingbeat.runtime.scheduling.sequence import NothingAllowed
 
 if TYPE_CHECKING:
@@ -29,6 +29,23 @@ MOST_AT_ONCE_S = 0.25
 _ALL = -1
 _NOTHING_FITS = "NoExtensionBias"
 """llguidance's word for a place where the grammar allows nothing."""
+
+
+class RequestGrammar(NamedTuple):
+    """A compiled grammar."""
+
+    compiled: "LLMatcher"
+    """Of no text yet: it is copied, and never written to."""
+    vocabulary: Vocabulary
+    spec: GrammarSpec
+
+    def matcher(self) -> "LLMatcher":
+        """A matcher of its own for one text."""
+        return self.compiled.deep_copy()
+
+    def masker(self, token_ids: Sequence[int]) -> "GrammarMasker":
+        """Follows a text that begins with these tokens; raises as `GrammarMasker`."""
+        return GrammarMasker(self, token_ids)
 
 
 class _Tree(NamedTuple):

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 
 from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.grammar_masker import RequestGrammar
 from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.interpreter import module_command, module_environment
 from wingbeat.runtime.scheduling.request import GrammarSpec
@@ -64,6 +65,10 @@ class GrammarTrial:
         if verdict.problem:
             raise ValueError(verdict.problem)
         return verdict.lark
+
+    def compile(self, spec: GrammarSpec) -> RequestGrammar:
+        """Try a grammar out and compile it; raises as `check` and `Grammars.compile`."""
+        return self.grammars.compile(spec, self.check(spec))
 
     def warm(self) -> None:
         """Start the process, unless it runs, and make ready what the first grammar needs in this one."""

@@ -16,8 +16,8 @@ from random import Random
 
 import numpy as np
 
-from wingbeat.runtime.grammar.compiler import RequestGrammar, compile_spec, lark_of_spec
-from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
+from wingbeat.runtime.grammar.compiler import compile_spec, lark_of_spec
+from wingbeat.runtime.grammar.grammar_masker import GrammarMasker, RequestGrammar
 from wingbeat.runtime.grammar.verdict import Verdict
 from wingbeat.runtime.grammar.vocabulary import Vocabulary, vocabulary
 from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear

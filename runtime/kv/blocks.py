@@ -6,12 +6,53 @@ cached on both sides as far as the drafter has filled it. Knows nothing of reque
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from wingbeat.runtime.kv.block_hashes import ROOT_HASH, CacheLog, hash_block
-from wingbeat.runtime.kv.saved_states import SavedStates
 
 RESERVED_BLOCK = 0
 """Never handed out: rows that only pad a batch write here."""
+
+
+class KeptBeside(Protocol):
+    """What is kept of some prefixes beside keys and values, by the hash of their last block."""
+
+    num_rows: int
+    """At most so many at once."""
+    num_pinned: int
+    most_pinned: int
+
+    def has(self, block_hash: bytes | None) -> bool:
+        """Whether it is kept of the prefix that ends there."""
+        ...
+
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """A block is full and computed: what is pending for it can be found under its hash."""
+        ...
+
+    def discard(self, block_id: int) -> None:
+        """A block is let go of before it was full."""
+        ...
+
+    def dropped(self, block_hash: bytes) -> None:
+        """A prefix is not cached any more."""
+        ...
+
+    def pin(self, block_hash: bytes) -> None:
+        """Keep it from making room; raises KeyError where it is not kept."""
+        ...
+
+    def unpin(self, block_hash: bytes) -> None:
+        """The inverse."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all but what is pinned."""
+        ...
+
+    def mismatch(self, cached: dict[bytes, int]) -> str | None:
+        """What does not add up, given each block by its hash; None where everything does."""
+        ...
 
 
 class NoFreeBlocks(RuntimeError):
@@ -30,7 +71,7 @@ class BlockManager:
     one that is live as long as it is pinned.
 
     Args:
-        states: of layers that have recurrent ones: a prefix is found as far as its state is kept.
+        beside: of layers that remember more than keys and values: a prefix is found as far as that is kept.
 
     Raises:
         ValueError: fewer than two blocks, or an empty block.
@@ -41,14 +82,14 @@ class BlockManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
-        states: SavedStates | None = None,
+        beside: KeptBeside | None = None,
     ) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks}, block_size is {block_size}: must be at least 2 and 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.states = states
+        self.beside = beside
         self.log = CacheLog()
         self._start()
 
@@ -101,8 +142,8 @@ class BlockManager:
         """
         self.query_tokens += len(token_ids)
         matched = self.find(token_ids[: len(token_ids) - 1], root_hash)
-        if self.states is not None:
-            while matched and not self.states.has(self._hashes[matched[-1]]):
+        if self.beside is not None:
+            while matched and not self.beside.has(self._hashes[matched[-1]]):
                 matched.pop()
         self.hit_tokens += len(matched) * self.block_size
         return matched
@@ -132,8 +173,8 @@ class BlockManager:
         """
         lost = [block_id for block_id in blocks if not self._is_cached(block_id)]
         _require(not lost, f"blocks {lost} are to be pinned, but not cached")
-        if self.states is not None:
-            self.states.pin(self._hashes[blocks[-1]])
+        if self.beside is not None:
+            self.beside.pin(self._hashes[blocks[-1]])
         self.acquire(blocks)
         self._pins.update(blocks)
 
@@ -145,8 +186,8 @@ class BlockManager:
         """
         loose = [block_id for block_id in blocks if block_id not in self._pins]
         _require(not loose, f"blocks {loose} are to be unpinned, but not pinned")
-        if self.states is not None:
-            self.states.unpin(self._hashes[blocks[-1]])
+        if self.beside is not None:
+            self.beside.unpin(self._hashes[blocks[-1]])
         self._pins -= Counter(blocks)
         self.release(blocks)
 
@@ -196,8 +237,8 @@ class BlockManager:
                 self._free_cached[block_id] = None
             else:
                 self._free.append(block_id)
-            if self.states is not None:
-                self.states.discard(block_id)
+            if self.beside is not None:
+                self.beside.discard(block_id)
 
     def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
         """Offer a live block that is full and computed to the prefix cache, and return its hash.
@@ -227,8 +268,8 @@ class BlockManager:
         if block_hash not in self._cached:
             self._cached[block_hash] = block_id
             self.log.cached(block_hash)
-        if self.states is not None:
-            self.states.publish(block_id, block_hash)
+        if self.beside is not None:
+            self.beside.publish(block_id, block_hash)
         return block_hash
 
     def block_hash(self, block_id: int) -> bytes | None:
@@ -258,8 +299,8 @@ class BlockManager:
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self._cached = {self._hashes[block_id]: block_id for block_id in self._pins}
-        if self.states is not None:
-            self.states.clear()
+        if self.beside is not None:
+            self.beside.clear()
         self.log.cleared()
         for block_hash in self._cached:
             self.log.cached(block_hash)
@@ -272,8 +313,8 @@ class BlockManager:
         """
         _require(not any(self._ref_counts), "the cache cannot be forgotten while blocks are live")
         self._start()
-        if self.states is not None:
-            self.states.clear()
+        if self.beside is not None:
+            self.beside.clear()
         self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
@@ -310,8 +351,8 @@ class BlockManager:
             _require(self._is_cached(block_id), f"block {block_id} is in the cached free list, but not cached")
         for block_id in self._free:
             _require(not self._is_cached(block_id), f"block {block_id} is cached, but in the plain free list")
-        if self.states is not None:
-            mismatch = self.states.mismatch(self._cached)
+        if self.beside is not None:
+            mismatch = self.beside.mismatch(self._cached)
             _require(mismatch is None, str(mismatch))
 
     def _is_cached(self, block_id: int) -> bool:
@@ -323,8 +364,8 @@ class BlockManager:
         block_id, _ = self._free_cached.popitem(last=False)
         block_hash = self._hashes[block_id]
         del self._cached[block_hash]
-        if self.states is not None:
-            self.states.dropped(block_hash)
+        if self.beside is not None:
+            self.beside.dropped(block_hash)
         self.log.dropped(block_hash)
         return block_id
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.engine.drafter_context import RecordedContexts
     from wingbeat.runtime.kv.pool import KVCache
-    from wingbeat.runtime.state.keeper import StateKeeper
+    from wingbeat.runtime.round.rows import KeepingFeature
 
 Contents = dict[str, Tensor]
 TAPS = "taps."
@@ -31,7 +31,7 @@ class PrefixContents:
     """
 
     def __init__(
-        self, cache: "KVCache", states: "StateKeeper | None", contexts: "RecordedContexts", needs: "DrafterNeeds"
+        self, cache: "KVCache", states: "KeepingFeature | None", contexts: "RecordedContexts", needs: "DrafterNeeds"
     ) -> None:
         self._cache = cache
         self._states = states
@@ -86,7 +86,7 @@ class PrefixContents:
 
     def num_bytes(self, num_blocks: int) -> int:
         """Of so many blocks, and the state behind them."""
-        state = 0 if self._states is None else self._states.pool.row_bytes
+        state = 0 if self._states is None else self._states.kept_bytes
         return num_blocks * self._cache.block_bytes + state
 
     def _pool_parts(self) -> Iterator[tuple[str, Tensor]]:
@@ -101,7 +101,7 @@ class PrefixContents:
         num_tokens = num_blocks * self._cache.block_size
         expected = {name: ((num_tokens, *part.shape[2:]), part.dtype) for name, part in self._pool_parts()}
         if self._states is not None:
-            rows = self._states.pool.row(0).items()
+            rows = self._states.kept_like().items()
             expected |= {f"states.{name}": (tuple(part.shape), part.dtype) for name, part in rows}
         expected[self._taps_name] = ((num_tokens, self._contexts.taps_size), self._contexts.dtype)
         return expected

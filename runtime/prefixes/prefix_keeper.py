@@ -19,8 +19,8 @@ from wingbeat.runtime.prefixes.contents import Contents, PrefixContents
 from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.round.rows import keeping
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
-from wingbeat.runtime.state.keeper import StateKeeper
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
@@ -83,7 +83,7 @@ class PrefixKeeper:
     ) -> None:
         self._engine = engine
         self._blocks = engine.block_manager
-        self._states = StateKeeper.among(engine.features)
+        self._states = keeping(engine.features)
         self._contents = PrefixContents(engine.cache, self._states, engine.contexts, engine.needs)
         self._store = store
         self.max_blocks = most_pinned_blocks(engine, max_pinned_tokens)
@@ -225,7 +225,7 @@ class PrefixKeeper:
         pinned.path = self._store.write(pinned.prefix, contents)
 
     def _refusal(self, prefix: SavedPrefix, num_blocks: int, num_new: int) -> Refusal | None:
-        size, states = self._blocks.block_size, self._blocks.states
+        size, states = self._blocks.block_size, self._blocks.beside
         if not self._blocks.enable_prefix_caching:
             return Refusal(INVALID, "cannot be kept: this server caches no prefixes")
         if not num_blocks:

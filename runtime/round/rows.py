@@ -281,6 +281,32 @@ class Feature:
         return {}
 
 
+class KeepingFeature(Feature):
+    """A feature that keeps something of prefixes beside their keys and values, in tensors of one size."""
+
+    marks: dict[str, int]
+    """By request, another length of its prompt at which that is kept: where a saved prefix ends."""
+    kept_bytes: int
+    """Of one prefix."""
+
+    def kept(self, block_id: int) -> dict[str, Tensor]:
+        """What is kept behind a cached block, by name; raises KeyError where nothing is."""
+        raise NotImplementedError
+
+    def kept_like(self) -> dict[str, Tensor]:
+        """Tensors of the shapes and types of `kept`."""
+        raise NotImplementedError
+
+    def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
+        """Keep this behind a live block that is not cached yet; False where there is no room for it."""
+        raise NotImplementedError
+
+
+def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:
+    """That of an engine; None where keys and values are all there is."""
+    return next((feature for feature in features if isinstance(feature, KeepingFeature)), None)
+
+
 def columns_of(features: tuple[Feature, ...], placed: Placed) -> Mapping[type, Any]:
     """What all of them add to a batch, by kind."""
     found = ((feature.kind, feature.column(placed)) for feature in features)

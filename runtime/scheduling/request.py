@@ -57,7 +57,7 @@ class GrammarSpec(NamedTuple):
     """What an answer must match from its first token to its last."""
 
     kind: str
-    """One of `wingbeat.runtime.grammar.compiler.KINDS`."""
+    """`json`, `json_object`, `regex`, `choice`, `grammar` or `structural_tag`."""
     text: str
     """A schema, expression or grammar; choices and structural tags as JSON."""
     field: str = "structured_outputs"

@@ -51,7 +51,7 @@ class NothingAllowed(ValueError):
 
 
 class TokenMasker(Protocol):
-    """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.grammar` has them."""
+    """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.scheduling.maskers` has them."""
 
     def accept(self, token_id: int) -> bool:
         """Take the next token; returns whether nothing may follow it.

@@ -13,26 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.speculation.acceptance import DraftedTrees
-from wingbeat.runtime.speculation.costs import PLAIN_BEFORE, RoundCosts
+from wingbeat.runtime.speculation.curves import FADE, RoundCosts
 
-_SMOOTHING = 0.06
-"""Least weight of one round's trees in the running profile."""
-_FIRST_HOLD, _HOLD = 4, 16
-"""Rounds that a plan holds at one load; first that of drafts that begin, whose costs were last seen in a probe."""
-_FIRST_PROBE, _LAST_PROBE, _RAREST_PROBE = 8, 48, 256
-"""Rounds until a probe tries what is not chosen, and then to the next, doubled each time: tables measured in a bad
-minute are set right within some dozen rounds. Probes that cost much are the rarer, as the next one says."""
-_LONGEST_WAIT = 1024
-"""Rounds that a probe waits for somebody to draft for, where nobody is followed."""
-_PROBE_LOSS = 0.01
-"""Share of the time that trying what is not chosen may cost."""
-_PLAIN_PROBE, _DRAFT_PROBE = PLAIN_BEFORE + 3, 2
-"""Rounds in a row that show what they take."""
-_LEAST_GAIN, _LEAST_GAIN_ON_HOST = 1.04, 1.12
-"""Over plain decoding, by which drafts are chosen: of many guesses the best is one too high. On a host the drafter also
-takes from whoever else works on its cores, which no clock of the engine's shows, and slows the plain rounds that it
-follows by up to a tenth: those that it does not follow are what drafts have to beat."""
-_PRIOR_ACCEPTANCE = 0.65
+HOLD = 8
+"""Rounds that a plan holds at one load, and until the first probe."""
+PROBE_ROUNDS, RAREST_PROBE = 3, 512
+"""Rounds in a row that try plain decoding, since the first of them shows little, and one less for drafts; and rounds at
+most until the next probe."""
+PROBE_LOSS = 0.01
+"""Share of the time that probes may cost."""
+LEAST_GAIN, DOUBTS = 1.08, 2.0
+"""Gain over plain decoding, and standard errors of it, by which drafts are chosen: of many guesses the best is one too
+high, and a drafter slows the plain rounds that it follows."""
+PRIOR_ACCEPTANCE = 0.65
 
 
 class Reason(StrEnum):
@@ -46,7 +39,7 @@ class Reason(StrEnum):
     PROBE_PLAIN = "probe_plain"
     """Plain for some rounds, to see what that takes: half of every decision."""
     PROBE_DRAFT = "probe_draft"
-    """Drafted and verified whole for some rounds, or nothing would ever show that it pays."""
+    """Drafted for some rounds, or nothing would ever show that it pays."""
     FORCED = "forced"
     """Plain decoding would be chosen, and requests ask for drafts all the same: those are drafted for, nobody else."""
 
@@ -105,30 +98,33 @@ class SpeculationPolicy:
     ) -> None:
         self.costs = costs
         self.max_levels, self.num_nodes, self.widths = max_levels, num_nodes, widths
-        reached = np.append(0.0, _PRIOR_ACCEPTANCE ** np.arange(1, num_nodes)).cumsum()
+        self._nodes = np.arange(num_nodes) if widths is None else np.array(widths) - 1
+        """Drafted nodes of a tree that may be verified."""
+        reached = np.append(0.0, PRIOR_ACCEPTANCE ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
         self._gain = reached[np.minimum(levels, nodes)]
         """[levels, nodes]: expected accepted nodes per drafted sequence, of the best `nodes` of its first `levels`."""
         self._grown = np.arange(max_levels + 1.0)
         """[levels]: that are grown where so many may be."""
-        self._onward = _PRIOR_ACCEPTANCE
+        self._onward = PRIOR_ACCEPTANCE
         """Probability mass of a level over that of the level before."""
         self._num_observed = 0
-        self._until_probe, self._probe_every, self._probed_plain = _FIRST_PROBE, _FIRST_PROBE, False
-        self._probe_left = 0
-        """Rounds that the probe goes on for."""
+        self._until_probe = HOLD
+        self._probe_every: dict[int, int] = {}
+        """Rounds between probes, by power of two of the requests."""
+        self._most_every = HOLD
+        self._probe_left, self._probed_plain = 0, False
         self._load: tuple[int, int, int] | None = None
-        self._held, self._hold = 0, _HOLD
+        self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
-        self._token_s = 0.0
-        """What a token is worth: seconds of it at the best choice's rate."""
-        self._speedup = 1.0
+        self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths and widths[-1])
+        """The best draft at the latest load."""
+        self._token_s = 0.0, 0.0
+        """What a token is worth: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
         self.pays = True
         """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
-        self._prices: dict[tuple[int, int], np.ndarray] = {}
+        self._prices: dict[tuple[int, int, str], np.ndarray] = {}
         """The latest ones by load, as long as a plan holds."""
-        self._probe_loss = 0.0
-        """What the latest decision loses to a probe, in rounds of what it chose."""
         self._decisions: dict[str, int] = {}
 
     def plan(
@@ -170,100 +166,72 @@ class SpeculationPolicy:
             return self._now
         self._until_probe -= num_rounds
         if self._until_probe <= 0 and num_drafting:  # a probe waits for somebody to draft for
-            return self._probe(speculates=bool(self._now.levels))
+            return self._probe(num_reqs.bit_length())
         self._held += num_rounds
         load = (num_reqs, num_drafting, num_unfollowed)
-        if self._load == load and self._held < self._hold:
+        if self._load == load and self._held < HOLD:
             return self._now
-        self._load, self._held, begins = load, 0, self._now.reason != Reason.SPECULATE
-        best = self._best(num_reqs, num_drafting + num_unfollowed, mean_context)
-        self.pays = bool(best.levels)
-        self._hold = _FIRST_HOLD if self.pays and begins else _HOLD
-        return DraftPlan(0, Reason.PLAIN) if num_unfollowed else best
+        self._load, self._held = load, 0
+        self._until_probe = min(self._until_probe, self._probe_every.get(num_reqs.bit_length(), HOLD))
+        self._decide(num_reqs, num_drafting + num_unfollowed, mean_context)
+        return self._drafted if self.pays and not num_unfollowed else DraftPlan(0, Reason.PLAIN)
 
-    def _probe(self, speculates: bool) -> DraftPlan:
+    def _probe(self, load: int) -> DraftPlan:
         """Begin to try what is not chosen; what a captured round takes is not seen, so that is never tried plain."""
-        most = min(max(self._probe_loss / _PROBE_LOSS, _LAST_PROBE), _RAREST_PROBE)
-        self._probe_every = min(2 * self._probe_every, int(most))
-        self._until_probe, self._load = self._probe_every, None
-        self._probed_plain = speculates and self.widths is None and not self._probed_plain
+        every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
+        self._until_probe, self._load = every, None
+        self._probed_plain = bool(self._now.levels) and self.widths is None and not self._probed_plain
         if self._probed_plain:
-            self._probe_left = _PLAIN_PROBE - 1
+            self._probe_left = PROBE_ROUNDS - 1
             return DraftPlan(0, Reason.PROBE_PLAIN)
-        self._probe_left = 0 if self.widths else _DRAFT_PROBE - 1
-        return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1] if self.widths else None)
+        self._probe_left = 0 if self.widths else PROBE_ROUNDS - 2
+        return self._drafted._replace(reason=Reason.PROBE_DRAFT)
 
-    def _best(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
+    def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> None:
+        """The best draft for these, and whether it is better than plain decoding."""
         rates = self.rates(num_reqs, num_drafting, mean_context)
-        levels, column = self._choice(rates)
-        best, plain = float(rates[levels, column]), float(rates[0, 0])
-        self._token_s, self._speedup = 1.0 / best, best / plain
+        levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
+        levels += 1
+        plain, drafted = float(rates[0, 0]), float(rates[levels, column])
+        self.pays = drafted > plain * max(LEAST_GAIN, 1.0 + DOUBTS * self.costs.doubt(num_reqs))
+        self._token_s = 1.0 / plain, 1.0 / drafted
         self._prices.clear()
-        self._probe_loss = self._lost_to_a_probe(num_reqs, num_drafting, rates)
-        if not levels:
-            return DraftPlan(0, Reason.PLAIN)
+        # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.
+        tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
+        lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
+        self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), RAREST_PROBE))
         if self.widths is not None:
-            return DraftPlan(levels, Reason.SPECULATE, self.widths[column])
-        # The growth rule ends drafts early, so all levels are allowed.
-        growth = self._growth(num_reqs, num_drafting, mean_context)
-        return DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
-
-    def _lost_to_a_probe(self, num_reqs: int, num_drafting: int, rates: np.ndarray) -> float:
-        """What a probe loses of the best choice's gain, in rounds of that choice.
-
-        seconds lost = tokens of the probe (1 / its rate - 1 / the best rate)
-        """
-        levels, column = self._choice(rates)
-        best_s, plain_s, whole_s = (1.0 / float(rates[at]) for at in ((levels, column), (0, 0), (-1, -1)))
-        if not levels:
-            whole = num_reqs + num_drafting * float(self._gain[-1, -1])
-            return _DRAFT_PROBE * whole * (whole_s - best_s) / (num_reqs * best_s)
-        if self.widths is not None:
-            return 0.0
-        chosen = num_reqs + num_drafting * float(self._gain[levels, column])
-        # A draft is tried every other time, and costs next to nothing then.
-        return _PLAIN_PROBE * num_reqs * (plain_s - best_s) / (chosen * best_s) / 2
+            self._drafted = DraftPlan(levels, Reason.SPECULATE, self.widths[column])
+        else:  # the growth rule ends drafts early, so all levels are allowed
+            growth = self._growth(num_reqs, num_drafting, mean_context)
+            self._drafted = DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second, float64 [levels, nodes verified]: row 0 is plain decoding.
 
         Columns are `widths` where there are such, else 0, 1, .. drafted nodes per tree.
         """
-        if self.widths is None:
-            nodes = np.arange(self.num_nodes)
-            verified = num_drafting * nodes
-        else:  # every sequence takes the rows of a tree
-            nodes = np.array(self.widths) - 1
-            verified = num_reqs * nodes
-        tokens = num_reqs + num_drafting * self._gain[:, nodes]
-        draft_s = self.costs.draft_s(num_drafting, self._grown)
+        # Where shapes are captured every sequence takes the rows of a tree.
+        verified = (num_drafting if self.widths is None else num_reqs) * self._nodes
+        tokens = num_reqs + num_drafting * self._gain[:, self._nodes]
+        draft_s = self.costs.draft_s(num_drafting, self._grown, mean_context)
         seconds = self.costs.verify_s(num_reqs, verified, mean_context) + draft_s[:, None]
         seconds[0] = self.costs.plain_s(num_reqs, mean_context)
         return tokens / seconds
 
-    def _choice(self, rates: np.ndarray) -> tuple[int, int]:
-        """Levels and column of the best rate; (0, 0), plain decoding, where no other is so much higher as it must."""
-        levels, column = divmod(int(rates.argmax()), rates.shape[1])
-        least_gain = _LEAST_GAIN_ON_HOST if self.widths is None else _LEAST_GAIN
-        return (levels, column) if rates[levels, column] > least_gain * rates[0, 0] else (0, 0)
-
     def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
         """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
-        level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1])))
+        level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1]), mean_context))
         nodes = np.array([1, 2, max(self.num_nodes - 1, 2)])
         verify_s = self.costs.verify_s(num_reqs, nodes * num_drafting, mean_context)
         # Passes take longer by steps: a step at the first nodes says little of those behind it.
         node_s = min((verify_s[1:] - verify_s[0]) / (nodes[1:] - 1)) / num_drafting
-        worth_s = self._token_s * self._onward  # of a parent's probability
+        worth_s = self._token_s[1] * self._onward  # of a parent's probability
         return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s), 0.0) / worth_s)
 
-    def overdue(self, patience: int) -> bool:
-        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew.
-
-        Args:
-            patience: times the usual wait.
-        """
-        if self._until_probe > -_LONGEST_WAIT * patience:
+    def overdue(self) -> bool:
+        """Whether a probe has waited too long for somebody to draft for; told so, it waits anew."""
+        if self._until_probe > -4 * RAREST_PROBE:
             return False
         self._until_probe = 0
         return True
@@ -294,14 +262,18 @@ class SpeculationPolicy:
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """What a pass behind a draft is worth in tokens, with 0, 1, .. `most` drafted nodes: float64 [most + 1].
 
-        None where all nodes are to be verified. What the trees have cost so far is spent.
+        None before the first decision. What the trees have cost so far is spent. Of a probe the likeliest nodes, as
+        many as there are requests, are free: what is never verified is never seen to be right.
         """
-        if self._now.reason == Reason.PROBE_DRAFT or not self._token_s:
+        token_s, key = self._token_s[bool(self._now.levels)], (num_reqs, most, self._now.reason)
+        if not token_s:
             return None
-        if (num_reqs, most) not in self._prices:
+        if key not in self._prices:
             seconds = self.costs.verify_s(num_reqs, np.arange(most + 1), mean_context)
-            self._prices = {(num_reqs, most): seconds / self._token_s}
-        return self._prices[num_reqs, most]
+            if self._now.reason == Reason.PROBE_DRAFT:
+                seconds = np.maximum(seconds, seconds[min(num_reqs, most)])
+            self._prices = {key: seconds / token_s}
+        return self._prices[key]
 
     def observe(self, path: np.ndarray, trees: DraftedTrees, levels: int) -> None:
         """Update the profile that the next decisions rest on.
@@ -315,7 +287,7 @@ class SpeculationPolicy:
         if not deepest:
             return
         self._num_observed += 1
-        weight = max(_SMOOTHING, 1.0 / self._num_observed)
+        weight = max(FADE, 1.0 / self._num_observed)
         if deepest > 1:
             mass = np.bincount(trees.depths[trees.real], path[trees.real], deepest + 1)
             self._onward += weight * (mass[2:].sum() / mass[1:-1].sum() - self._onward)
@@ -341,7 +313,7 @@ class SpeculationPolicy:
         return PolicyStats(
             decisions=dict(self._decisions),
             levels=self._now.levels,
-            expected_speedup=round(self._speedup, 3),
+            expected_speedup=round(self._token_s[0] / self._token_s[1], 3) if self._now.levels else 1.0,
             expected_accepted=round(expected_accepted, 1),
             num_accepted=num_accepted,
             costs_s=self.costs.by_batch(self.max_levels, self.num_nodes),

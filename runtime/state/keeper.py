@@ -23,7 +23,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.rows import Feature, Placed
+from wingbeat.runtime.round.rows import KeepingFeature, Placed
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.mixer import Mixer, states_of
@@ -44,12 +44,12 @@ class _Replay(NamedTuple):
     """Of the saved states."""
 
 
-class StateKeeper(Feature):
+class StateKeeper(KeepingFeature):
     """Owner of the states of one engine: rows of the pool are those of slots, the spare one, then saved states.
 
     Args:
         mixers: of the model's layers, on their device.
-        block_manager: its `states` say which are kept.
+        block_manager: its `beside` are saved states, which say which are kept.
     """
 
     kind = RoundStates
@@ -61,14 +61,14 @@ class StateKeeper(Feature):
         self.mixers = mixers
         self.config = config
         self.block_manager = block_manager
-        self.saved = block_manager.states
+        self.saved = block_manager.beside
         self.device = device
         self._spare = config.max_num_seqs
         self._first_saved = self._spare + 1
         self.pool = StatePool(states_of(mixers), self._first_saved + self.saved.num_rows, device)
         self.held_bytes = self.pool.num_rows * self.pool.row_bytes
+        self.kept_bytes = self.pool.row_bytes
         self.marks: dict[str, int] = {}
-        """By request, another length of its prompt at which the state is kept: where a saved prefix ends."""
         self._replays: dict[int, _Replay] = {}
         self._kept = KeptRows()
         self._longest = config.speculation.max_path
@@ -82,11 +82,6 @@ class StateKeeper(Feature):
         """By row of the saved states: where it stands in these."""
         self._reach = [0] * config.max_num_seqs
         """By slot: lengths up to this one have their rows."""
-
-    @classmethod
-    def among(cls, features: tuple[Feature, ...]) -> "StateKeeper | None":
-        """An engine's own; None where its model has no states."""
-        return next((feature for feature in features if isinstance(feature, cls)), None)
 
     def admit(self, seq: Sequence) -> None:
         """Let a slot's state be that of the sequence's cached tokens."""
@@ -103,20 +98,20 @@ class StateKeeper(Feature):
         self._end_replay(slot)
 
     def kept(self, block_id: int) -> dict[str, Tensor]:
-        """The state behind a cached block, by the names of its parts.
-
-        Raises:
-            KeyError: it is not kept.
-        """
+        """See `KeepingFeature.kept`: the state."""
         return self.pool.row(self._first_saved + self.saved.find(self.block_manager.block_hash(block_id)))
 
     def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
-        """Keep a state behind a live block that is not cached yet; False where there is no row for it."""
+        """See `KeepingFeature.put`."""
         row = self.saved.take(block_id)
         if row is not None:
             for name, part in self.pool.row(self._first_saved + row).items():
                 part.copy_(parts[name])
         return row is not None
+
+    def kept_like(self) -> dict[str, Tensor]:
+        """See `KeepingFeature.kept_like`."""
+        return self.pool.row(0)
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
         """Position at or before `wanted` from which a replay can go on; None where there is no row for its state."""

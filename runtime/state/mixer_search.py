@@ -5,39 +5,45 @@ is made of, and what lies at a mixer's edges is learned from two passes over a f
 """
 
 import inspect
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from wingbeat.runtime.refusals import problem
 from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
+from wingbeat.runtime.state.model_states import ModelStates
 from wingbeat.runtime.state.pool import LayerState, StatePart
+from wingbeat.runtime.state.settings import RANKS, REFUSED, STATES
 from wingbeat.runtime.state.tree_mixer import TreeMixer
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _READS = {"get_conv_state", "get_recurrent_state"}
 
 
-class CacheKinds(NamedTuple):
-    """What transformers' cache holds of each layer."""
+class RememberedStates:
+    """States that a cache of transformers holds, by layer."""
 
-    states: list[LayerState]
-    """Of layers that have a state."""
-    without_attention: frozenset[int]
-    """Layers that hold no keys and values."""
+    def __init__(self, states: list[LayerState]) -> None:
+        self.states = states
+
+    def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelStates:
+        """See `Remembered.install`: the layers' mixers take part in rounds."""
+        if not whole:
+            said = {STATES: "its layers keep recurrent states", RANKS: "tensor_parallel_size is above 1"}
+            raise UnsupportedModelError(problem(said, REFUSED))
+        return ModelStates(install_mixers(model, self.states, attention))
 
 
-def cache_kinds(layers: list[object]) -> CacheKinds:
-    """Read the layers of a cache that a pass has filled."""
+def remembered_states(layers: list[object]) -> RememberedStates | None:
+    """What the layers of a cache that a pass has filled hold; None where no layer has a state."""
     states = [
         LayerState(index, tuple(_parts(layer)))
         for index, layer in enumerate(layers)
         if isinstance(layer, LinearAttentionCacheLayerMixin)
     ]
-    bare = frozenset(index for index, layer in enumerate(layers) if not isinstance(layer, CacheLayerMixin))
-    return CacheKinds(states, bare)
+    return RememberedStates(states) if states else None
 
 
 def _parts(layer: LinearAttentionCacheLayerMixin) -> list[StatePart]:
@@ -60,8 +66,6 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState], attention: 
     Raises:
         UnsupportedModelError: a layer with a state has no mixer, or several, of the kind that is known.
     """
-    if not states:
-        return ()
     modules = _mixer_modules(model)
     unknown = [state.layer for state in states if state.layer not in modules]
     if unknown:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.tensor_parallel.group import NO_PLAN, RANKS, REFUSED
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
     """
     text, setting = config.get_text_config(), f"tensor_parallel_size is {size}"
     if file.quantization is not None:
-        refuse({Feature.RANKS: setting, Feature.QUANTISED: f"{file.name} is quantised"})
+        refuse({RANKS: setting, Feature.QUANTISED: f"{file.name} is quantised"}, REFUSED)
     if not getattr(text, "base_model_tp_plan", None):
-        refuse({Feature.RANKS: setting, Feature.NO_PLAN: f"transformers has no tensor parallel plan for {file.name}"})
+        refuse({RANKS: setting, NO_PLAN: f"transformers has no tensor parallel plan for {file.name}"}, REFUSED)
     check_sizes({name: getattr(text, name, None) for name in _DIVIDED}, file.name, size)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
 from wingbeat.runtime.tensor_parallel.shards import load_shard

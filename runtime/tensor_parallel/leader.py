@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
-from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.refusals import Feature, refuse
+from wingbeat.runtime.refusals import refuse
 from wingbeat.runtime.round.rows import NO_COLUMNS, ROWS_KEYWORD, Rows
+from wingbeat.runtime.tensor_parallel.group import KV_READER, RANKS, REFUSED, RankGroup
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
@@ -54,7 +55,7 @@ class Leader(Backend):
         """
         if kv_layers:
             reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
-            refuse({Feature.KV_READER: reads, Feature.RANKS: f"tensor_parallel_size is {self.ranks.size}"})
+            refuse({KV_READER: reads, RANKS: f"tensor_parallel_size is {self.ranks.size}"}, REFUSED)
         cache = FollowedCache(self, loaded, config)
         return VerifierModel(loaded, tap_layers), cache
 
@@ -130,7 +131,7 @@ def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device,
         ValueError: the limits ask for what ranks do not have, or as `load_shard`; one line that says what to change.
         BackendLost: another rank failed.
     """
-    refuse(limits.asked() | {Feature.RANKS: f"tensor_parallel_size is {group.size}"})
+    refuse(limits.asked() | {RANKS: f"tensor_parallel_size is {group.size}"}, REFUSED)
     ranks = Ranks(group, 0, device)
     loaded = load_shard(path, dtype, ranks, limits)
     logger.info(

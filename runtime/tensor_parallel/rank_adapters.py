@@ -32,7 +32,7 @@ class RankAdapters(ModelAdapters):
     def __init__(self, loaded: LoadedModel, ranks: Ranks, max_loras: int, max_rank: int) -> None:
         self._rank = ranks.rank
         self._changes: list[Change] = []
-        super().__init__(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.mixers)
+        super().__init__(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.inner_linears)
         whole = {path: loaded.model.get_submodule(path) for path in self.linears}
         self.linears = {path: LinearShape(linear.in_features, linear.out_features) for path, linear in whole.items()}
 

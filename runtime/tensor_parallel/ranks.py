@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.verifier_errors import BackendLost
 
 JOIN_S = 600.0

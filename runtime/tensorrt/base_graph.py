@@ -151,7 +151,7 @@ def check_exportable(loaded: LoadedModel) -> None:
     Raises:
         UnsupportedModelError: one line that names it.
     """
-    if loaded.mixers:
+    if loaded.keeps_states:
         raise UnsupportedModelError(f"{loaded.name} keeps recurrent states: TensorRT engines are of attention alone")
     config = loaded.model.config.get_text_config()
     for name in _EXPERT_FIELDS:

@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
-def open_backend(settings: "PairSettings", device: "torch.device") -> "tuple[LoadedModel, EngineConfig, Backend]":
-    """The verifier's half of an engine directory."""
+def open_backend(
+    settings: "PairSettings", device: "torch.device"
+) -> "tuple[LoadedModel, EngineConfig, Backend] | None":
+    """The verifier's half of an engine directory; None where there is none."""
+    if settings.engine_dir is None:
+        return None
     from wingbeat.runtime.tensorrt import backend
 
     return backend.open_backend(settings.engine_dir, settings.model, settings.engine, device)

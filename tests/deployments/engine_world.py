@@ -36,7 +36,7 @@ class ThreadedEngine:
         config = AppConfig(lora_update_dir=getattr(engine, "adapters_dir", None))
         calls = EngineCalls(setup, config, "fake")
         self.client = EngineClient(link)
-        own = {"trial": getattr(engine, "trial", None), "take_own": partial(_taken, keepers)}
+        own = {"grammars": getattr(engine, "grammars", None), "take_own": partial(_taken, keepers)}
         cache_log = getattr(engine, "cache_log", None)
         self.loop = EngineLoop(engine, self._engine_link, calls, stream_interval_s, cache_log=cache_log, **own)
         self._event_loop = asyncio.get_running_loop()

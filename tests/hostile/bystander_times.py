@@ -84,13 +84,13 @@ class Beside:
 
     def _compiled(self, spec: GrammarSpec, trial: GrammarTrial | None) -> object:
         lark = self._lark_of(spec) if trial is None else trial.check(spec)
-        return self._llm.engine.grammars.compile(spec, lark)
+        return self._llm.grammars.compile(spec, lark)
 
     def _lark_of(self, spec: GrammarSpec) -> str | None:
         """As another process makes it, which here none does; None of what is refused."""
         if spec not in self._larks:
             with suppress(ValueError):
-                self._larks[spec] = lark_of_spec(self._llm.engine.grammars.vocabulary(), spec)
+                self._larks[spec] = lark_of_spec(self._llm.grammars.vocabulary(), spec)
         return self._larks.get(spec)
 
     def _take(self, pending: "Future[object]", spec: GrammarSpec, bombs: set[str]) -> bool:
@@ -123,7 +123,7 @@ def main() -> None:
     quiet()
     seconds = 0.5 if args.quick else args.seconds
     llm = open_llm(chosen_pair(args), max_num_seqs=NUM_OTHERS + 2)
-    beside, trial, rows = Beside(llm), GrammarTrial(llm.engine.grammars), []
+    beside, trial, rows = Beside(llm), GrammarTrial(llm.grammars), []
     trial.warm()
     # As an engine's process does: no collection looks at what was loaded.
     gc.collect()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.optional import FEATURES, is_deleted
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
@@ -24,6 +26,7 @@ MAX_BAD_CHARS = 2**14
 MAX_GRAMMAR_CHARS = 2**16
 MAX_LOGPROBS = 20
 
+HAS_GRAMMARS = not is_deleted(FEATURES["grammars"])
 GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 GOOD_GRAMMARS: tuple[dict[str, Any], ...] = (
@@ -61,6 +64,7 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
     **dict.fromkeys(("logits_processors", "kv_transfer_params", "vllm_xargs"), (None,)),
+    **({} if HAS_GRAMMARS else {"structured_outputs": (None,), "response_format": (None, {"type": "text"})}),
 }
 COMPLETION_NO_OPS: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),

@@ -8,6 +8,7 @@ from .contract import (
     BAD_GRAMMARS,
     GOOD_GRAMMARS,
     GRAMMAR_KINDS,
+    HAS_GRAMMARS,
     MAX_ALLOWED,
     MAX_BAD_CHARS,
     MAX_GRAMMAR_CHARS,
@@ -139,8 +140,7 @@ SAMPLING: dict[str, Callable[[Findings, str, Any], None]] = {
     "truncate_prompt_tokens": whole(-1, INT32),
     "priority": whole(-(2**31), INT32),
     "cache_salt": _salt,
-    "structured_outputs": _structured,
-    "response_format": _format,
+    **({"structured_outputs": _structured, "response_format": _format} if HAS_GRAMMARS else {}),
 }
 COMPLETION = {"logprobs": _logprobs}
 CHAT = {"logprobs": flag, "top_logprobs": whole(0, MAX_LOGPROBS)}
@@ -157,7 +157,7 @@ def judge_together(found: Findings, body: dict[str, Any], is_chat: bool) -> None
             # The rest of the context may be less.
             found.open("min_tokens")
     structured, form = body.get("structured_outputs"), body.get("response_format")
-    if structured is not None and isinstance(form, dict) and form.get("type") != "text":
+    if HAS_GRAMMARS and structured is not None and isinstance(form, dict) and form.get("type") != "text":
         found.wrong("structured_outputs", *ANY_FAULT)
     if is_chat and is_number(body.get("top_logprobs")) and body["top_logprobs"] and body.get("logprobs") is not True:
         found.wrong("top_logprobs")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.runtime.grammar_world import TOKENIZER, demo_drafter, params_of
+from tests.runtime.grammar.world import TOKENIZER, demo_drafter, params_of
 from tests.runtime.models import TREE, Run, engine_config, new_engine, reference
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.grammar_masker import MASK_S, MOST_AT_ONCE_S, GrammarMasker

@@ -7,7 +7,7 @@ import resource
 import jsonschema
 import pytest
 
-from tests.runtime.grammar_world import TOKENIZER, demo_drafter
+from tests.runtime.grammar.world import TOKENIZER, demo_drafter
 from tests.runtime.models import TREE, engine_config, new_engine, reference
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.errors import ApiError

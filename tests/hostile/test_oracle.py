@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.optional import is_gone
+
 from .answers import Wrong, check
 from .client import Answer, completion
 from .contract import CHAT_NO_OPS, COMPLETION_NO_OPS, MODEL, NO_OPS
@@ -33,7 +35,8 @@ def test_the_table_of_unserved_fields_is_the_documents():
     table = r"Refused unless null or the value in brackets:(.*?)Everything else"
     text = re.search(table, DOCUMENT.read_text(), re.S)[1]
     listed = set(re.findall(r"`([a-z_]+)`", text.partition("and in messages")[0]))
-    assert listed == {*NO_OPS, *COMPLETION_NO_OPS, *CHAT_NO_OPS}
+    ours = {*NO_OPS, *COMPLETION_NO_OPS, *CHAT_NO_OPS}
+    assert listed == {name for name in ours if not is_gone(name)}
 
 
 @pytest.mark.slow

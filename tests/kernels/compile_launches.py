@@ -6,6 +6,8 @@ refuses shows here, and so do arguments that a kernel does not take.
 """
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from triton.runtime import driver
@@ -17,12 +19,11 @@ from wingbeat.kernels.layer import adapters_triton, fp8_triton
 from wingbeat.kernels.layer import triton as triton_layer
 from wingbeat.kernels.layer.fp8 import to_fp8
 from wingbeat.kernels.layer.stacked_adapters import StackedAdapters, tiles_of
+from wingbeat.kernels.parts import PARTS
 from wingbeat.kernels.sampling import history_triton as triton_history
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
 from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
-from wingbeat.kernels.state import triton as triton_state
-from wingbeat.kernels.state.rows import TreeRows
 from wingbeat.kernels.tree import candidates_triton as triton_candidates
 from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree import triton as triton_tree
@@ -112,14 +113,6 @@ def launch_adapters(num_rows: int, inputs: int, parts: tuple[int, ...], rank: in
     adapters_triton.add_adapters(out, x, adapters, tiles_of(ints(num_rows), 8))
 
 
-def launch_recurrences(num_reqs: int, num_nodes: int, heads: tuple[int, int], dim: int) -> None:
-    keys = torch.zeros(num_reqs, num_nodes, heads[0], dim, dtype=torch.bfloat16)
-    value = keys.new_zeros(num_reqs, num_nodes, heads[1], dim)
-    decay, states = torch.zeros(num_reqs, num_nodes, heads[1]), torch.zeros(num_reqs + 1, heads[1], dim, dim)
-    rows = TreeRows.of(ints(num_reqs), ints(num_reqs, num_nodes), 0, 1)
-    triton_state.delta_rule(keys, keys, value, decay, decay.to(torch.bfloat16), states, rows, 1e-6)
-
-
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     driver.set_active(NamedDriver(capability))
@@ -134,5 +127,6 @@ if __name__ == "__main__":
     launch_histories(1, 32769, 151936)
     launch_trees(4, 10, 7, 60, 32000)
     launch_trees(1, 4, 5, 130, 151936)
-    for num_nodes in (1, 16):
-        launch_recurrences(4, num_nodes, (16, 32), 128)
+    for part in PARTS:
+        if find_spec(f"tests.kernels.{part}") is not None:
+            import_module(f"tests.kernels.{part}.launches").launch_all()

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.resources import CAPABILITIES, Resources, compiled, every
+from tests.optional import is_gone
 from wingbeat.kernels.attention.device import KNOWN, DeviceLimits
 from wingbeat.kernels.attention.tiles import device_tiles
 
@@ -62,7 +63,7 @@ def test_attention_fits_into_the_smallest_gpus():
 def test_every_kernel_fits(capability):
     results = every(capability)
     wanted = KERNELS | ({"fp8_linear"} if capability >= 89 else set())
-    assert {one.kernel for one in results} == wanted
+    assert {one.kernel for one in results} == {name for name in wanted if not is_gone(name)}
     for one in results:
         check(one, capability)
         # Several programs of all but attention share a multiprocessor.

@@ -2,16 +2,11 @@
 
 import pytest
 
-from wingbeat.runtime.engine.calibration import DrafterTimes, VerifierTimes
-from wingbeat.runtime.speculation.costs import Scale, ScaleAndOffset
+from tests.runtime.losing_policy import know_costs
+from wingbeat.runtime.speculation.curves import PassCurve
 
 
 @pytest.fixture
 def known_costs(monkeypatch):
-    """Rounds cost what these tables say, whatever else the machine does: right drafts pay, wrong ones do not."""
-    verifier = VerifierTimes((1, 8), (0, 8), ((1e-3, 1.2e-3), (1.2e-3, 2.4e-3)), (0.0, 0.0))
-    drafter = DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.verifier_times", lambda *args: verifier)
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.drafter_times", lambda *args: drafter)
-    for seen in (Scale, ScaleAndOffset):
-        monkeypatch.setattr(seen, "observe", lambda *args: None)
+    """Rounds cost what these curves say, whatever else the machine does: right drafts pay, wrong ones do not."""
+    know_costs(monkeypatch, PassCurve((1, 64), (1e-3, 2.4e-3)))

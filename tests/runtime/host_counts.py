@@ -168,8 +168,7 @@ def steady_engine(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> E
         # Only rounds of this many sequences come; capturing and timing others takes most of the time.
         patch.setattr(shapes, "batch_buckets", lambda most: (most,))
         patch.setattr(draft_stages, "draft_batches", lambda most, max_path, top_k: (most,))
-        patch.setattr(calibration, "_BATCH_SIZES", (batch,))
-        patch.setattr(calibration, "_EXTRA_NODES", (0, 7))
+        patch.setattr(calibration, "POINTS", 2)
         channel = partial(InProcessChannel, device=CUDA)
         engine = build_engine(loaded, config, drafter, channel, FakeGraphDevice(gpu))
     # On shapes alone the policy learns nothing that would make it draft.

@@ -20,13 +20,15 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
+from tests.optional import FEATURES, is_deleted
 from tests.runtime.models import VOCAB_SIZE, Reference, add_noise, greedy, random_prompts
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 needs_states = pytest.mark.skipif(
-    not hasattr(Cache, "get_conv_state"),
-    reason="transformers before 5.21: hybrids are refused",
+    is_deleted(FEATURES["states"]) or not hasattr(Cache, "get_conv_state"),
+    reason="states are deleted, or transformers is one before 5.21: hybrids are refused",
 )
+MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 PROMPT_LENS = (5, 27, 1)
 NUM_TOKENS = 40
 _KINDS = ["linear_attention", "full_attention"] * 2

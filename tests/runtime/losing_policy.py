@@ -1,5 +1,6 @@
-"""A policy by which drafting never pays, as on a machine that is busy with other work."""
+"""Policies by which drafting never pays, as on a machine that is busy with other work, and costs that are known."""
 
+from wingbeat.runtime.speculation.curves import DraftCurve, Factor, PassCurve
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 POLICY = "wingbeat.runtime.engine.measured.SpeculationPolicy"
@@ -26,3 +27,11 @@ class SwitchedPolicy(SpeculationPolicy):
         rates = super().rates(num_reqs, num_drafting, mean_context)
         rates[0] *= 1e-6 if self.wins else 1e6
         return rates
+
+
+def know_costs(monkeypatch, passes: PassCurve) -> None:
+    """Passes take what this curve says, and drafts little."""
+    drafts = DraftCurve((1, 8), (2e-4, 2e-4), (1e-4, 1e-4))
+    monkeypatch.setattr("wingbeat.runtime.engine.measured.pass_curve", lambda *args: passes)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured.draft_curve", lambda *args: drafts)
+    monkeypatch.setattr(Factor, "observe", lambda *args: None)

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from tests.optional import kept
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.lora.resident import AdapterName
@@ -11,7 +12,7 @@ from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 IDENTITY = {"weights": "w1", "dtype": "float32", "block_size": "4"}
-SMALL = {"block_size": 4, "num_kv_blocks": 200, "state_interval": 8}
+SMALL = kept({"block_size": 4, "num_kv_blocks": 200, "state_interval": 8})
 
 
 def store_of(folder: Path, tokenizer: str = "t1", **identity: str) -> PrefixStore:

@@ -1,14 +1,13 @@
 """Fields of a request that say how tokens are chosen, what ends the answer, and what is reported of it."""
 
-import json
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, create_model, field_validator
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part
 from wingbeat.deployments.api.errors import invalid, shown
-from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, GrammarSpec, SamplingParams
+from wingbeat.deployments.parts import hooks
+from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 16
@@ -18,101 +17,16 @@ MAX_LISTED_TOKENS = 1024
 MAX_BAD_CHARS = 2**14
 """Of all `bad_words` together: they are looked for behind every node of every draft tree."""
 MAX_ALLOWED_TOKENS = 2**14
-MAX_GRAMMAR_CHARS = 2**16
 MAX_SALT_CHARS = 1024
 MAX_BIAS = 100
 
-GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+FieldsOfParts = create_model("FieldsOfParts", __base__=(*(fields() for fields in hooks("sampling_fields")), Part))
+"""Fields of the parts that are there; a value's `engine_fields()` are those of `SamplingParams` that it sets."""
+_OF_PARTS = tuple(FieldsOfParts.model_fields)
 
 
-class StructuredOutputs(Part):
-    """vLLM's: what the answer must match, by one of these."""
-
-    json_: str | dict[str, Any] | None = Field(None, alias="json")
-    """A JSON schema, also as text."""
-    regex: str | None = None
-    choice: list[str] | None = None
-    """Texts of which the answer is one."""
-    grammar: str | None = None
-    """EBNF of xgrammar or llama.cpp, or Lark of llguidance."""
-    json_object: bool | None = None
-    """Any JSON object."""
-    structural_tag: str | dict[str, Any] | None = None
-    """xgrammar's: which parts of an answer match what."""
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        given = self._given()
-        if len(given) != 1:
-            names = ", ".join(GRAMMAR_FIELDS)
-            raise invalid("structured_outputs", f"holds {len(given)} of {names}: give one of them")
-        ((name, value),) = given.items()
-        if name == "choice" and not (value and all(value)):
-            raise invalid("structured_outputs.choice", "must hold texts, none of them empty")
-        if value is False:
-            raise invalid("structured_outputs.json_object", "must be true")
-        if len(self.spec().text) > MAX_GRAMMAR_CHARS:
-            raise invalid(f"structured_outputs.{name}", f"is longer than {MAX_GRAMMAR_CHARS} characters")
-        return self
-
-    def spec(self) -> GrammarSpec:
-        """What the engine compiles."""
-        ((name, value),) = self._given().items()
-        if name == "json_object":
-            return GrammarSpec(name, "")
-        field = f"structured_outputs.{name}"
-        return GrammarSpec(name, value if isinstance(value, str) else json.dumps(value), field)
-
-    def _given(self) -> dict[str, Any]:
-        values = {name: getattr(self, "json_" if name == "json" else name) for name in GRAMMAR_FIELDS}
-        return {name: value for name, value in values.items() if value is not None}
-
-
-class JsonSchemaFormat(Part):
-    """OpenAI's `response_format.json_schema`."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-    """The schema holds either way."""
-
-
-class ResponseFormat(Part):
-    """OpenAI's: text, any JSON object, or JSON of a schema; and xgrammar's structural tags, as vLLM takes them."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchemaFormat | None = None
-
-    @model_validator(mode="after")
-    def _check_parts(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
-        if self.type == "json_object" and (self.model_extra or {}).get("schema") is not None:
-            # Some servers' way to give a schema: an answer of any other form would be a wrong one.
-            raise invalid("response_format", "has a 'schema', which belongs to type 'json_schema'")
-        spec = self.spec()
-        if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
-            raise invalid("response_format", f"is longer than {MAX_GRAMMAR_CHARS} characters")
-        return self
-
-    def unknown(self) -> Mapping[str, Any]:
-        """See `Part`: a structural tag is xgrammar's to read."""
-        return {} if self.type == "structural_tag" else super().unknown()
-
-    def spec(self) -> GrammarSpec | None:
-        """What the engine compiles; None for text."""
-        if self.type == "text":
-            return None
-        if self.type == "json_schema":
-            return GrammarSpec("json", json.dumps(self.json_schema.schema_), "response_format")
-        if self.type == "structural_tag":
-            tag = {"type": self.type, **(self.model_extra or {})}
-            return GrammarSpec("structural_tag", json.dumps(tag), "response_format")
-        return GrammarSpec("json_object", "")
-
-
-class SamplingFields(Part):
+class SamplingFields(FieldsOfParts):
     """The fields that every generating endpoint shares. null and absent mean the default."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -143,8 +57,6 @@ class SamplingFields(Part):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     """Higher ones are admitted first and preempted last."""
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
-    structured_outputs: StructuredOutputs | None = None
-    response_format: ResponseFormat | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -189,12 +101,6 @@ class SamplingFields(Part):
             raise invalid("allowed_token_ids", "is empty: nothing could be generated")
         return value
 
-    @model_validator(mode="after")
-    def _check_grammars(self) -> Self:
-        if self.structured_outputs is not None and self.response_format is not None and self.response_format.spec():
-            raise invalid("structured_outputs", "contradicts 'response_format'; give one of them")
-        return self
-
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, none or several."""
@@ -228,7 +134,6 @@ class SamplingFields(Part):
             if outside is not None:
                 problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
                 raise invalid(name, problem)
-        grammar = self.structured_outputs or self.response_format
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
@@ -247,9 +152,13 @@ class SamplingFields(Part):
             prompt_logprobs=self.asked_prompt_logprobs,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
-            grammar=None if grammar is None else grammar.spec(),
+            **self._engine_fields(),
             **fields,
         )
+
+    def _engine_fields(self) -> dict[str, Any]:
+        given = (value for name in _OF_PARTS if (value := getattr(self, name)) is not None)
+        return {name: field for value in given for name, field in value.engine_fields().items()}
 
 
 def _word_tokens(words: list[str] | tuple[()], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from wingbeat.deployments.api.errors import unknown_parameter, unsupported
+from wingbeat.deployments.parts import hooks
 
 HEADER = "X-Wingbeat-Ignored-Fields"
 MOST_NAMED = 16
@@ -222,7 +223,11 @@ NO_STATE = "nothing is kept between requests"
 TEXT_ALONE = "answers are text"
 CHECKS = "a client that asks for checks would take what is unchecked for checked"
 
+_NO_FORM = "nothing here holds answers to a form"
+_OF_PARTS = {"structured_outputs": refused(_NO_FORM), "response_format": refused(_NO_FORM, {"type": "text"})}
+
 COMMON: Mapping[str, Unserved] = {
+    **({} if hooks("sampling_fields") else _OF_PARTS),
     "length_penalty": refused("it belongs to beam search", 1),
     "spaces_between_special_tokens": refused("the text would have other spaces", True),
     "guided_json": refused(_OLD_FORM),

@@ -5,7 +5,7 @@ The drafter's process imports this file too, so what only the verifier needs is 
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,6 @@ from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterSt
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
 from wingbeat.deployments.replica.lent_weights import loan_of
-from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
-def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
+def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> EngineSetup:
     """Load the verifier; asks for the drafter's needs last, so that the drafter loads at the same time.
 
     Args:
-        ranks: that the verifier is divided among, this process being the first.
+        spread: see `PairSettings`.
 
     Raises:
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
@@ -55,8 +54,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         return first("tapped", config, asked, len(loaded.layers)) or asked
 
     try:
-        settings = pair_settings(config)._replace(ranks=ranks)
-        engine, _, _, check = engine_of_pair(settings, config.resolved_device(), needs)
+        settings = pair_settings(config)._replace(spread=spread)
+        engine, _, _, check, grammars = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {error}") from None
     adapters = engine.loaded.adapters
@@ -85,7 +84,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
 
     keepers = {kind: keeper for of_part in hooks("keepers") for kind, keeper in of_part(config, engine).items()}
     kept = engine.block_manager.log, adapters, keepers
-    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None)
+    served_grammars = None if grammars is None else first("serve_grammars", grammars)
+    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 
 
 def _check_device(config: AppConfig) -> None:
@@ -101,20 +101,6 @@ def _inner_drafter(config: AppConfig) -> "InnerDrafter":
     factory = config.drafter_factory
     load = (lambda lender: load_factory(factory)(config)) if factory else partial(build_draft_worker, config)
     return InnerDrafter(pair_settings(config), config.drafter_device(), load)
-
-
-def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
-    """Be another rank of a verifier until that ends.
-
-    Raises:
-        ValueError, FileNotFoundError: the model cannot be used; one line that says why.
-        BackendLost: rank 0 or another one is gone.
-    """
-    from wingbeat.runtime.tensor_parallel.follower import follow
-
-    settings = pair_settings(config)
-    device = torch.device(config.resolved_device())
-    follow(group, rank, settings.model, settings.dtype, device, settings.engine)
 
 
 def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:

@@ -13,14 +13,14 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.pulse import Work
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, received
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, name_of, portable
-from wingbeat.deployments.replica.engine.engine_setup import ServedEngine
+from wingbeat.deployments.replica.engine.engine_setup import ServedEngine, ServedGrammars
 from wingbeat.deployments.replica.engine.shared_media import attach_media
 from wingbeat.deployments.replica.router_stream import Outbox
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.scheduling.maskers import no_compiler
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.grammar.trial import GrammarTrial
     from wingbeat.runtime.kv.block_hashes import CacheLog
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class EngineLoop:
 
     Args:
         calls: an object whose methods the replica may call by name.
-        trial: tries grammars out before they are compiled; it is closed with the loop.
+        grammars: compiles those of requests; it is closed with the loop.
         cache_log: of the engine's prefix cache; None tells nothing of it.
         take_own: told what becomes of requests that came from no router.
     """
@@ -52,7 +52,7 @@ class EngineLoop:
         link: Link,
         calls: object,
         stream_interval_s: float = 0.02,
-        trial: "GrammarTrial | None" = None,
+        grammars: ServedGrammars | None = None,
         cache_log: "CacheLog | None" = None,
         take_own: Callable[[RequestOutput], None] = lambda output: None,
     ) -> None:
@@ -71,7 +71,7 @@ class EngineLoop:
         self._check_at: float | None = None
         self._stopping = False
         self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
-        self._trial = trial
+        self._grammars = grammars
         self._cache_log = cache_log
         self._tell_cached_at = 0.0
         self._handlers: dict[str, Callable[..., None]] = {
@@ -88,8 +88,8 @@ class EngineLoop:
 
         The replica is told what became of the requests before this returns.
         """
-        if self._trial is not None:
-            threading.Thread(target=self._warm_trial, name="wingbeat-grammar-start", daemon=True).start()
+        if self._grammars is not None:
+            threading.Thread(target=self._warm_grammars, name="wingbeat-grammar-start", daemon=True).start()
         try:
             while not self._take_messages():
                 if self._engine.has_unfinished_requests():
@@ -125,8 +125,8 @@ class EngineLoop:
         Of the others a router knows no more than that their engine is gone.
         """
         self._compiling.shutdown(wait=False, cancel_futures=True)
-        if self._trial is not None:
-            self._trial.close()
+        if self._grammars is not None:
+            self._grammars.close()
         suspects = list(suspects)
         blame = Verdict.FAILED if len(suspects) == 1 else Verdict.SUSPECTED
         for verdict, request_ids in ((blame, suspects), (Verdict.RETURNED, returned)):
@@ -228,8 +228,8 @@ class EngineLoop:
 
     def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
         """Have the request's grammar compiled on another thread; it is queued once that is done."""
-        if self._engine.grammars is None:
-            raise ValueError("structured_outputs is not served here: the model has no tokenizer")
+        if self._grammars is None:
+            raise no_compiler(request.params.grammar)
 
         def queue_it(grammar: Future[Any]) -> None:
             self._do_soon(lambda: self._add_compiled(request, grammar, number, outbox))
@@ -238,15 +238,12 @@ class EngineLoop:
 
     def _compiled(self, request: Request) -> Any:
         # One that was aborted meanwhile must not keep others waiting.
-        if request.request_id not in self._owners:
-            return None
-        lark = None if self._trial is None else self._trial.check(request.params.grammar)
-        return self._engine.grammars.compile(request.params.grammar, lark)
+        return self._grammars.compile(request.params.grammar) if request.request_id in self._owners else None
 
-    def _warm_trial(self) -> None:
+    def _warm_grammars(self) -> None:
         """Have ready what the first grammar needs, beside the rounds."""
         try:
-            self._trial.warm()
+            self._grammars.warm()
         except Exception:
             logger.exception("The process that tries grammars out cannot be started; the first grammar tries again")
 

@@ -2,12 +2,11 @@
 
 import pickle
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.runtime.config import RankGroup
 
 NEEDS_ATTEMPTS = 2
 """Drafters that are asked what they need, one after the other, until an engine cannot start for want of an answer."""
@@ -63,8 +62,8 @@ class EngineStart(NamedTuple):
     """That Ray assigned to the replica."""
     address: str | None = None
     """Of this node, where the drafter comes over the network; None where it shares this node's memory."""
-    ranks: RankGroup | None = None
-    """The ranks that this process is the first of; None where it has the whole model."""
+    spread: Any = None
+    """See `PairSettings`: what the processes that a verifier is spread over find each other by."""
     log_level: str = "info"
     weights: str = ""
     """Digest that the weights must have, where they were pushed."""

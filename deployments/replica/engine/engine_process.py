@@ -32,13 +32,11 @@ from wingbeat.deployments.replica.engine.engine_messages import (
 )
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
-from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.scheduling.request import RequestOutput
 from wingbeat.runtime.verifier.checkpoints.digests import check_digest
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
-    from wingbeat.runtime.grammar.trial import GrammarTrial
 
 START_S = 60.0
 """For a replica, which has started this process, to say what it shall run."""
@@ -96,7 +94,7 @@ def serve(link: Link) -> bool:
         for keeper in setup.keepers.values():
             keeper.take(output)
 
-    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, take_own)
+    loop = EngineLoop(setup.engine, link, calls, interval_s, setup.grammars, setup.cache_log, take_own)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)
@@ -129,7 +127,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
             return needs_of_shared_drafter(config, terms.convention)
         return pickle.loads(needs)
 
-    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
+    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, spread=start.spread)
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
     if start.weights:
         check_digest(config.model_dir(), start.weights)
@@ -144,22 +142,14 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
     return setup, PairChannel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
-def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> EngineSetup:
+def _build(config: AppConfig, ask_needs: AskNeeds, spread: Any) -> EngineSetup:
     """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
     import torch
 
     torch.set_num_threads(config.num_threads() or 1)
     from wingbeat.deployments.replica.engine.build import build_setup
 
-    return build_setup(config, ask_needs, ranks)
-
-
-def _grammar_trial(setup: EngineSetup) -> "GrammarTrial | None":
-    if setup.engine.grammars is None:
-        return None
-    from wingbeat.runtime.grammar.trial import GrammarTrial
-
-    return GrammarTrial(setup.engine.grammars)
+    return build_setup(config, ask_needs, spread)
 
 
 def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.maskers import CompiledGrammar
+from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOutput
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wingbeat.cluster.channels.cuda.lent_memory import Loan
     from wingbeat.runtime.drafters.base import DrafterNeeds
-    from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.inner_drafter import ChannelFactory
     from wingbeat.runtime.kv.block_hashes import CacheLog
@@ -53,10 +53,8 @@ class ServedEngine(Protocol):
     """`none`, `attached` or `lost`."""
     tell_round: Callable[[int, list[str]], None]
     """Set by the loop, called by the engine before each round: the round's tokens, and the ids of its requests."""
-    grammars: "Grammars | None"
-    """Compiles what requests give as their grammar, on any thread."""
 
-    def add_request(self, request: Request, grammar: Any = None) -> None: ...
+    def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
     def is_waiting(self, request_id: str) -> bool: ...
     def step(self) -> list[RequestOutput]: ...
@@ -96,6 +94,22 @@ class Keeper(Protocol):
         ...
 
 
+class ServedGrammars(Protocol):
+    """Compiles what requests give as their grammar, on any thread; what that takes is bounded."""
+
+    def warm(self) -> None:
+        """Make ready what the first grammar needs, beside the rounds."""
+        ...
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Raises ValueError, one line that begins with the field's name, where that cannot be."""
+        ...
+
+    def close(self) -> None:
+        """End with the engine's loop."""
+        ...
+
+
 class EngineSetup(NamedTuple):
     """What an engine factory returns."""
 
@@ -113,3 +127,5 @@ class EngineSetup(NamedTuple):
     """By kind of names: what keeps in the engine what these stand for."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
     """Loads the drafter in this process and attaches it; None where it always has a process of its own."""
+    grammars: ServedGrammars | None = None
+    """Of its model; None serves no request with a grammar."""

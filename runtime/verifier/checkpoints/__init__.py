@@ -1,1 +1,1 @@
-"""Checkpoints as they lie on disk: their tensors, their configurations, and what quantised ones hold."""
+"""Checkpoints as they lie on disk: their tensors, and their configurations."""

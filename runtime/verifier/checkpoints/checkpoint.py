@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.folder_kinds import head_problem
 from wingbeat.runtime.hugging_face import generation_of, load_files, make_config, one_line, quiet
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
-from wingbeat.runtime.verifier.checkpoints.quantised import check_quantiser, load_dequantised
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel
 
-    from wingbeat.runtime.verifier.checkpoints.quantised import Loaded
+    Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 _NUM_NAMED = 3
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -45,7 +45,8 @@ def check_files(config: ConfigFile) -> None:
         ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed in a way that is not named,
             or not read.
     """
-    check_quantiser(config)
+    if config.quantiser is not None:
+        _check_quantiser(config)
     headers = read_headers(weight_files(config.folder))
     if (problem := head_problem(config.folder, headers)) is not None:
         raise ModelCheckpointError(problem)
@@ -59,6 +60,16 @@ def check_files(config: ConfigFile) -> None:
             f"{config.name}: tensor {packed[0]} is {headers[packed[0]].dtype}{_and_more(len(packed) - 1)}, "
             "and config.json has no quantization_config that says how to read it"
         )
+
+
+def _check_quantiser(config: ConfigFile) -> None:
+    checks = hooks("check_quantiser")
+    if not checks:
+        raise ModelCheckpointError(
+            f"{config.name} is quantised by {config.quantiser!r}, which is not served: no weights are unpacked"
+        )
+    for check in checks:
+        check(config)
 
 
 def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
@@ -134,7 +145,7 @@ def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     read = make_config(config.fields, config.folder, config.name)
     with one_line(config.name), quiet():
         try:
-            model, info = load() if config.quantization is None else load_dequantised(config, load)
+            model, info = load() if config.quantization is None else first("load_dequantised", config, load)
         except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "

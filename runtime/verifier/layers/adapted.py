@@ -17,7 +17,6 @@ from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
-from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedLayer
@@ -47,7 +46,7 @@ class ModelAdapters(AdapterPlaces):
         layers: its decoder layers, which alone are adapted.
         max_loras: adapters held at once.
         max_rank: of each.
-        mixers: of a model with recurrent states; what lies within them sees no rows of several sequences.
+        inner: linear layers that see no rows of several sequences.
 
     Raises:
         AdapterError: the model has no linear layer that adapters could act on.
@@ -59,14 +58,14 @@ class ModelAdapters(AdapterPlaces):
         layers: nn.ModuleList,
         max_loras: int,
         max_rank: int,
-        mixers: tuple[Mixer, ...] = (),
+        inner: frozenset[nn.Module] = frozenset(),
     ) -> None:
         super().__init__(max_loras, max_rank)
         self.rows: AdapterRows | None = None
         """Of the forward pass that runs; None where no row has an adapter."""
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
-        whole = linears_of_all_rows(model, layers).difference(*(mixer.inner_linears for mixer in mixers))
+        whole = linears_of_all_rows(model, layers) - inner
         for layer in layers:
             self._adapt_layer(layer, names[id(layer)], whole)
         if not self._places:

@@ -3,16 +3,27 @@
 import inspect
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from wingbeat.runtime.state.mixer_search import CacheKinds, cache_kinds
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.verifier.layers.mask_shape import MOST_POSITIONS
+from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
+
+
+class CacheKinds(NamedTuple):
+    """What transformers' cache holds of each layer."""
+
+    remembered: Remembered | None
+    """Of layers that hold more than keys and values, or something else."""
+    without_attention: frozenset[int]
+    """Layers that hold no keys and values."""
 
 
 def check_architecture(model: PreTrainedModel) -> None:
@@ -69,7 +80,12 @@ def check_cache(model: PreTrainedModel) -> CacheKinds:
         )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
-    return cache_kinds(layers)
+    remembered = first("remembered", layers)
+    recurrent = [index for index, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    if recurrent and remembered is None:
+        raise UnsupportedModelError(f"{_which(recurrent, layers)} keep recurrent state, which nothing here serves")
+    bare = frozenset(index for index, layer in enumerate(layers) if not isinstance(layer, CacheLayerMixin))
+    return CacheKinds(remembered, bare)
 
 
 def _which(indices: list[int], layers: list[object]) -> str:

@@ -11,15 +11,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.state.mixer import Mixer, states_of
-from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.verifier.layers.linears import held_bytes
+from wingbeat.runtime.verifier.layers.model_part import ModelPart
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class LoadedModel:
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
     adapters: "ModelAdapters | None" = None
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
-    mixers: tuple[Mixer, ...] = ()
-    """Of layers that keep a recurrent or convolution state."""
+    parts: dict[str, ModelPart] = field(default_factory=dict)
+    """What parts of the runtime have of it, by name."""
     media: "MediaPart | None" = None
     """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
@@ -93,10 +94,41 @@ class LoadedModel:
         """Of its weights as they lie in memory."""
         return held_bytes(self.model)
 
+    def add(self, part: ModelPart) -> None:
+        """Let a part of the runtime have something of it."""
+        self.parts[part.name] = part
+
     @property
-    def states(self) -> list[LayerState]:
-        """What its mixers remember of a sequence, by layer; a layer may have several mixers."""
-        return states_of(self.mixers)
+    def keeps_states(self) -> bool:
+        """Whether layers remember a sequence in what cannot be taken back."""
+        return any(part.keeps_states for part in self.parts.values())
+
+    @property
+    def inner_linears(self) -> frozenset[nn.Module]:
+        """Linear layers that do not see all rows of a batch at once."""
+        return frozenset().union(*(part.inner_linears for part in self.parts.values()))
+
+    def limits(self, config: EngineConfig) -> EngineConfig:
+        """Those of an engine, as the model lets them be; raises ValueError for what it cannot have."""
+        for part in self.parts.values():
+            config = part.limits(config, self.name)
+        return config
+
+    def seq_bytes(self) -> int:
+        """Memory of a running sequence beside keys and values."""
+        return sum(part.seq_bytes() for part in self.parts.values())
+
+    def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
+        """Bytes that are left for keys and values, and the limits as they then are."""
+        for part in self.parts.values():
+            budget, config = part.budget(config, budget)
+        return budget, config
+
+    def manage_blocks(self, config: EngineConfig, num_blocks: int) -> BlockManager:
+        """The bookkeeping of blocks, and of what is kept beside them; `config` is one of `limits`."""
+        found = (part.beside(config, num_blocks) for part in self.parts.values())
+        beside = next((one for one in found if one is not None), None)
+        return BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, beside)
 
     @property
     def computed_by(self) -> str:
@@ -194,18 +226,15 @@ class Adapters(Feature):
             self.adapters.rows = None
 
 
-def features_of(loaded: LoadedModel, slots: SlotState, states: Feature | None) -> tuple[Feature, ...]:
-    """Those that a model has.
-
-    Args:
-        states: keeper of its layers' own states.
-    """
+def features_of(
+    loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
+) -> tuple[Feature, ...]:
+    """Those that a model has."""
     of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
     found: list[Feature] = [*of_parts, *loaded.own_features]
     if loaded.adapters is not None:
         found.append(Adapters(loaded.adapters, slots))
-    if states is not None:
-        found.append(states)
+    found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     if loaded.media is not None:
         # A model of text is served without the code of images and audio.
         from wingbeat.runtime.media.rows import Media

@@ -12,8 +12,6 @@ from transformers import PreTrainedModel
 from wingbeat.runtime.hugging_face import one_line
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.scheduling.media import SERVED
-from wingbeat.runtime.state.mixer_search import install_mixers
-from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
@@ -36,6 +34,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
     end_of_text_ids,
     num_words,
 )
+from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
@@ -141,7 +140,7 @@ def prepare_model(
             references += reference_logits(model, written_texts(texts, written))
         media = media_trial(model, texts, whole, media_refusals)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, kinds.states, whole, deterministic)
+        loaded = _switch(model, name, probed, kinds.remembered, whole, deterministic)
         loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
@@ -179,7 +178,7 @@ def _try_in_float32(
     is_part = count < len(probed.layers)
     probed = probed._replace(layers=probed.layers[:count])
     try:
-        states = check_cache(copy).states  # in float32, too
+        remembered = check_cache(copy).remembered  # in float32, too
         references = reference_logits(copy, texts)
         media = media_trial(copy, texts, whole)
     except Exception as error:
@@ -188,9 +187,9 @@ def _try_in_float32(
         logger.info("the first %d layers make no model by themselves (%s): tried as a whole alone", count, error)
         return {}
     with _unlogged():
-        if not states:
-            try_model(_switch(copy, "", probed, states, whole, deterministic, fast=False), references)
-        loaded = _switch(copy, "", probed, states, whole, deterministic)
+        if remembered is None:
+            try_model(_switch(copy, "", probed, remembered, whole, deterministic, fast=False), references)
+        loaded = _switch(copy, "", probed, remembered, whole, deterministic)
     try_model(loaded, references)
     media.serve(loaded)
     refusals = {kind: said for kind, said in loaded.takes.items() if said != SERVED}
@@ -217,20 +216,17 @@ def _switch(
     model: PreTrainedModel,
     name: str,
     probed: ProbedAttention,
-    states: list[LayerState],
+    remembered: Remembered | None,
     whole: bool,
     deterministic: bool,
     fast: bool = True,
 ) -> LoadedModel:
-    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), its
+    """Let a model attend by our function, what layers remember be ours, and all run faster (`speed_up`, `fuse`), its
     logits leave float32 (`widen_logits`), those that are asked for (`keep_logits`).
 
     Args:
         fast: False leaves layers as transformers wrote them.
     """
-    if states and not whole:
-        said = {Feature.STATES: "its layers keep recurrent states", Feature.RANKS: "tensor_parallel_size is above 1"}
-        raise UnsupportedModelError(problem(said))
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
     layers = decoder_layers(model, len(probed.layers))
@@ -244,7 +240,7 @@ def _switch(
     keep_logits(model)
     if fast and deterministic:
         make_rows_alike(model, layers)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         name=name,
         layers=probed.layers,
@@ -253,9 +249,11 @@ def _switch(
         vocab_size=num_words(model.get_output_embeddings()),
         max_position_embeddings=probed.max_positions,
         eos_token_ids=end_of_text_ids(model),
-        mixers=install_mixers(model, states, ATTENTION_NAME),
         deterministic=deterministic,
     )
+    if remembered is not None:
+        loaded.add(remembered.install(model, ATTENTION_NAME, whole))
+    return loaded
 
 
 def _cause(error: Exception) -> str:

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.rows import Decodes
@@ -24,7 +22,6 @@ from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.state.keeper import StateKeeper
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.loading.reference import (
     DEPTHS,
@@ -160,6 +157,7 @@ class Trial:
         config = EngineConfig(
             max_num_seqs=len(texts),
             max_model_len=max(text.paths().shape[1] for text in texts),
+            enable_prefix_caching=False,
             speculation=SpeculationConfig(draft_steps=max(DEPTHS), draft_top_k=2, verify_tree_size=len(PARENTS)),
         )
         width = config.max_blocks_per_seq
@@ -171,13 +169,8 @@ class Trial:
         for slot, text in enumerate(texts):
             self.slots.position_deltas[slot] = position_delta(text.media)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
-        states: StateKeeper | None = None
-        if loaded.mixers:
-            saved = SavedStates(1, config.block_size, config.block_size, enabled=False)
-            blocks = BlockManager(cache.num_blocks, config.block_size, states=saved)
-            states = StateKeeper(loaded.mixers, config, blocks, loaded.device)
-        self.keeps_states = states is not None
-        features = features_of(loaded, self.slots, states)
+        self.keeps_states = loaded.keeps_states
+        features = features_of(loaded, self.slots, config, loaded.manage_blocks(config, cache.num_blocks))
         last, on_host = loaded.max_position_embeddings - 1, loaded.device.type == "cpu"
         self.builder = BatchBuilder(cache, self.slots, config, last, on_host, features=features)
         self.model = VerifierModel(loaded)

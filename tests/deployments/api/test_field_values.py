@@ -66,8 +66,6 @@ def test_values_that_a_field_cannot_have_are_named(field, value):
 
 def test_fields_that_contradict_each_other_are_named():
     assert refused(chat, top_logprobs=3).param == "top_logprobs"
-    both = {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}
-    assert refused(completion, **both).param == "structured_outputs"
 
 
 def test_values_that_ask_for_nothing_are_accepted():

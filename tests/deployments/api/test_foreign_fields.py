@@ -11,6 +11,7 @@ import pytest
 from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA, MESSAGES, RESPONSES
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
+from tests.optional import kept
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
@@ -166,7 +167,7 @@ def test_whatever_shapes_a_chat_shapes_a_response_and_a_message_alike():
     for endpoint in {RESPONSES, MESSAGES} & KINDS.keys():
         own = {"max_output_tokens" if endpoint == RESPONSES else "max_tokens": 5}
         plain = asked(endpoint, **own)
-        for name, value in SHAPING.items():
+        for name, value in kept(SHAPING).items():
             ours = asked(endpoint, **own, **{name: value})
             assert ours == asked(CHAT, max_tokens=5, **{name: value}), (endpoint, name)
             assert ours != plain or name in OF_ROUTERS, (endpoint, name)
@@ -178,8 +179,8 @@ def test_whatever_shapes_a_chat_shapes_a_response_and_a_message_alike():
 def test_a_stop_string_is_kept_where_that_is_asked_for(path, stop):
     endpoint = next(name for name in PATHS if PATHS[name] == path)
     most = {"max_tokens": 100} if endpoint == MESSAGES else {}
-    for kept, end in ((False, "fi"), (True, "fine")):
-        answer, _ = ask(endpoint, include_stop_str_in_output=kept, **{stop: ["ne"]}, **most)
+    for shown, end in ((False, "fi"), (True, "fine")):
+        answer, _ = ask(endpoint, include_stop_str_in_output=shown, **{stop: ["ne"]}, **most)
         written = text(answer.json())[-1]
         assert (written["content"][0] if endpoint == RESPONSES else written)["text"] == end
 

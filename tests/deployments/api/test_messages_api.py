@@ -6,6 +6,7 @@ from pydantic import SecretStr
 
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import ARGUMENTS, CALL, TOKENIZER, WEATHER, ToolPool, events, post
+from tests.needs import needs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
@@ -106,6 +107,7 @@ class TestRequests:
         message(pool, messages=[USER, {"role": "assistant", "content": "The answer is"}])
         assert pool.prompt().endswith("<|assistant|>The answer is")
 
+    @needs("grammars")
     def test_a_form_and_an_effort_are_those_of_a_chat(self):
         pool, schema = ToolPool("x"), {"type": "object", "properties": {"a": {"type": "integer"}}}
         message(pool, output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})

@@ -10,6 +10,7 @@ import pytest
 
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import CALL, PARSERS, TOKENIZER, ToolPool
+from tests.needs import needs
 
 RECORDED = Path(__file__).parent / "recorded"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -109,6 +110,7 @@ def test_a_function_that_must_be_called_is_the_form_of_the_answer(name, function
     assert f'\\"name\\": \\"{function}\\"' in pool.requests[0].params.grammar.text
 
 
+@needs("grammars")
 def test_a_schema_is_the_form_of_the_answer():
     pool = ToolPool("{}")
     assert send("langchain_schema", pool).status_code == 200

@@ -31,7 +31,8 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser
 from wingbeat.deployments.parsing.mistral import MistralParser
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.parsing.tagged_text import Glm45Parser, Qwen3CoderParser
-from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.grammar_masker import RequestGrammar
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 TOKENIZER = byte_tokenizer()

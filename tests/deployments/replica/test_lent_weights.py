@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.cluster.fake_cuda import FILE_PREFIX, FakeCuda, FakeMachine
+from tests.needs import needs
 from wingbeat.cluster.channels.cuda.lent_memory import LentTensor, Loan, lend
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters import drafter_actor
@@ -79,8 +80,13 @@ def test_a_verifier_says_what_it_lends_or_why_not(verifier: Verifier):
     assert loan_of(AppConfig(), verifier.loaded(), DEVICE, verifier.cuda) is None
     other = loan_of(config.model_copy(update={"dtype": "bfloat16"}), verifier.loaded(), DEVICE, verifier.cuda)
     assert set(other.tensors.values()) == {"the verifier's is float32 and the drafter's bfloat16"}
-    ranks = loan_of(config.model_copy(update={"tensor_parallel_size": 2}), verifier.loaded(), DEVICE, verifier.cuda)
-    assert set(ranks.tensors.values()) == {"it is divided among 2 ranks"}
+
+
+@needs("ranks")
+def test_a_verifier_that_is_divided_lends_nothing(verifier: Verifier):
+    config = AppConfig(**BESIDE, dtype="float32").model_copy(update={"tensor_parallel_size": 2})
+    loan = loan_of(config, verifier.loaded(), DEVICE, verifier.cuda)
+    assert set(loan.tensors.values()) == {"it is divided among 2 ranks"}
 
 
 def test_a_drafter_waits_where_it_needs_a_weight_until_it_is_told(verifier: Verifier):

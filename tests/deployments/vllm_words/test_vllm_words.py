@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.options import UserError, build_config, option_name
@@ -53,6 +54,7 @@ def test_a_model_may_have_several_names(words: str, names: str, drafter: str | N
     assert (found["served_model_name"], found.get("drafter")) == (names, drafter)
 
 
+@needs("ranks")
 def test_a_script_of_vllm_serves_the_same_model():
     found, notes = settings_of(
         f"{MODEL} --host 0.0.0.0 --port 9000 --served-model-name demo --api-key secret --dtype float "

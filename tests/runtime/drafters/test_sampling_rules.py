@@ -5,7 +5,6 @@ import torch
 
 from tests.runtime.draft_world import MIXED
 from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, drafter_of, worlds
-from tests.runtime.grammar_world import TOKENIZER
 from tests.runtime.kernel_drafts import assert_same, by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from wingbeat.kernels.cpu.ops import cpu_kernels
@@ -21,6 +20,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.sampling_rules import RuleColumns, RuleKinds, no_rules, prompt_lens
 from wingbeat.runtime.round.told_rules import MOST_BIASED, has_rules, listed
 from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.tokenizer import Tokenizer
 
 BAN = float("-inf")
 ROWS = [
@@ -160,7 +160,8 @@ def demo():
 @pytest.mark.parametrize("head", ["drafter", "dflash2"])
 def test_tokens_are_those_of_plain_decoding_beside_requests_without_rules(demo, head, shape, asked):
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    prompts = [TOKENIZER.encode(text) for text in ("def f(x):\n", "import os\n", "class A:\n    ")]
+    tokenizer = Tokenizer.load(DEMO_PAIR / "verifier")
+    prompts = [tokenizer.encode(text) for text in ("def f(x):\n", "import os\n", "class A:\n    ")]
     free = SamplingParams(32, 1.0, seed=3, ignore_eos=True)
     params = [SamplingParams(32, seed=2, ignore_eos=True, **asked), free, SamplingParams(32, ignore_eos=True, **asked)]
     config = engine_config(shape, max_model_len=512, num_kv_blocks=300)

@@ -1,6 +1,5 @@
 """Adaptive speculation in a whole engine: what it prunes stays a tree, and what is generated never changes."""
 
-import json
 import logging
 from dataclasses import replace
 
@@ -272,38 +271,8 @@ def test_mixed_batches_give_each_request_its_plain_text():
     assert tokens == ref.continuations
 
 
-def test_the_verifier_is_measured_once_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "_undisturbed", lambda times: True)  # a tiny model on a busy machine
-    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
-    ref = reference("llama")
-    config = engine_config(SHAPES["chain"])
-    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
-    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
-    (kept,) = tmp_path.glob("verifier-*.json")
-    raw = json.loads(kept.read_text())
-    assert raw["batch_sizes"] == [1, 2, 4, 8]
-    assert min(min(row) for row in raw["verify_s"]) > 0
-    monkeypatch.setattr(calibration, "_measure_verifier", lambda *args: pytest.fail("measured again"))
-    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
-
-
-def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(calibration, "_undisturbed", lambda times: True)  # a tiny model on a busy machine
-    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
-    ref = reference("llama")
-    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
-    run = lambda: generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts[:1], greedy_params(4))  # noqa: E731
-    run()
-    (kept,) = tmp_path.glob("verifier-*.json")
-    kept.write_text('{"batch_sizes": [1')
-    with caplog.at_level(logging.WARNING):
-        run()
-    assert "measuring again" in caplog.text
-    assert json.loads(kept.read_text())["batch_sizes"]
-
-
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.measured.drafter_times", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured.draft_curve", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):
@@ -311,22 +280,6 @@ def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
     assert "fixed trees" in caplog.text
     assert tokens == ref.continuations
     assert engine.stats().policy is None
-
-
-@pytest.mark.parametrize(("verify_s", "kept"), [((1.0, 1.2, 1.1), True), ((1.0, 3.0, 1.5), False)])
-def test_a_disturbed_measurement_is_not_kept_and_one_line_says_which(monkeypatch, tmp_path, caplog, verify_s, kept):
-    ref = reference("llama")
-    times = calibration.VerifierTimes((1,), (0, 1, 4), (verify_s,), (0.0,))
-    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(calibration, "_measure_verifier", lambda *arguments: times)
-    with caplog.at_level(logging.INFO):
-        used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
-    begun, ended = (line.getMessage() for line in caplog.records)
-    assert begun == f"measuring the forward passes of {ref.loaded.name}"
-    assert ("kept in" in ended, "not kept" in ended) == (kept, not kept)
-    assert ref.loaded.name in ended
-    assert used == ((verify_s[0], verify_s[2], verify_s[2]),), "more nodes cannot take less: the middle was disturbed"
-    assert any(tmp_path.iterdir()) == kept
 
 
 class SlowModel:
@@ -343,24 +296,41 @@ class SlowModel:
         return self.now
 
 
-@pytest.mark.parametrize(("row_s", "most"), [(1e-4, 256), (5e-3, 64), (2.0, 4)])
-def test_a_host_is_measured_at_a_few_sizes_and_the_slower_the_fewer(monkeypatch, tmp_path, row_s, most):
+@pytest.mark.parametrize(("row_s", "most"), [(1e-4, 64), (5e-3, 64), (2.0, 4)])
+def test_a_host_is_measured_at_four_sizes_and_the_slower_the_fewer(monkeypatch, row_s, most):
     model = SlowModel(row_s)
-    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(calibration, "time", model)
     ref = reference("llama")
     config = engine_config(SHAPES["tree"], max_num_seqs=16)
     cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
-    times = calibration.verifier_times(ref.loaded, model, cache, config)
-    assert max(model.rows) == most
-    assert len(model.rows) <= 6 * 3
-    # The whole grid lies on the line, beyond the largest pass too.
-    for size, row in zip(times.batch_sizes, times.verify_s, strict=True):
-        expected = [0.01 + row_s * size * (1 + extra) for extra in times.extra_nodes]
-        assert row == pytest.approx(expected, rel=1e-6)
-    assert times.context_s == pytest.approx([0.0] * len(times.batch_sizes), abs=1e-12)
+    curve = calibration.pass_curve(model, cache, config)
+    assert curve.rows == tuple(count for count in (1, 4, 16, 64) if count <= most)
+    assert len(model.rows) == calibration.REPEATS * (len(curve.rows) + 4)
+    # Beyond the largest pass too.
+    rows = np.array([1, 3, 50, 200])
+    assert curve.seconds(1, rows - 1, 700.0) == pytest.approx(0.01 + row_s * rows, rel=1e-6)
 
 
-def test_no_pass_takes_longer_than_one_of_more_rows():
-    levelled = calibration.levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
-    assert levelled == ((1.0, 1.5, 3.0), (1.0, 2.0, 4.0))
+def test_no_pass_takes_longer_than_one_of_more_rows(monkeypatch):
+    ref, taken = reference("llama"), iter([3.0, 2.0, 4.0, 9.0, *[1.0] * 4])
+    monkeypatch.setattr(calibration, "_least_s", lambda run: next(taken))
+    monkeypatch.setattr(calibration, "HOST_PASS_S", 1e9)
+    config = engine_config(SHAPES["tree"], max_num_seqs=16)
+    cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
+    assert calibration.pass_curve(None, cache, config).short_s == (2.0, 2.0, 4.0, 9.0)
+
+
+def test_what_a_longer_context_adds_is_measured_by_sequence_and_by_row(monkeypatch):
+    def least_s(run):
+        batch = run()
+        (rows,) = batch.segments
+        num_reqs, num_nodes = rows.num_reqs, rows.num_query
+        context = rows.block_tables.shape[1] * 4
+        return 1e-6 * context * (5 * num_reqs + 2 * num_reqs * (num_nodes - 1))
+
+    ref = reference("llama")
+    monkeypatch.setattr(calibration, "_least_s", least_s)
+    config = engine_config(SHAPES["tree"], max_num_seqs=16, block_size=4)
+    cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
+    curve = calibration.pass_curve(lambda batch: batch, cache, config)
+    assert curve.context_s == pytest.approx((5e-6, 2e-6))

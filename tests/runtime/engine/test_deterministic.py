@@ -9,7 +9,7 @@ import torch
 from tests.runtime.models import DEMO_PAIR, TREE, engine_config, generate, random_head, random_model, random_prompts
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
-from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
@@ -165,10 +165,9 @@ def test_a_verifier_that_was_not_loaded_so_is_refused():
     ("others", "device", "message"),
     [
         ({"engine_dir": Path("/engine")}, "cpu", "deterministic is True and engine_dir is given: its products"),
-        ({"ranks": RankGroup(Path("/store"), 2)}, "cpu", "deterministic is True and tensor_parallel_size is 2: sums"),
         ({}, "cuda", "deterministic is True and device is cuda: its products depend on the rows beside"),
     ],
-    ids=["tensorrt", "ranks", "cuda"],
+    ids=["tensorrt", "cuda"],
 )
 def test_what_has_no_fixed_order_is_refused_before_weights_are_read(others, device, message):
     choice = parse_drafter("none", DEMO_PAIR / "verifier")

@@ -117,7 +117,7 @@ def test_requests_that_switch_speculation_off_get_their_plain_text(kind, shape, 
 def test_requests_that_are_followed_late_have_the_text_of_plain_decoding(kind, known_costs, monkeypatch, request):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "_SURE", 16)
+    monkeypatch.setattr(following, "SURE", 16)
     speculation = replace(TREE, adaptive=True)
     drafter = kind.drafter(speculation)
     engine = new_engine(kind.ref.loaded, engine_config(speculation), drafter)

@@ -1,7 +1,6 @@
 """Linear layers of eight bits: the text of transformers by the weights they are rounded to, whatever is drafted."""
 
 import copy
-import json
 from functools import cache
 
 import pytest
@@ -185,14 +184,6 @@ def test_a_pair_is_opened_by_its_word():
     assert texts == [expected] * 2
     with pytest.raises(ValueError, match=r"dtype is int8 and device is cuda: .*; use device cpu"):
         LLM(DEMO_PAIR / "verifier", "none", limits, InProcessChannel, dtype="int8", device="cuda")
-
-
-def test_a_checkpoint_that_was_rounded_is_refused(tmp_path):
-    random_model("llama").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(UnsupportedModelError, match=r"^dtype is int8 and LlamaForCausalLM is quantised: "):
-        load_model(tmp_path, torch.float32, CPU, eight_bits=True)
 
 
 def test_without_kernels_nothing_is_rounded():

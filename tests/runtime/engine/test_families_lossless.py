@@ -15,8 +15,8 @@ from tests.runtime.models import CHAIN, TREE, Run, engine_config, greedy_params,
 from tests.runtime.small_tokenizers import EOS, metaspace_tokenizer
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.engine.drafter_client import DrafterState
-from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.llm import connect
+from wingbeat.runtime.scheduling.maskers import grammar_compiler
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingParams
 
 LENGTH = 24
@@ -115,7 +115,7 @@ def run(row, ref, drafter, monkeypatch, adapters=(None,), successor=None):
     """What is written, and what is reported of it."""
     limits = {"max_num_seqs": int(row["batch"])}
     engine = new_engine(ref.loaded, engine_config(SHAPES[row["shape"]], **limits), drafter)
-    grammars = Grammars(TOKENIZER, ref.loaded.vocab_size, frozenset({TOKENIZER.encode(EOS)[-1]}))
+    grammars = grammar_compiler(TOKENIZER, ref.loaded.vocab_size, frozenset({TOKENIZER.encode(EOS)[-1]}))
     stage = row["asked"].removeprefix("killed in ")
     calls = fails_in(drafter, stage, monkeypatch) if successor is not None else []
     asking = Asking(engine, row, ref.prompts, grammars, adapters)

@@ -77,7 +77,8 @@ class Plain:
 def plain(rigs, monkeypatch):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "_SURE", SURE)
+    monkeypatch.setattr(following, "SURE", SURE)
+    monkeypatch.setattr(following, "ONE_OF", ONE_OF)
 
     def make(model="llama", **limits):
         return Plain(rigs, model, **limits)
@@ -166,7 +167,7 @@ def test_a_drafter_that_dies_while_all_are_caught_up_with_costs_no_request(plain
 
 
 def test_where_nobody_could_be_probed_for_long_one_is_followed(plain, monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.speculation.policy._LONGEST_WAIT", 4)
+    monkeypatch.setattr("wingbeat.runtime.speculation.policy.RAREST_PROBE", 1)
     one = plain()
     one.rig.run(one.ref.prompts[:1], one.params)  # the first of eight
     before = one.engine.stats().policy.decisions["probe_draft"]
@@ -200,7 +201,8 @@ def test_sampled_texts_are_those_of_plain_decoding(plain, monkeypatch):
 def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
     monkeypatch.setattr(POLICY, SwitchedPolicy)
     monkeypatch.setattr(SwitchedPolicy, "wins", False)
-    monkeypatch.setattr(following, "_SURE", SURE)
+    monkeypatch.setattr(following, "SURE", SURE)
+    monkeypatch.setattr(following, "ONE_OF", ONE_OF)
     ref, speculation = reference("llama"), replace(TREE, adaptive=True)
     length = min(map(len, ref.continuations))
     worker = DraftWorker(eagle_drafter(ref.loaded, speculation))

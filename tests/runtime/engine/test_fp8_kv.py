@@ -25,7 +25,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from tests.runtime.written_texts import write
-from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.kv import pool
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
@@ -143,9 +143,8 @@ def test_speculation_changes_no_token_of_a_hybrid(name):
     ("others", "message"),
     [
         ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8 and engine_dir is given"),
-        ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8 and tensor_parallel_size is 2"),
     ],
-    ids=["tensorrt", "ranks"],
+    ids=["tensorrt"],
 )
 def test_backends_that_round_nothing_refuse_it(others, message):
     choice = parse_drafter("none", DEMO_PAIR / "verifier")

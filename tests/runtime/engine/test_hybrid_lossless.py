@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid, needs_states, random_hybrid
+from tests.runtime.hybrids import CONFIGS, MTP_NORMS, NUM_TOKENS, hybrid, needs_states, random_hybrid
 from tests.runtime.lossless_table import AXES, drafter_of, rows
 from tests.runtime.models import (
     CHAIN,
@@ -28,8 +28,6 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = needs_states
 
-MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-
 ROOMS = {
     "roomy": {},
     # Requests are preempted, prompts come in pieces, states are evicted.
@@ -48,7 +46,7 @@ def config_of(speculation=TREE, **limits):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_references_are_decisive_and_varied(name):
     ref = hybrid(name)
-    assert ref.loaded.mixers
+    assert ref.loaded.keeps_states
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 

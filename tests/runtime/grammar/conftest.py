@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.grammar_world import TOKENIZER
+from tests.runtime.grammar.world import TOKENIZER
 from tests.runtime.models import reference
 from wingbeat.runtime.grammar.compiler import Grammars
 

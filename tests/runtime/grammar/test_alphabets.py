@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.runtime.grammar_world import TOKENIZER, Constrained, demo_drafter, generate, params_of, text_of
+from tests.runtime.grammar.world import TOKENIZER, Constrained, demo_drafter, generate, params_of, text_of
 from tests.runtime.models import TREE, engine_config, new_engine
 from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 from wingbeat.runtime.grammar.compiler import Grammars

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.grammar_world import (
+from tests.runtime.grammar.world import (
     SPECS,
     TOKENIZER,
     Constrained,
@@ -14,12 +14,12 @@ from tests.runtime.grammar_world import (
     params_of,
     wrong_chain,
 )
+from tests.runtime.losing_policy import POLICY, know_costs
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
 from tests.runtime.scripted import ScriptedDrafter, wrong_tree
-from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
 from wingbeat.runtime.scheduling.request import GrammarSpec
-from wingbeat.runtime.speculation.costs import Scale
+from wingbeat.runtime.speculation.curves import PassCurve
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 
 
@@ -79,7 +79,7 @@ class Plain(SpeculationPolicy):
     reason = Reason.PLAIN
 
     def _plan(self, *load):
-        self._token_s = 1e-3
+        self._token_s = 1e-3, 1e-3
         return DraftPlan(0, self.reason)
 
 
@@ -95,13 +95,8 @@ class ProbesPlain(Plain):
 )
 def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, monkeypatch, policy, row_s, is_drafted):
     """A token is worth a millisecond here, and a row takes more or less than that."""
-    verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1e-3 + 8 * row_s),) * 2, (0.0, 0.0))
-    drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
-    decisions = "wingbeat.runtime.engine.measured"
-    monkeypatch.setattr(f"{decisions}.verifier_times", lambda *args: verifier)
-    monkeypatch.setattr(f"{decisions}.drafter_times", lambda *args: drafter)
-    monkeypatch.setattr(f"{decisions}.SpeculationPolicy", policy)
-    monkeypatch.setattr(Scale, "observe", lambda *args: None)
+    know_costs(monkeypatch, PassCurve((1, 9), (1e-3, 1e-3 + 8 * row_s)))
+    monkeypatch.setattr(POLICY, policy)
     prompt, params = TOKENIZER.encode("import json"), params_of(SENTENCE)
     plain, _ = generate(loaded, grammars, [prompt], [params])
     shape = replace(TREE, adaptive=True)

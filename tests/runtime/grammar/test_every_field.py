@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, demo_drafter
+from tests.runtime.grammar.world import SPECS, TOKENIZER, Constrained, demo_drafter
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine, reference
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import SamplingParams

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.grammar.test_root_masks import listener
-from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, demo_drafter, params_of
+from tests.runtime.grammar.world import SPECS, TOKENIZER, Constrained, demo_drafter, params_of
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
 from wingbeat.runtime.grammar.grammar_masker import fill_row
 from wingbeat.runtime.round.flight import RoundInFlight

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.grammar_world import (
+from tests.runtime.grammar.world import (
     SPECS,
     TOKENIZER,
     Constrained,

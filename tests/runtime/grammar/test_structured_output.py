@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from tests.runtime.grammar.walks import accepts
-from tests.runtime.grammar_world import (
+from tests.runtime.grammar.world import (
     SPECS,
     TOKENIZER,
     Constrained,

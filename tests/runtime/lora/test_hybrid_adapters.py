@@ -32,7 +32,7 @@ class World:
     def __init__(self, name):
         self.prompts = hybrid(name).prompts
         self.loaded = prepare_model(random_hybrid(name), name)
-        adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.mixers)
+        adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.inner_linears)
         self.loaded.adapters = adapters
         self.names = {path.rpartition(".")[2] for path in adapters.linears}
         self.adapters = [None]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.runtime.engine.test_hybrid_lossless import MTP_NORMS
-from tests.runtime.hybrids import needs_states
+from tests.runtime.hybrids import MTP_NORMS, needs_states
 from tests.runtime.lora_world import KINDS, merge, write_adapter
 from tests.runtime.lossless_table import drafter_of
 from tests.runtime.media_world import HYBRIDS, NUM_TOKENS, ShownRun, dense_taps, random_model, shown, written
@@ -45,7 +44,7 @@ def config_of(name, speculation=TREE, **limits):
 def test_hybrids_are_served_with_images(name):
     ref = shown(name)
     assert ref.loaded.takes == {"image": "served"}
-    assert ref.loaded.mixers
+    assert ref.loaded.keeps_states
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
@@ -126,7 +125,7 @@ class Adapted:
     def __init__(self, name):
         self.ref = shown(name)
         self.loaded = prepare_model(random_model(name), name)
-        adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.mixers)
+        adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.inner_linears)
         self.loaded.adapters = adapters
         self.adapters, self.expected = [None], [self.ref.continuations]
         root = Path(mkdtemp())

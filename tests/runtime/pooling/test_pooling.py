@@ -14,11 +14,9 @@ from tests.runtime.models import (
     engine_config,
     greedy_params,
     new_engine,
-    random_model,
     random_prompts,
     reference,
 )
-from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.runtime.pooling.pooling import Pooling
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -93,19 +91,6 @@ def test_of_models_that_keep_states_they_are_the_same_in_pieces_and_again(name, 
     config = engine_config(block_size=4, state_interval=8, num_kv_blocks=400, max_num_batched_tokens=16)
     run = embed(hybrid(name).loaded, config, PROMPTS, [asking(pooling)] * len(PROMPTS), times=2)
     check(random_hybrid(name), run, PROMPTS, pooling)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pooling", list(Pooling))
-def test_of_two_ranks_they_are_those_of_one(pooling, tmp_path):
-    prompts, model, second = random_prompts((1, 23, 61), 96), random_model("llama", vocab_size=96), SecondRank()
-    try:
-        with led_model(second, model, tmp_path, engine_config(max_num_batched_tokens=16)) as led:
-            run = Embedder(led_engine(led, led.limits), prompts, [asking(pooling)] * len(prompts))
-            run.finish()
-    finally:
-        second.kill()
-    check(random_model("llama", vocab_size=96), run, prompts, pooling)
 
 
 @pytest.mark.parametrize("shape", [TREE, CHAIN], ids=["tree", "chain"])

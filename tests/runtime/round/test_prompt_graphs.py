@@ -1,12 +1,10 @@
 """Rounds of prompts alone are one graph each; nothing of a text changes, and nobody's keys but the prompts' own do."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, generate, params_of, text_of
 from tests.runtime.lora.test_adapters_lossless import add, engine_of, finish
 from tests.runtime.lora_world import lora_world
 from tests.runtime.models import (
@@ -24,7 +22,6 @@ from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round.fixed_round import FixedRound
@@ -239,18 +236,3 @@ def test_prompts_of_several_adapters_share_a_captured_round():
     assert tokens == {str(index): world.expected[adapter][index] for index, adapter in which.items()}
     assert stats.replays[Stage.BASE_PROMPTS] > 0
     assert not stats.eager_runs
-
-
-@pytest.mark.slow
-def test_first_tokens_behind_a_captured_prompt_match_their_grammar():
-    """And are those of a host: the masks are there before anything is chosen."""
-    loaded = reference("demo", 1).loaded
-    grammars = Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
-    prompts, params = [TOKENIZER.encode("value = ")] * 2, [params_of(SPECS[2], seed, max_tokens=2) for seed in (0, 1)]
-    plain, _ = generate(loaded, grammars, prompts, params)
-    limits = engine_config(max_num_seqs=2, max_num_batched_tokens=32, overlap=False)
-    engine = Engine(loaded, limits, graph_device=RecordingDevice())
-    params = [replace(param, speculation=False) for param in params]
-    assert Constrained(engine, grammars, prompts, params).finish() == plain
-    assert engine.stats().graphs.replays[Stage.BASE_PROMPTS] == 1
-    assert all(text_of(tokens)[0] in '"ynp' for tokens in plain)

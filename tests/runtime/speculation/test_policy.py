@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from wingbeat.runtime.speculation.acceptance import DraftedTrees
-from wingbeat.runtime.speculation.costs import CostTables, DraftTook, RoundCosts, RoundTook
-from wingbeat.runtime.speculation.policy import _FIRST_PROBE, _LONGEST_WAIT, Reason, SpeculationPolicy
+from wingbeat.runtime.speculation.curves import DraftCurve, DraftTook, PassCurve, RoundCosts, RoundTook
+from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE, Reason, SpeculationPolicy
 
 pytestmark = pytest.mark.few(6)
 
@@ -14,18 +14,20 @@ WIDTHS = (3, DEPTH + 1)
 BATCHES = (1, 8, 64)
 
 
+class Linear(PassCurve):
+    """A plain pass of B sequences takes 4 + 0.1 B, each node `node_s` more."""
+
+    node_s = 0.0
+
+    def seconds(self, num_reqs, num_extra, context):
+        return 4 + 0.1 * num_reqs + self.node_s * np.asarray(num_extra, dtype=float)
+
+
 def policy(level_s=0.3, node_s=0.05, widths=None):
-    """Costs linear in everything: a plain step of B sequences takes 4 + 0.1 B, each node `node_s` more."""
-    extra = (0, 1, DEPTH)
-    tables = CostTables(
-        batch_sizes=BATCHES,
-        extra_nodes=extra,
-        verify_s=tuple(tuple(4 + 0.1 * b + node_s * b * e for e in extra) for b in BATCHES),
-        context_s=(0.0,) * len(BATCHES),
-        draft_base_s=(0.2,) * len(BATCHES),
-        draft_level_s=(level_s,) * len(BATCHES),
-    )
-    return SpeculationPolicy(RoundCosts(tables), DEPTH, DEPTH + 1, widths)
+    """Costs linear in everything."""
+    passes = type("Passes", (Linear,), {"node_s": node_s})((1,), (1.0,))
+    drafts = DraftCurve((1, 64), (0.2, 0.2), (level_s, level_s))
+    return SpeculationPolicy(RoundCosts(passes, drafts), DEPTH, DEPTH + 1, widths)
 
 
 def chains(acceptance, num_trees=1, levels=DEPTH):
@@ -109,15 +111,26 @@ def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():
     assert subject._gain[:, DEPTH] == pytest.approx(np.append(0.0, 0.9 ** np.arange(1, DEPTH + 1)).cumsum())
 
 
-def test_drafts_that_begin_are_thought_over_soon_and_others_hold_longer(monkeypatch):
+def test_a_plan_holds_for_some_rounds_of_one_load(monkeypatch):
     subject, asked = shown(policy(), 0.8), []
-    best = subject._best
-    monkeypatch.setattr(subject, "_best", lambda *load: (asked.append(len(plans)), best(*load))[1])
+    decide = subject._decide
+    monkeypatch.setattr(subject, "_decide", lambda *load: (asked.append(len(plans)), decide(*load)))
+    monkeypatch.setattr(subject, "_probe_every", {1: 1000, 2: 1000})
     monkeypatch.setattr(subject, "_until_probe", 1000)
     plans = []
-    while len(plans) < 40:
+    while len(plans) < 3 * HOLD:
         plans.append(subject.plan(1, 1, 100.0))
-    assert asked == [0, 4, 20, 36]
+    plans.append(subject.plan(2, 2, 100.0))
+    assert asked == [0, HOLD, 2 * HOLD, 3 * HOLD]
+
+
+def test_drafts_have_to_be_better_by_more_than_the_doubt_about_it(monkeypatch):
+    subject = shown(policy(), 0.5)
+    gain = subject.rates(8, 8, 100.0).max() / subject.rates(8, 8, 100.0)[0, 0]
+    for doubt, reason in ((0.4 * (gain - 1), Reason.SPECULATE), (0.6 * (gain - 1), Reason.PLAIN)):
+        monkeypatch.setattr(subject.costs, "doubt", lambda num_reqs, doubt=doubt: doubt)
+        monkeypatch.setattr(subject, "_load", None)
+        assert subject.plan(8, 8, 100.0).reason == reason
 
 
 def test_nobody_to_draft_for_is_no_draft():
@@ -164,7 +177,7 @@ def life(subject, rounds, acceptance, batch=1):
 def test_drafts_that_pay_again_are_found_out():
     subject = shown(policy(), 0.02)
     assert {plan.reason for plan in life(subject, 200, 0.02)} == {Reason.PLAIN, Reason.PROBE_DRAFT}
-    assert sum(bool(plan.levels) for plan in life(subject, 640, 0.02)) <= 14
+    assert sum(bool(plan.levels) for plan in life(subject, 640, 0.02)) <= 40
     assert Reason.SPECULATE in {plan.reason for plan in life(subject, 4000, 0.95)[-2:]}
 
 
@@ -198,12 +211,12 @@ def test_a_way_to_the_drafter_that_gets_longer_than_drafts_are_worth_ends_them_u
     assert run(0.0, 8000)
 
 
-def test_a_probe_is_verified_whole():
+def test_a_probe_verifies_the_likeliest_node_of_each_request_whatever_it_is_thought_to_be_worth():
     subject = shown(policy(node_s=3.0), 0.02)
-    path, trees = chains(0.1)
-    while subject.plan(1, 1, 100.0).reason != Reason.PROBE_DRAFT:
-        assert not subject.choose_nodes(path, trees.real, 1, 100.0).any()
-    assert subject.choose_nodes(path, trees.real, 1, 100.0).all(where=trees.real)
+    path, trees = chains(0.1, 4)
+    while subject.plan(4, 4, 100.0).reason != Reason.PROBE_DRAFT:
+        assert not subject.choose_nodes(path, trees.real, 4, 100.0).any()
+    assert subject.choose_nodes(path, trees.real, 4, 100.0).sum(axis=1).tolist() == [1] * 4
 
 
 class Clock:
@@ -276,7 +289,7 @@ def test_a_head_that_pays_is_drafted_for_and_plain_rounds_are_tried_some_in_a_ro
     clock.run(2000)
     assert clock.reasons.count(Reason.SPECULATE) > 1800
     runs = "".join("p" if reason is Reason.PROBE_PLAIN else "." for reason in clock.reasons).split(".")
-    assert {len(run) for run in runs} == {0, 5}
+    assert {len(run) for run in runs[1:-1]} == {0, PROBE_ROUNDS}
 
 
 def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_meanwhile():
@@ -292,16 +305,14 @@ def test_who_is_not_followed_counts_for_what_would_pay_and_drafts_are_probes_mea
 
 def test_a_probe_waits_for_somebody_to_draft_for_and_says_once_that_it_waits_for_long():
     subject = shown(policy(), 0.05)
-    assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(_LONGEST_WAIT)} == {Reason.PLAIN}
-    assert not subject.overdue(1)
-    for _ in range(_FIRST_PROBE):
+    assert {subject.plan(2, 0, 100.0, False, 2).reason for _ in range(4 * RAREST_PROBE)} == {Reason.PLAIN}
+    assert not subject.overdue()
+    for _ in range(HOLD):
         subject.plan(2, 0, 100.0, False, 2)
-    assert not subject.overdue(2)
-    assert subject.overdue(1)
-    assert not subject.overdue(1)
-    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
-    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PROBE_DRAFT
-    assert subject.plan(2, 1, 100.0, False, 1).reason == Reason.PLAIN
+    assert subject.overdue()
+    assert not subject.overdue()
+    reasons = [subject.plan(2, 1, 100.0, False, 1).reason for _ in range(PROBE_ROUNDS)]
+    assert reasons == [Reason.PROBE_DRAFT] * (PROBE_ROUNDS - 1) + [Reason.PLAIN]
 
 
 def test_statistics_say_what_was_decided_and_why():

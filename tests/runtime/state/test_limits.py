@@ -8,7 +8,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.engine.memory import fit_to_memory
 from wingbeat.runtime.kv.pool import block_bytes
-from wingbeat.runtime.state.limits import SHARE_OF_SAVED
+from wingbeat.runtime.state.model_states import SHARE_OF_SAVED
 from wingbeat.runtime.state.pool import row_bytes
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -26,7 +26,7 @@ def settled(loaded, budget, **fields):
 
 
 def test_states_and_blocks_share_the_memory(loaded):
-    state, block = row_bytes(loaded.states), block_bytes(loaded.layers, 16, loaded.dtype)
+    state, block = row_bytes(loaded.parts["states"].states), block_bytes(loaded.layers, 16, loaded.dtype)
     budget = 9 * state + 16 * state + 100 * block
     config = settled(loaded, budget)
     left = budget - 9 * state
@@ -47,7 +47,7 @@ def test_the_interval_is_whole_blocks(loaded):
 
 def test_memory_for_states_alone_is_no_memory(loaded):
     with pytest.raises(ValueError, match="kv_cache_memory_bytes"):
-        settled(loaded, 9 * row_bytes(loaded.states))
+        settled(loaded, 9 * row_bytes(loaded.parts["states"].states))
 
 
 def test_a_draft_model_has_no_states(loaded):

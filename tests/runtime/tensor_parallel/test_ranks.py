@@ -21,11 +21,11 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
-from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_parallel import ranks
 from wingbeat.runtime.tensor_parallel.follower import follow
+from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import BackendLost

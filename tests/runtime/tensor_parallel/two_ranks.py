@@ -16,11 +16,12 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.tensor_parallel.follower import follow
+from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.leader import Led, lead
 
 DEVICE = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.runtime.hybrids import random_hybrid
+from tests.runtime.hybrids import needs_states, random_hybrid
 from tests.runtime.models import (
     TREE,
     engine_config,
@@ -258,9 +258,10 @@ def test_references_of_half_precision_are_the_answer_in_float32():
         assert not other.rounding
 
 
+@needs_states
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "bamba", "falcon_h1"])
 def test_states_of_a_copy_in_float32_are_in_float32(name, dtype):
     """States in half precision would round what the copy computes."""
-    assert prepare_model(random_hybrid(name).to(dtype), name).mixers
+    assert prepare_model(random_hybrid(name).to(dtype), name).keeps_states

@@ -8,12 +8,12 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from wingbeat.cluster.placement import assigned_devices, claim_devices, rank_options
+from wingbeat.cluster.placement import assigned_devices, claim_devices, member_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
-from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.tensor_parallel.group import RankGroup
 
 
 class RankActor:
@@ -41,9 +41,12 @@ class RankActor:
         import torch
 
         torch.set_num_threads(self._config.num_threads())
-        from wingbeat.deployments.replica.engine.build import follow_rank_0
+        from wingbeat.deployments.replica.engine.build import pair_settings
+        from wingbeat.runtime.tensor_parallel.follower import follow
 
-        follow_rank_0(self._config, group, rank)
+        settings = pair_settings(self._config)
+        device = torch.device(self._config.resolved_device())
+        follow(group, rank, settings.model, settings.dtype, device, settings.engine)
 
 
 class RayRanks:
@@ -54,7 +57,7 @@ class RayRanks:
         self._folder = Path(tempfile.mkdtemp(prefix="wingbeat-ranks-"))
         self.group = RankGroup(self._folder / "store", size)
         self._actors = [
-            ray.remote(RankActor).options(max_restarts=0, **rank_options(share, rank, size)).remote(config)
+            ray.remote(RankActor).options(max_restarts=0, **member_options(share, rank, size)).remote(config)
             for rank in range(1, size)
         ]
         self._processes: dict[int, ActorProcess] = {}

@@ -14,12 +14,19 @@ from wingbeat.runtime.scheduling.request import FinishReason, GrammarSpec, Reque
 
 
 class SlowGrammars:
-    """Compiles when it is told to."""
+    """Says that it was started, and compiles when it is told to."""
 
     def __init__(self):
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.warmed, self.begun, self.go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def compile(self, spec, lark=None):
+    def warm(self):
+        self.warmed.set()
+
+    def close(self):
+        pass
+
+    def compile(self, spec):
+        assert self.warmed.wait(10)
         if spec.text == "bad":
             raise ValueError(f"{spec.field} cannot be compiled: it is bad")
         self.begun.set()
@@ -91,28 +98,12 @@ def test_an_engine_without_a_tokenizer_refuses_grammars():
     run(scenario, "a")
 
 
-class WarmTrial:
-    """Says that it was started, and lets everything pass."""
-
-    def __init__(self):
-        self.warmed = threading.Event()
-
-    def warm(self):
-        self.warmed.set()
-
-    def check(self, spec):
-        assert self.warmed.is_set()
-
-    def close(self):
-        pass
-
-
 class TriedEngine(CompilingEngine):
     """Finds one grammar too dear after a token."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.trial, self.dear = WarmTrial(), None
+        self.dear = None
         self.grammars.go_on.set()
 
     def step(self):
@@ -132,7 +123,7 @@ class TriedEngine(CompilingEngine):
 
 def test_what_tries_grammars_out_starts_with_the_engine():
     async def scenario(source, pool):
-        assert await asyncio.to_thread(source.engines["a"].trial.warmed.wait, 10)
+        assert await asyncio.to_thread(source.engines["a"].grammars.warmed.wait, 10)
         assert tokens(await collect(pool, constrained("good"))) == expected_tokens((1, 2, 3), 7, 20)
 
     run(scenario, "a", engine=TriedEngine)

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy_params, random_model
+from wingbeat.runtime.quantised import checkpoints as quantised
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier.checkpoints import quantised
 from wingbeat.runtime.verifier.loading.loader import load_model
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 CPU, GROUP = torch.device("cpu"), 16
 Packed = tuple[dict[str, Tensor], Tensor]
@@ -224,3 +225,11 @@ def test_what_their_own_packages_packed_is_near_what_it_was(tmp_path, quantise, 
     original = random_model("llama").state_dict()
     for name, tensor in weights.items():
         assert (tensor.float() - original[name]).norm() < 0.3 * original[name].norm(), name
+
+
+def test_a_checkpoint_that_was_rounded_is_refused(tmp_path):
+    random_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(UnsupportedModelError, match=r"^dtype is int8 and LlamaForCausalLM is quantised: "):
+        load_model(tmp_path, torch.float32, CPU, eight_bits=True)

@@ -93,3 +93,8 @@ def test_a_format_without_a_schema_is_refused(schema):
     response = complete(FakePool(), response_format={"type": "json_schema", "json_schema": schema})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("response_format.json_schema")
+
+
+def test_two_fields_that_shape_the_answer_contradict_each_other():
+    both = {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}
+    assert complete(FakePool(), **both).json()["error"]["param"] == "structured_outputs"

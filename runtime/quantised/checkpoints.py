@@ -30,8 +30,6 @@ def check_quantiser(config: ConfigFile) -> None:
         ModelCheckpointError: names those that are read, or the package that is missing.
     """
     method = config.quantiser
-    if method is None:
-        return
     if method not in _QUANTISERS:
         raise ModelCheckpointError(
             f"{config.name} is quantised by {method!r}, which is not served: {', '.join(_QUANTISERS)} are"

@@ -1,17 +1,48 @@
-"""Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
+"""Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`.
+
+Forms are compiled by a part (`grammars` of `wingbeat.runtime.parts`); words are looked for here.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from wingbeat.runtime.grammar.compiler import RequestGrammar
-from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
-from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 
-def masker_of(request: Request, grammar: RequestGrammar | None) -> TokenMasker | None:
+class CompiledGrammar(Protocol):
+    """What an answer must match, compiled."""
+
+    def masker(self, token_ids: Sequence[int]) -> TokenMasker:
+        """Follows a text that begins with these tokens; raises as `masker_of`."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Compiles what answers must match, for one model; safe to share between threads."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Raises ValueError, one line that begins with the field's name, where that cannot be."""
+        ...
+
+
+def grammar_compiler(*model: Any) -> GrammarCompiler | None:
+    """That of a model, given as `grammars` of `wingbeat.runtime.parts` takes it; None where nothing compiles."""
+    return first("grammars", *model)
+
+
+def no_compiler(spec: GrammarSpec) -> ValueError:
+    """For a request that has a grammar where there is no compiler."""
+    if hooks("grammars"):
+        return ValueError("structured_outputs is not served here: the model has no tokenizer")
+    return ValueError(f"{spec.field} is not served here: nothing holds answers to a form")
+
+
+def masker_of(request: Request, grammar: CompiledGrammar | None) -> TokenMasker | None:
     """What a request's tokens are held to; None where they are free.
 
     Raises:
@@ -21,8 +52,8 @@ def masker_of(request: Request, grammar: RequestGrammar | None) -> TokenMasker |
     params, maskers = request.params, []
     if params.grammar is not None:
         if grammar is None:
-            raise ValueError("structured_outputs is not served here: the model has no tokenizer")
-        maskers.append(GrammarMasker(grammar, request.output_token_ids))
+            raise no_compiler(params.grammar)
+        maskers.append(grammar.masker(request.output_token_ids))
     words = [word for word in params.bad_words if len(word) > 1]
     if words:
         maskers.append(BadWords(words, (*request.prompt_token_ids, *request.output_token_ids)))
@@ -80,7 +111,7 @@ class BadWords:
 class _Both:
     """A grammar, and words that it may not spell."""
 
-    def __init__(self, grammar: GrammarMasker, bad_words: BadWords) -> None:
+    def __init__(self, grammar: TokenMasker, bad_words: BadWords) -> None:
         self._grammar, self._bad_words = grammar, bad_words
 
     def accept(self, token_id: int) -> bool:

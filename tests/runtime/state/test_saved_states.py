@@ -5,17 +5,17 @@ import random
 import pytest
 
 from wingbeat.runtime.kv.blocks import BlockManager, NoFreeBlocks
-from wingbeat.runtime.kv.saved_states import SavedStates
+from wingbeat.runtime.state.saved_states import SavedStates
 
 
 def manager(num_rows, num_blocks=9, size=4, interval=4):
-    return BlockManager(num_blocks, size, states=SavedStates(num_rows, interval, size))
+    return BlockManager(num_blocks, size, beside=SavedStates(num_rows, interval, size))
 
 
 def fill(blocks, tokens, saved=()):
     """A sequence's full blocks, registered; states are taken at the ends of those in `saved`."""
     table, parent = blocks.allocate(len(tokens) // 4), bytes(16)
-    rows = [blocks.states.take(table[index]) for index in saved]
+    rows = [blocks.beside.take(table[index]) for index in saved]
     for index, block in enumerate(table):
         parent = blocks.register(block, parent, tokens[4 * index : 4 * index + 4])
     return table, rows
@@ -34,19 +34,19 @@ def test_a_state_leaves_with_its_block():
     blocks = manager(4, num_blocks=5)
     table, _ = fill(blocks, list(range(16)), saved=(1, 3))
     blocks.release(table)
-    assert blocks.states.num_cached == 2
+    assert blocks.beside.num_cached == 2
     blocks.allocate(2)
-    assert blocks.states.num_cached == 1
+    assert blocks.beside.num_cached == 1
     assert blocks.match_prefix([*range(16), 99]) == table[:2]
     blocks.reset_cache()
-    assert blocks.states.num_cached == 0
+    assert blocks.beside.num_cached == 0
 
 
 def test_the_least_recently_found_state_makes_room():
     blocks = manager(2)
     (first, *_), _ = fill(blocks, [1] * 4, saved=(0,))
     fill(blocks, [2] * 4, saved=(0,))
-    blocks.states.find(blocks.block_hash(first))
+    blocks.beside.find(blocks.block_hash(first))
     fill(blocks, [3] * 4, saved=(0,))
     assert [bool(blocks.match_prefix([token] * 4 + [0])) for token in (1, 2, 3)] == [True, False, True]
 
@@ -62,16 +62,16 @@ def test_of_more_states_than_rows_the_last_ones_of_a_prompt_stay():
 def test_states_of_blocks_that_are_never_full_are_nobodys():
     blocks = manager(1)
     table = blocks.allocate(1)
-    assert blocks.states.take(table[0]) is not None
+    assert blocks.beside.take(table[0]) is not None
     blocks.release(table)
     blocks.check_integrity([])
-    assert blocks.states.lend() is not None
+    assert blocks.beside.lend() is not None
 
 
 def test_a_second_state_of_the_same_prefix_is_given_back():
     blocks = manager(3)
     tables = [fill(blocks, [7] * 4, saved=(0,))[0] for _ in range(2)]
-    assert blocks.states.num_cached == 1
+    assert blocks.beside.num_cached == 1
     blocks.check_integrity(tables)
 
 
@@ -90,10 +90,10 @@ def test_rows_add_up_whatever_happens(seed):
             live.append(fill(blocks, tokens, saved=chance.sample(range(len(tokens) // 4), 1))[0])
         except NoFreeBlocks:
             blocks.release(live.pop(chance.randrange(len(live))))
-        if len(lent) < 2 and (row := blocks.states.lend()) is not None:
+        if len(lent) < 2 and (row := blocks.beside.lend()) is not None:
             lent.append(row)
         elif lent:
-            blocks.states.give_back(lent.pop())
+            blocks.beside.give_back(lent.pop())
         blocks.check_integrity(live)
 
 
@@ -107,7 +107,7 @@ def test_a_pinned_state_makes_no_room_and_is_not_forgotten():
     blocks.reset_cache()
     assert blocks.match_prefix([1] * 4 + [0]) == table
     blocks.unpin(table)
-    assert blocks.states.num_pinned == 0
+    assert blocks.beside.num_pinned == 0
     blocks.reset_cache()
     assert blocks.match_prefix([1] * 4 + [0]) == []
 

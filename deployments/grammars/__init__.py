@@ -1,0 +1,1 @@
+"""Grammars that answers must match: fields of requests, and what compiles them beside an engine."""

@@ -1,0 +1,1 @@
+"""A verifier that is divided among several processes."""

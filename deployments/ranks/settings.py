@@ -1,0 +1,53 @@
+"""The setting `tensor_parallel_size`."""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import CLUSTER
+from wingbeat.runtime.tensor_parallel.group import PART_OF_GPU, RANKS, THREADS_TRIED
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+
+def settings() -> dict[str, Any]:
+    """The field of `AppConfig`."""
+    description = (
+        "Ranks that each verifier's weights and KV heads are divided among: processes of one node, each with "
+        "num_gpus_per_verifier and num_cpus_per_verifier."
+    )
+    field = Field(1, ge=1, description=description, json_schema_extra={"panel": CLUSTER})
+    return {"tensor_parallel_size": (int, field)}
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether a verifier has ranks, and what else does not go with them."""
+    size, share = config.tensor_parallel_size, config.num_gpus_per_verifier
+    return {
+        RANKS: (size > 1, f"tensor_parallel_size is {size}"),
+        PART_OF_GPU: (0 < share < 1, f"num_gpus_per_verifier is {share:g}"),
+        THREADS_TRIED: (config.threads == 0, "threads is 0"),
+    }
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Refuse sizes of the model that are not divided evenly; raises ValueError that names the setting to change."""
+    size, num_gpus = config.tensor_parallel_size, config.num_gpus_per_verifier
+    if num_gpus > 1 and num_gpus == int(num_gpus):
+        raise ValueError(
+            f"num_gpus_per_verifier is {num_gpus:g}: one process runs on one GPU; use 1 and "
+            f"tensor_parallel_size {int(num_gpus)}"
+        )
+    if size == 1:
+        return
+    from wingbeat.deployments.options.model_options import checkpoint_here
+    from wingbeat.runtime.tensor_files import read_fields, text_fields
+    from wingbeat.runtime.tensor_parallel.divisible import check_sizes
+
+    folder = checkpoint_here(config.model)
+    if folder is not None:
+        fields = read_fields(folder / "config.json")
+        names = fields.get("architectures")
+        name = names[0] if isinstance(names, list) and names else folder.resolve().name
+        check_sizes(text_fields(fields), str(name), size)

@@ -1,0 +1,22 @@
+"""What kernels are compared on: see `wingbeat.kernels.comparison`."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Shape(NamedTuple):
+    """What the kernels' variants follow from; that of a model, or of a usual one."""
+
+    dtype: torch.dtype = torch.bfloat16
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_dim: int = 128
+    block_size: int = 16
+    fp8_cache: bool = False
+
+
+def random_numbers(seed: int, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Of a normal distribution, the same for the same seed."""
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)

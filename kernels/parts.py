@@ -1,0 +1,30 @@
+"""Optional parts of the kernels: a part is a folder that can be deleted, and no other file names one.
+
+A part's module `part` has what it adds, under the names below, and is light to import; see `runtime.parts` for those of
+the runtime.
+
+- `kernels()`: names of its compiled kernels, as `choice.KERNELS`.
+- `cases()`: each of them held against its reference, as `comparison.CASES`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+PARTS = ("state",)
+"""Their folders, in the order in which they add."""
+
+
+@cache
+def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..., Any], ...]:
+    """The functions of that name in the parts of a package that are there."""
+    folders = (f"{package}.{part}" for part in parts)
+    modules = [import_module(f"{folder}.part") for folder in folders if find_spec(folder) is not None]
+    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def hooks(name: str) -> tuple[Callable[..., Any], ...]:
+    """The functions of that name in the parts that are there."""
+    return hooks_of(__package__, PARTS, name)

@@ -1,0 +1,38 @@
+"""Settings of engines over models with recurrent state, and what such models do not go with; loads no torch."""
+
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.runtime.refusals import Feature, Known, Refusal
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.config import EngineConfig
+
+STATES = "a model with recurrent state"
+RANKS = "`tensor_parallel_size` above 1"
+"""As the part that has ranks names them."""
+MOST_INTERVAL = 2**31 - 1
+REFUSED = (
+    Refusal(Feature.COMPILE, STATES, "its mixers are not compiled", known=Known.LOADED),
+    Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),
+)
+
+
+def engine_settings() -> dict[str, tuple[Any, Any]]:
+    """`state_interval`: tokens between two prefixes whose states are kept for the prefix cache, rounded up to whole
+    blocks. `num_saved_states`: of so many prefixes at once; None goes by the memory, and by the KV blocks.
+    """
+    return {"state_interval": (int, 256), "num_saved_states": (int | None, None)}
+
+
+def check_limits(config: "EngineConfig") -> None:
+    """Raises ValueError for an interval that is none."""
+    interval = config.state_interval
+    if interval < 1:
+        raise ValueError(f"state_interval is {interval}: use at least 1")
+    if interval > MOST_INTERVAL:
+        raise ValueError(f"state_interval is {interval}: use at most {MOST_INTERVAL}")
+
+
+def refusals() -> tuple[Refusal, ...]:
+    """What models with recurrent state do not go with."""
+    return REFUSED

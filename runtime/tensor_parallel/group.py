@@ -1,0 +1,41 @@
+"""The ranks of one verifier, and what they do not go with; loads no torch."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from wingbeat.runtime.refusals import Feature, Known, Refusal
+
+RANKS = "`tensor_parallel_size` above 1"
+PART_OF_GPU = "a share of a GPU"
+THREADS_TRIED = "`threads` 0"
+NO_PLAN = "a model without a tensor parallel plan in transformers"
+KV_READER = "a drafter that reads the verifier's KV"
+_NO_EAGER = "rounds over ranks run eagerly"
+REFUSED = (
+    Refusal(Feature.DETERMINISTIC, RANKS, "sums over ranks have no fixed order"),
+    Refusal(Feature.FP8_KV, RANKS, "ranks round no KV", "use auto"),
+    Refusal(Feature.INT8, RANKS, "packed weights are not divided", "leave dtype out"),
+    Refusal(Feature.ENGINE_DIR, RANKS, "its engines are not divided", "leave engine_dir out"),
+    Refusal(Feature.COMPILE, RANKS, _NO_EAGER),
+    Refusal(Feature.CUDA_GRAPHS, RANKS, _NO_EAGER),
+    Refusal(PART_OF_GPU, RANKS, "each rank needs a whole GPU", "use 1"),
+    Refusal(THREADS_TRIED, RANKS, "they would all try them at once", "give a number"),
+    Refusal(
+        Feature.OTHER_NODE,
+        RANKS,
+        "ranks and their drafter are on one node",
+        "leave out drafter_resources, and channel remote",
+    ),
+    Refusal(Feature.DRAFTER_IN_ENGINE, RANKS, "one rank's GPU would hold more than the others'", "use actor"),
+    Refusal(RANKS, Feature.QUANTISED, "packed weights are not divided", known=Known.LOADED),
+    Refusal(RANKS, NO_PLAN, "nothing says how to divide it", known=Known.LOADED),
+    Refusal(KV_READER, RANKS, "each rank has some of the heads", "use another drafter", Known.LOADED),
+)
+
+
+class RankGroup(NamedTuple):
+    """The processes that one verifier is spread over."""
+
+    store: Path
+    """A file, not there yet, by which they find each other."""
+    size: int

@@ -1,0 +1,58 @@
+"""What a part of the runtime adds to a loaded verifier, beside what every model has."""
+
+from typing import Protocol
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import BlockManager, KeptBeside
+from wingbeat.runtime.round.rows import Feature
+from wingbeat.runtime.round.slots import SlotState
+
+
+class ModelPart:
+    """A part's own of one verifier; this one adds nothing."""
+
+    name: str
+    """By which a verifier has it."""
+    keeps_states = False
+    """Whether layers remember a sequence in what cannot be taken back."""
+    inner_linears: frozenset[nn.Module] = frozenset()
+    """Linear layers that do not see all rows of a batch at once."""
+
+    def limits(self, config: EngineConfig, name: str) -> EngineConfig:
+        """The limits of an engine over a model of that name; raises ValueError for what it cannot have."""
+        return config
+
+    def seq_bytes(self) -> int:
+        """Memory of a running sequence."""
+        return 0
+
+    def budget(self, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
+        """Bytes that are left for keys and values, and the limits as they then are."""
+        return budget, config
+
+    def beside(self, config: EngineConfig, num_blocks: int) -> KeptBeside | None:
+        """The bookkeeping of what it keeps of prefixes; `config` is one of `limits`."""
+        return None
+
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> Feature | None:
+        """The feature of an engine's rounds."""
+        return None
+
+
+class Remembered(Protocol):
+    """What layers remember of a sequence beside keys and values."""
+
+    def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelPart:
+        """Let layers of a model, which otherwise is in its final form, take part in rounds.
+
+        Args:
+            attention: name of the attention function that the model has, which it gets back.
+            whole: see `prepare_model`.
+
+        Raises:
+            UnsupportedModelError: they cannot; without the model's name.
+        """
+        ...
