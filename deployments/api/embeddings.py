@@ -19,8 +19,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.scheduling.request import Pooling, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import AdapterName, Pooling, Request, SamplingParams
 
 
 class EmbeddingKind(NamedTuple):

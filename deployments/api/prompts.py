@@ -29,8 +29,8 @@ from wingbeat.deployments.api.errors import (
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:

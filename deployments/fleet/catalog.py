@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 
 Thing = TypeVar("Thing")
 

@@ -28,10 +28,9 @@ from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import Pooling, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import AdapterName, Pooling, Request, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"

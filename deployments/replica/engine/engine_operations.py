@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

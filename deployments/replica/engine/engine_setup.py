@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.maskers import CompiledGrammar
-from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import AdapterName, GrammarSpec, Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.cluster.channels.cuda.lent_memory import Loan

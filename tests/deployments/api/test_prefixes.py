@@ -8,8 +8,8 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.catalog import Catalog
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 
 PATH = "/v1/prefixes"
 SYSTEM = [{"role": "system", "content": "Be brief."}]
