@@ -16,7 +16,6 @@ KERNELS = (
     "rotate_and_store",
     "silu_mul",
     "fp8_linear",
-    "add_adapters",
     "ancestors",
     "path_token_ids",
     "walk_tree",

@@ -14,10 +14,8 @@ from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, store_kv
-from wingbeat.kernels.layer.adapters import add_adapters
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.kernels.parts import hooks
 from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
@@ -161,18 +159,6 @@ def _fp8(device: torch.device, shape: Shape) -> list[Tensor]:
     return [fp8_linear(inputs.to(device), Fp8Weight(values.to(device), scales.to(device)))]
 
 
-def _adapters(device: torch.device, shape: Shape) -> list[Tensor]:
-    stacked = StackedAdapters.empty(2, 8, 64, (96, 32), shape.dtype, torch.device("cpu"))
-    for adapter_id, part in ((1, 0), (1, 1), (2, 1)):
-        outputs = stacked.parts[part]
-        a, b = random_numbers(adapter_id, 8, 64) / 8, random_numbers(20 + adapter_id, outputs, 8) / 3
-        stacked.put(adapter_id, part, a, b)
-    on_device = StackedAdapters(*(part.to(device) for part in stacked[:3]), stacked.parts)
-    ids = torch.tensor([1, 0, 2, 2, 1, 0, 1], device=device)
-    out, x = (random_numbers(13, 7, width, dtype=shape.dtype).to(device) for width in (128, 64))
-    return [add_adapters(out, x, on_device, AdapterRows.of(ids, 2, on_host=False))]
-
-
 def _ancestors(device: torch.device, shape: Shape) -> list[Tensor]:
     return [ancestor_words(_PARENTS.to(device), 7)]
 
@@ -252,7 +238,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "rotate_and_store": _rotate,
     "silu_mul": _silu,
     "fp8_linear": _fp8,
-    "add_adapters": _adapters,
     "ancestors": _ancestors,
     "path_token_ids": _paths,
     "walk_tree": _walk,

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("state",)
+PARTS = ("lora", "state")
 """Their folders, in the order in which they add."""
 
 

@@ -16,7 +16,7 @@ NUM_BINS = 16
 MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
 MOST_OF_ENGINE = {
     **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
-    **{"max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
+    **{"num_kv_blocks": 2**31 - 1},
 }
 """What no machine holds, or what is made one by one: a number beyond is a slip, and would end in no clear error."""
 
@@ -248,10 +248,6 @@ class EngineConfig(SettingsOfParts):
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
-    max_loras: int = 0
-    """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
-    max_lora_rank: int = 16
-    """Highest rank of an adapter."""
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
@@ -279,10 +275,6 @@ class EngineConfig(SettingsOfParts):
         check_most(self, MOST_OF_ENGINE)
         for check in hooks("check_limits"):
             check(self)
-        if self.max_loras < 0 or self.max_lora_rank < 1:
-            raise ValueError(
-                f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"
-            )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}: use one of {', '.join(KV_CACHE_DTYPES)}")
         if self.kernels not in KERNEL_CHOICES:

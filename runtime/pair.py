@@ -19,7 +19,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
 from wingbeat.runtime.hugging_face import first_line, one_line
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
@@ -248,11 +248,8 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
         loaded = load_in_faster_dtype(settings.model, device, deterministic)
     else:
         loaded = load_model(settings.model, settings.dtype, device, deterministic, settings.eight_bits)
-    max_loras, max_rank = settings.engine.max_loras, settings.engine.max_lora_rank
-    if max_loras:
-        from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
-
-        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank, loaded.inner_linears)
+    for extend in hooks("extend_model"):
+        extend(loaded, settings.engine)
     return loaded
 
 

@@ -13,6 +13,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
 - `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
+- `extend_model(loaded, config)`: adds to a verifier that torch runs as a whole, see `verifier.layers.model_part`.
+- `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
@@ -30,6 +32,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
     *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
+    *("lora", "tensor_parallel.lora"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -27,9 +27,9 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_files import LinearAdapter
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 CONTEXT, NODES, STEPS, TOP = 1024, 16, 5, 40

@@ -25,7 +25,7 @@ from wingbeat.deployments.api.errors import (
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.parts import first
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:

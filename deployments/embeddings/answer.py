@@ -17,8 +17,7 @@ from wingbeat.deployments.embeddings.body import EmbeddingsBody
 from wingbeat.deployments.embeddings.settings import NO_EMBEDDINGS
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import AdapterName, Request, SamplingParams
 
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
 """Of JSON at most: around an embedding, and for a number of it in either form."""

@@ -7,7 +7,7 @@ import asyncio
 
 from wingbeat.deployments.fleet.catalog import ADAPTERS, Catalog
 from wingbeat.deployments.fleet.every_engine import EveryEngine
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 
 class AdapterRefused(ValueError):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 
 class TryLater(Exception):

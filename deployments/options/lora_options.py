@@ -7,9 +7,9 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from wingbeat.deployments.options.model_options import ModelOptions
-from wingbeat.runtime.config import MOST_OF_ENGINE, EngineConfig
 from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
 from wingbeat.runtime.lora.names import name_problem
+from wingbeat.runtime.lora.settings import MOST_LORAS, MOST_RANK, RANK
 
 
 class LoraOptions(ModelOptions):
@@ -28,12 +28,10 @@ class LoraOptions(ModelOptions):
     max_loras: int = Field(
         8,
         ge=1,
-        le=MOST_OF_ENGINE["max_loras"],
+        le=MOST_LORAS,
         description="Adapters an engine holds at once; others are read again when needed.",
     )
-    max_lora_rank: int = Field(
-        EngineConfig.max_lora_rank, ge=1, le=MOST_OF_ENGINE["max_lora_rank"], description="Highest rank of an adapter."
-    )
+    max_lora_rank: int = Field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")
 
     @field_validator("lora_modules", mode="before")
     @classmethod

@@ -2,10 +2,13 @@
 // Whatever kind its weights and caches are of, it computes in floats: what it stores and what it leaves is rounded once.
 #pragma once
 
-#include "adapters.h"
 #include "attention.h"
 #include "convolutions.h"
 #include "products.h"
+
+// Adds to a product's rows, in place, what a part of the kernels makes of their inputs: `to` says to which product, and
+// `rows` of which rows.
+using Add = void (*)(const void* to, const void* rows, const float* x, int64_t x_stride, float* out, int64_t out_stride);
 
 // Weights lie input by input, [inputs, outputs].
 struct Layer {
@@ -21,7 +24,7 @@ struct Layer {
     void *key_cache, *value_cache;  // of `kind`, as x and out are
     void* captured;                 // likewise, each row's keys and values side by side, or null
     int64_t kind;
-    Adapters adapted_qkv, adapted_output, adapted_gate_up, adapted_down;  // read where a batch has `runs`
+    const void *added_qkv, *added_output, *added_gate_up, *added_down;  // read where a batch has `add`
     Convolution attention_conv, mlp_conv;  // around either sublayer, where a layer has them
 };
 
@@ -31,8 +34,8 @@ struct Batch {
     const int64_t* slot_mapping;  // [num_rows]
     const Segment* segments;
     int64_t num_segments;
-    const AdapterRun* runs;       // of the rows that have an adapter
-    int64_t num_runs;
+    Add add;                      // null where nothing is added to products
+    const void* added;            // to which rows
     const int64_t* wanted;        // rows, ascending, whose output is asked for, or null: all; segments count these alone
     int64_t num_wanted;
     int64_t num_slots;            // rows of a block; read where layers have convolutions, and then all rows are wanted
@@ -106,12 +109,12 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
     });
 }
 
-// As `products` with `gated`, where adapters act on both factors.
-static void adapted_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
+// As `products` with `gated`, where something is added to both factors.
+static void added_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
     int64_t half = layer.intermediate, width = 2 * half;
     Matrix pair[2] = {layer.gate, layer.up};
     products(x, layer.hidden, batch.num_rows, layer.hidden, pair, 2, nullptr, nullptr, 0, both, width);
-    adapt(layer.adapted_gate_up, batch.runs, batch.num_runs, x, layer.hidden, both, width);
+    batch.add(layer.added_gate_up, batch.added, x, layer.hidden, both, width);
     by_row(batch.num_rows, width, [&](int64_t row) {
         const float *gate = both + row * width, *up = gate + half;
         for (int64_t i = 0; i < half; i += LANES) {
@@ -127,9 +130,9 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     int64_t attended_width = heads.num_heads * heads.value_dim;
     int64_t qkv_width = heads.num_heads * heads.key_dim + heads.num_kv_heads * (heads.key_dim + heads.value_dim);
     static thread_local std::vector<float> scratch;
-    bool adapted = batch.num_runs > 0;
+    bool adds = batch.add != nullptr;
     int64_t kernels_width = std::max(layer.attention_conv.dynamic.columns, layer.mlp_conv.dynamic.columns);
-    int64_t active_width = (adapted ? 3 : 1) * layer.intermediate;
+    int64_t active_width = (adds ? 3 : 1) * layer.intermediate;
     size_t needed = num_rows * (3 * hidden + qkv_width + attended_width + active_width + kernels_width);
     if (scratch.size() < needed) scratch.resize(needed);
     float *normed = scratch.data(), *middle = normed + num_rows * hidden, *mixed = middle + num_rows * hidden;
@@ -153,7 +156,7 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     }
     products(inputs, layer.inputs, num_rows, layer.inputs, layer.query_key_value, 3, nullptr, nullptr, 0, qkv,
              qkv_width);
-    if (adapted) adapt(layer.adapted_qkv, batch.runs, batch.num_runs, inputs, layer.inputs, qkv, qkv_width);
+    if (adds) batch.add(layer.added_qkv, batch.added, inputs, layer.inputs, qkv, qkv_width);
     rotate_and_store(layer, batch, qkv, qkv_width);
     if (batch.wanted) {
         num_rows = batch.num_wanted;
@@ -173,21 +176,19 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, around ? nullptr : x, hidden,
              around ? mixed : middle, hidden);
     if (around) leave(around, mixed, x, middle);
-    if (adapted)
-        adapt(layer.adapted_output, batch.runs, batch.num_runs, attended, attended_width, middle, hidden);
+    if (adds) batch.add(layer.added_output, batch.added, attended, attended_width, middle, hidden);
     by_row(num_rows, hidden, [&](int64_t row) {
         norm_row(middle + row * hidden, layer.output_norm, layer.output_eps, hidden, normed + row * hidden);
     });
-    if (adapted)
-        adapted_gate_up(layer, batch, normed, active + num_rows * layer.intermediate, active);
+    if (adds)
+        added_gate_up(layer, batch, normed, active + num_rows * layer.intermediate, active);
     else
         products(enter(within, normed), hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active,
                  layer.intermediate);
     products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr,
              within ? nullptr : middle, hidden, within ? mixed : out, hidden);
     if (within) leave(within, mixed, middle, out);
-    if (adapted)
-        adapt(layer.adapted_down, batch.runs, batch.num_runs, active, layer.intermediate, out, hidden);
+    if (adds) batch.add(layer.added_down, batch.added, active, layer.intermediate, out, hidden);
 }
 
 // `run_layer` of rows in the layer's kind.

@@ -67,7 +67,8 @@ def _compile(path: Path) -> None:
     # Several processes may start at once: whoever is last to finish replaces a file by an equal one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        arguments = [command, *FLAGS, _processor_flag(), "-o", str(made), str(SOURCES / MAIN)]
+        included = [word for header in _of_parts() for word in ("-include", str(header))]
+        arguments = [command, *FLAGS, _processor_flag(), *included, "-o", str(made), str(SOURCES / MAIN)]
         try:
             result = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
@@ -76,6 +77,11 @@ def _compile(path: Path) -> None:
             lines = [line for line in result.stderr.splitlines() if "error" in line] or [f"exit {result.returncode}"]
             raise NoLibraryError(f"{command}: {lines[0]}")
         made.replace(path)
+
+
+def _of_parts() -> list[Path]:
+    """Sources of the parts of the kernels that are there, each with functions of its own."""
+    return sorted(SOURCES.parent.glob("*/native.h"))
 
 
 def _architecture() -> str:
@@ -88,7 +94,7 @@ def _processor_flag() -> str:
 
 def fingerprint() -> str:
     """Of the sources, the flags and the processor: a home folder may be shared by machines."""
-    parts = [file.read_bytes() for file in sorted(SOURCES.glob("*.h"))] + [(SOURCES / MAIN).read_bytes()]
+    parts = [file.read_bytes() for file in (*sorted(SOURCES.glob("*.h")), *_of_parts(), SOURCES / MAIN)]
     parts += [" ".join((*FLAGS, _processor_flag())).encode(), platform.machine().encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 

@@ -1,6 +1,5 @@
 // What Python calls: plain functions of pointers, one decoder layer among them.
 #include "accept.h"
-#include "adapters.h"
 #include "attention.h"
 #include "block.h"
 #include "choice.h"
@@ -22,12 +21,6 @@ void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Ma
     int64_t columns = 0;
     for (int m = 0; m < num_matrices; m++) columns += matrices[m].columns;
     products(x, inputs, num_rows, inputs, matrices, num_matrices, nullptr, nullptr, 0, out, columns);
-}
-
-void wingbeat_adapt(const Adapters* adapters, const AdapterRun* runs, int64_t num_runs, const float* x, float* out,
-                    int64_t out_stride) {
-    Threads::Turn turn(threads);
-    adapt(*adapters, runs, num_runs, x, adapters->inputs, out, out_stride);
 }
 
 void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {

@@ -26,12 +26,9 @@ from wingbeat.kernels.cpu.structs import (
     Heads,
     Matrix,
     Segment,
-    adapters_of,
     declare,
-    runs_of,
 )
 from wingbeat.kernels.disk_cache import cache_dir
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +45,15 @@ class Segments(NamedTuple):
     held: list[Tensor | None]
 
 
+class Addition(NamedTuple):
+    """What a part of the kernels adds to products of layers, for some rows of a batch."""
+
+    add: int
+    """Address of an `Add`."""
+    rows: ctypes.Structure
+    """Which rows, as that reads them."""
+
+
 class CpuKernels:
     """The functions of the library.
 
@@ -59,7 +65,7 @@ class CpuKernels:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._library = declare(open_library(folder))
+        self.library = self._library = declare(open_library(folder))
         self._drafts = declare_drafts(self._library)
         self.num_threads = 1
         self.panel: int = self._library.wingbeat_panel()
@@ -104,16 +110,6 @@ class CpuKernels:
         count = x.numel() // inputs
         self._library.wingbeat_product(rows.data_ptr(), count, inputs, matrices, len(matrices), out.data_ptr())
         return out if wide else out.to(x.dtype)
-
-    def adapt(self, out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> None:
-        """`wingbeat.kernels.layer.adapters.add_adapters` of contiguous rows, in the dtype of the adapters."""
-        runs, made = runs_of(rows), adapters_of(adapters)
-        wide, inputs = out.float(), x.float()
-        self._library.wingbeat_adapt(
-            ctypes.byref(made), runs, len(runs), inputs.data_ptr(), wide.data_ptr(), out.shape[-1]
-        )
-        if wide is not out:
-            out.copy_(wide)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of each row of x [..., size] by a weight [size], in any dtype of `KINDS`."""
@@ -263,14 +259,14 @@ def batch_of(
     slot_mapping: Tensor,
     segments: Segments,
     block_size: int,
-    runs: ctypes.Array | None = None,
+    addition: Addition | None = None,
 ) -> Batch:
-    """Rows of a forward pass; whoever holds it holds the tensors.
+    """Rows of a forward pass; whoever holds it holds the tensors, and the addition.
 
     Args:
         cos: [num_tokens, dim], contiguous; `sin` likewise.
         slot_mapping: int64 [num_tokens], contiguous.
-        runs: of rows that have an adapter, as `runs_of` makes them.
+        addition: to products of the layers.
     """
     return Batch(
         len(slot_mapping),
@@ -280,8 +276,8 @@ def batch_of(
         slot_mapping.data_ptr(),
         segments.array,
         len(segments.array),
-        runs,
-        0 if runs is None else len(runs),
+        None if addition is None else addition.add,
+        None if addition is None else ctypes.addressof(addition.rows),
     )
 
 

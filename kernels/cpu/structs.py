@@ -6,8 +6,6 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
-
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Of numbers, as the C++ names them."""
 
@@ -63,31 +61,6 @@ class Heads(Structure):
     ]
 
 
-class Adapters(Structure):
-    """What low-rank adapters do to one product, or to a few of the same inputs."""
-
-    _fields_ = [
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("ranks", c_void_p),
-        ("a_stride", c_int64),
-        ("a_row", c_int64),
-        ("b_stride", c_int64),
-        ("b_row", c_int64),
-        ("inputs", c_int64),
-        ("rank", c_int64),
-        ("num_parts", c_int64),
-        ("columns", c_int64 * 3),
-        ("kind", c_int64),
-    ]
-
-
-class AdapterRun(Structure):
-    """Rows of a batch, one behind the other, that have the same adapter."""
-
-    _fields_ = [("id", c_int64), ("begin", c_int64), ("end", c_int64)]
-
-
 class Convolution(Structure):
     """Convolutions before and behind a sublayer; without taps there are none."""
 
@@ -118,10 +91,10 @@ class Layer(Structure):
         ("value_cache", c_void_p),
         ("captured", c_void_p),
         ("kind", c_int64),
-        ("adapted_qkv", Adapters),
-        ("adapted_output", Adapters),
-        ("adapted_gate_up", Adapters),
-        ("adapted_down", Adapters),
+        ("added_qkv", c_void_p),
+        ("added_output", c_void_p),
+        ("added_gate_up", c_void_p),
+        ("added_down", c_void_p),
         ("attention_conv", Convolution),
         ("mlp_conv", Convolution),
     ]
@@ -138,8 +111,8 @@ class Batch(Structure):
         ("slot_mapping", c_void_p),
         ("segments", POINTER(Segment)),
         ("num_segments", c_int64),
-        ("runs", POINTER(AdapterRun)),
-        ("num_runs", c_int64),
+        ("add", c_void_p),
+        ("added", c_void_p),
         ("wanted", c_void_p),
         ("num_wanted", c_int64),
         ("num_slots", c_int64),
@@ -151,14 +124,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.wingbeat_threads.argtypes = [ctypes.c_int]
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), ctypes.c_int, c_void_p]
     library.wingbeat_panel.argtypes, library.wingbeat_panel.restype = [], c_int64
-    library.wingbeat_adapt.argtypes = [
-        POINTER(Adapters),
-        POINTER(AdapterRun),
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_int64,
-    ]
     library.wingbeat_norm.argtypes = [c_void_p, c_int64, c_int64, c_void_p, ctypes.c_float, c_void_p]
     library.wingbeat_attention.argtypes = [
         POINTER(Heads),
@@ -172,39 +137,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         c_void_p,
     ]
     library.wingbeat_layers.argtypes = [POINTER(Layer), c_int64, POINTER(Batch), c_void_p, c_void_p]
-    for name in ("threads", "product", "adapt", "norm", "attention", "layers"):
+    for name in ("threads", "product", "norm", "attention", "layers"):
         getattr(library, f"wingbeat_{name}").restype = None
     return library
-
-
-def runs_of(rows: AdapterRows) -> ctypes.Array:
-    """Which rows have which adapter."""
-    return (AdapterRun * len(rows.runs))(*rows.runs)
-
-
-def adapters_of(adapters: StackedAdapters) -> Adapters:
-    """Adapters of one product; whoever holds it holds the tensors.
-
-    Raises:
-        ValueError: they are of no dtype of `KINDS` on the CPU.
-    """
-    a, b, parts = adapters.a, adapters.b, adapters.parts
-    if a.dtype not in KINDS or a.device.type != "cpu":
-        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32, bfloat16 or float16 on the CPU needed")
-    return Adapters(
-        a.data_ptr(),
-        b.data_ptr(),
-        adapters.ranks.data_ptr(),
-        a.stride(0),
-        a.stride(1),
-        b.stride(0),
-        b.stride(1),
-        a.shape[1],
-        adapters.rank,
-        len(parts),
-        (ctypes.c_int64 * 3)(*parts),
-        KINDS[a.dtype],
-    )
 
 
 def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:

@@ -64,7 +64,7 @@ def assemble(
         config,
         block_manager,
         eos_token_ids=loaded.eos_token_ids,
-        adapters=loaded.resident_adapters,
+        seats=loaded.seats,
         whole_images=loaded.sees_whole_images,
         left=lambda slot: [feature.leave(slot) for feature in features],
     )

@@ -9,7 +9,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.assembly import assemble
 from wingbeat.runtime.engine.clocks import RequestClock
 from wingbeat.runtime.engine.drafter_client import DrafterState
-from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, lora_requests, stages_of, tree_config
+from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config, stages_of, tree_config
 from wingbeat.runtime.engine.round_counts import RoundCounter, ShownRounds
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, InnerDrafterFailed, RoundFailed
 from wingbeat.runtime.generation_config import TextRules
@@ -333,7 +333,7 @@ class Engine:
             graphs=graphs,
             stages=stages_of(graphs, self.clock.drafter),
             device_s=self.runner.device_clock.seconds | self.loaded.encoder_seconds() | self.clock.draft_s,
-            loras=lora_requests(scheduler.running, scheduler.waiting, self.config.max_loras),
+            loras=self.loaded.requests(scheduler.running, scheduler.waiting),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
             media=self.loaded.media_figures(),

@@ -1,6 +1,5 @@
 """An engine's figures: plain data, copied out of it between two rounds."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +9,6 @@ from wingbeat.runtime.engine.clocks import PhaseTimes, RequestTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.metrics import Histogram, SpeculationMetrics
 from wingbeat.runtime.protocol.messages import DrafterFigures
-from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import PolicyStats
 
 
@@ -90,21 +88,6 @@ def tree_config(speculation: SpeculationConfig) -> dict[str, str]:
         "draft_top_k": str(speculation.draft_top_k),
         "verify_tree_size": str(speculation.verify_tree_size),
         "adaptive": str(speculation.adaptive),
-    }
-
-
-def lora_requests(running: Iterable[Sequence], waiting: Iterable[Sequence], max_loras: int) -> dict[str, str] | None:
-    """Which adapters requests have, under vLLM's names; None where none are served."""
-    if not max_loras:
-        return None
-
-    def names(seqs: Iterable[Sequence]) -> str:
-        return ",".join(sorted({seq.request.adapter.name for seq in seqs if seq.request.adapter is not None}))
-
-    return {
-        "max_lora": str(max_loras),
-        "waiting_lora_adapters": names(waiting),
-        "running_lora_adapters": names(running),
     }
 
 

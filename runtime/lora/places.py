@@ -1,23 +1,55 @@
 """Room for LoRA adapters on top of a model's linear layers, wherever these run: files in, numbers by place."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape, adapter_digest, read_adapter
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.lora.resident import ResidentAdapters
+from wingbeat.runtime.round.rows import Feature, Placed
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.layers.model_part import ModelPart
 
 
-class AdapterPlaces(ABC):
+class AdapterPlaces(ModelPart, ABC):
     """Places 1 to `max_loras`, each for an adapter of at most `max_rank`."""
 
+    name = "adapters"
     linears: Mapping[str, LinearShape]
     """Those that adapters may act on, by their paths in the model."""
 
     def __init__(self, max_loras: int, max_rank: int) -> None:
         self.max_loras, self.max_rank = max_loras, max_rank
-        self.resident = ResidentAdapters(max_loras, self._load, self.clear)
+        self.resident = self.seats = ResidentAdapters(max_loras, self._load, self.clear)
+        self.rows: AdapterRows | None = None
+        """Of the forward pass that runs; None where no row has an adapter."""
+
+    @abstractmethod
+    def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
+        """Which adapter each row of a pass has; arguments as of `AdapterRows.of`."""
+
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Adapters":
+        """See `ModelPart.feature`."""
+        return Adapters(self, slots)
+
+    def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str]:
+        """See `ModelPart.requests`: which adapters they have, under vLLM's names."""
+        return {
+            "max_lora": str(self.max_loras),
+            "waiting_lora_adapters": _names(waiting),
+            "running_lora_adapters": _names(running),
+        }
 
     @abstractmethod
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
@@ -42,3 +74,40 @@ class AdapterPlaces(ABC):
             raise AdapterError(f"{folder}: the files of adapter {adapter.name} have changed since it was loaded")
         for path, linear in read_adapter(folder, self.linears, self.max_rank).items():
             self.put(adapter_id, path, linear)
+
+
+class Adapters(Feature):
+    """LoRA: which adapter each row has."""
+
+    kind = AdapterRows
+
+    def __init__(self, adapters: AdapterPlaces, slots: SlotState) -> None:
+        self.adapters = adapters
+        self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
+        """By slot; while no sequence has had an adapter, nothing is written."""
+        self._any = False
+
+    def admit(self, seq: Sequence) -> None:
+        """See `Feature.admit`."""
+        self._any = self._any or bool(seq.seat)
+        if self._any:
+            self._ids[seq.slot].fill_(seq.seat)
+
+    def column(self, placed: Placed) -> AdapterRows | None:
+        """See `Feature.column`."""
+        if placed.on_host and placed.plan is not None and not placed.plan.is_seated:
+            return None
+        return self.adapters.rows_of(self._ids[placed.slots], placed.on_host)
+
+    @contextmanager
+    def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
+        """See `Feature.entered`: linear layers that run by themselves find their rows."""
+        self.adapters.rows = column
+        try:
+            yield
+        finally:
+            self.adapters.rows = None
+
+
+def _names(seqs: Iterable[Sequence]) -> str:
+    return ",".join(sorted({seq.request.adapter.name for seq in seqs if seq.request.adapter is not None}))

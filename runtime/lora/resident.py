@@ -6,18 +6,8 @@ An adapter that a running sequence has stays. All others may go, and are read ag
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class AdapterName(NamedTuple):
-    """An adapter as requests name it."""
-
-    name: str
-    """What clients pass as `model`."""
-    path: str
-    """Its folder, on the machine of each engine."""
-    digest: str
-    """Of its files: what another one of the same name does not share."""
+from wingbeat.runtime.scheduling.request import AdapterName, Request
 
 
 @dataclass
@@ -44,6 +34,19 @@ class ResidentAdapters:
         self._free = list(range(max_loras, 0, -1))
         self._held: OrderedDict[str, _Resident] = OrderedDict()
         """By digest, the least recently used one first."""
+
+    def take(self, request: Request) -> int | None:
+        """See `Seats.take`."""
+        return 0 if request.adapter is None else self.acquire(request.adapter)
+
+    def give_back(self, request: Request) -> None:
+        """See `Seats.give_back`."""
+        if request.adapter is not None:
+            self.release(request.adapter)
+
+    def has_seat(self, request: Request) -> bool:
+        """See `Seats.has_seat`."""
+        return request.adapter is None or self.has_place(request.adapter)
 
     def acquire(self, adapter: AdapterName) -> int | None:
         """The place of an adapter for one more user, read from its files if need be; None where all are in use.

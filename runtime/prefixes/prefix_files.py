@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from wingbeat.kernels.replaced_file import replacing
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.scheduling.request import AdapterName
 
 FORMAT = "1"
 """Of both files."""

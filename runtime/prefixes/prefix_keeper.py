@@ -14,13 +14,12 @@ from torch import Tensor
 
 from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.kv.blocks import NoFreeBlocks
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.contents import Contents, PrefixContents
 from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.round.rows import keeping
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine

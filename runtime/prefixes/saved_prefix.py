@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
+from wingbeat.runtime.scheduling.request import AdapterName
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

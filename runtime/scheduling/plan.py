@@ -90,9 +90,9 @@ class SchedulerOutput(NamedTuple):
         return any(chunk.samples and chunk.seq.masker is not None for chunk in self.chunks)
 
     @property
-    def is_unadapted(self) -> bool:
-        """Whether every sequence runs with the base model alone."""
-        return not any(seq.adapter_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))
+    def is_seated(self) -> bool:
+        """Whether a sequence has a seat (`scheduler.Seats`)."""
+        return any(seq.seat for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))
 
     def without_dropped(self) -> "SchedulerOutput":
         """The same without sequences that have lost their slot since."""

@@ -8,7 +8,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
 
@@ -51,6 +50,17 @@ class FinishReason(StrEnum):
 
 class TooDear(Exception):
     """What a request asks for costs others more than it may; the message begins with the field's name."""
+
+
+class AdapterName(NamedTuple):
+    """An adapter as requests name it."""
+
+    name: str
+    """What clients pass as `model`."""
+    path: str
+    """Its folder, on the machine of each engine."""
+    digest: str
+    """Of its files: what another one of the same name does not share."""
 
 
 class GrammarSpec(NamedTuple):

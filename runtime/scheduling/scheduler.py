@@ -13,10 +13,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Protocol
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
-from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.request import ALONE_TOKENS, FinishReason, Request, RequestOutput, TooDear
@@ -26,12 +26,28 @@ from wingbeat.runtime.scheduling.suspects import Suspects
 logger = logging.getLogger(__name__)
 
 
+class Seats(Protocol):
+    """Places that some requests need beside a slot, each perhaps for several at once."""
+
+    def take(self, request: Request) -> int | None:
+        """A seat, 0 for a request that needs none; None where all are taken. Raises where it cannot be had any more."""
+        ...
+
+    def give_back(self, request: Request) -> None:
+        """The inverse, for a seat above 0."""
+        ...
+
+    def has_seat(self, request: Request) -> bool:
+        """Whether `take` would find one."""
+        ...
+
+
 class Scheduler:
     """Owner of the waiting and running queues.
 
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
-        adapters: that requests may run with; None where there are none.
+        seats: that requests need beside a slot; None where none does.
         whole_images: no prompt chunk may end among the tokens of an image.
         left: called with each slot that a sequence has left.
     """
@@ -41,7 +57,7 @@ class Scheduler:
         config: EngineConfig,
         block_manager: BlockManager,
         eos_token_ids: frozenset[int],
-        adapters: ResidentAdapters | None = None,
+        seats: Seats | None = None,
         whole_images: bool = False,
         left: Callable[[int], object] = lambda slot: None,
     ) -> None:
@@ -49,7 +65,7 @@ class Scheduler:
         self._left = left
         self.block_manager = block_manager
         self.eos_token_ids = eos_token_ids
-        self._adapters = adapters
+        self._seats = seats
         self._whole_images = whole_images
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -67,7 +83,7 @@ class Scheduler:
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
         """
-        if request.adapter is not None and self._adapters is None:
+        if request.adapter is not None and self._seats is None:
             raise ValueError(f"model {request.adapter.name} is an adapter: this engine serves none")
         if not request.prompt_token_ids:
             raise ValueError("prompt is empty: give at least one token")
@@ -164,8 +180,8 @@ class Scheduler:
                 budget -= chunk.length
             else:
                 decodes.append(seq)
-        if self._adapters is not None:
-            decodes.sort(key=attrgetter("adapter_id"))  # rows of one adapter are read together
+        if self._seats is not None:
+            decodes.sort(key=attrgetter("seat"))  # rows of one seat are read together
         return SchedulerOutput(decodes, chunks, admitted, budget, without_room, self._whole_images)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
@@ -207,11 +223,10 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Waiting sequences that room alone would not admit: a suspect runs alone, or the adapter finds no place."""
+        """Waiting sequences that room alone would not admit: a suspect runs alone, or there is no seat."""
         if self.suspects:
             return sum(seq not in self.suspects for seq in self.waiting)
-        adapters = (seq.request.adapter for seq in self.waiting if seq.request.adapter is not None)
-        return sum(not self._adapters.has_place(adapter) for adapter in adapters)
+        return 0 if self._seats is None else sum(not self._seats.has_seat(seq.request) for seq in self.waiting)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
@@ -289,11 +304,11 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
-        if seq.request.adapter is not None:
-            place = self._adapters.acquire(seq.request.adapter)
-            if place is None:
+        if self._seats is not None:
+            seat = self._seats.take(seq.request)
+            if seat is None:
                 return False
-            seq.adapter_id = place
+            seq.seat = seat
         cached = [] if seq.computes_prompt else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
@@ -332,8 +347,8 @@ class Scheduler:
         if seq.slot >= 0:
             self._free_slots.append(seq.slot)
             self._left(seq.slot)
-        if seq.adapter_id:
-            self._adapters.release(seq.request.adapter)
+        if seq.seat:
+            self._seats.give_back(seq.request)
         self.block_manager.release(seq.blocks)
         seq.reset()
 

@@ -104,7 +104,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter_id",
         "blocks",
         "draft",
         "epoch",
@@ -122,6 +121,7 @@ class Sequence:
         "reports",
         "request",
         "root_hash",
+        "seat",
         "slot",
         "token_ids",
     )
@@ -152,8 +152,8 @@ class Sequence:
         self.num_synced_blocks = 0
         """Blocks already written to the device's block table."""
         self.slot = -1
-        self.adapter_id = 0
-        """Its adapter's place while it has a slot; 0 is none."""
+        self.seat = 0
+        """What its request needs beside the slot, while it has that; 0 is none (`Seats`)."""
         self.epoch = 0
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""

@@ -52,11 +52,8 @@ class Follower:
         """One pass: what it is for is rank 0's matter."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
-        adapters = self._loaded.adapters
-        if adapters is not None:
-            adapters.follow(message.adapters)
-            on_host, ids = self._loaded.device.type == "cpu", message.adapter_ids
-            adapters.rows = None if ids is None else adapters.rows_of(ids, on_host)
+        for name, told in message.parts:
+            self._loaded.parts[name].hear(told)
         if message.rows is None:
             self._model.observe(message.observed)
             return

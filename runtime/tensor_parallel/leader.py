@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import refuse
@@ -41,7 +40,7 @@ class Leader(Backend):
         """Of the pool's first layer, while there is that pool."""
         self._pool: PoolShape | None = None
         self._moves: list[tuple[Tensor, Tensor]] = []
-        self._adapters: Callable[[], tuple] | None = None if loaded.adapters is None else loaded.adapters.take_changes
+        self._parts = loaded.parts
         self._in_step = True
         loaded.model.forward = self._forward
 
@@ -84,14 +83,12 @@ class Leader(Backend):
 
     def _message(self, input_ids: Tensor, **inputs: Any) -> RoundMessage:
         rows: Rows | None = inputs.get(ROWS_KEYWORD)
-        adapted = None
+        told = tuple((name, part.tell(rows)) for name, part in self._parts.items())
         if rows is not None:
             self._use(rows.caches)
-            adapted = rows.columns.get(AdapterRows)
             rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
         moves, self._moves = tuple(self._moves), []
-        ids, changes = None if adapted is None else adapted.ids, () if self._adapters is None else self._adapters()
-        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves, ids, changes)
+        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves, told)
 
     def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         keys = caches[0][0]

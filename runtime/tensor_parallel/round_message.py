@@ -31,10 +31,8 @@ class RoundMessage(NamedTuple):
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""
-    adapter_ids: Tensor | None = None
-    """int64 [num_rows]: as `AdapterRows.ids`; None where no row has an adapter."""
-    adapters: tuple[tuple[int, tuple[str, str, str] | None], ...] = ()
-    """What has become of places for adapters since the message before: see `rank_adapters.Change`."""
+    parts: tuple[tuple[str, Any], ...] = ()
+    """What parts of the model tell of the pass, by name: see `ModelPart.tell`."""
 
 
 class _Place(NamedTuple):

@@ -16,6 +16,7 @@ from transformers.integrations.tensor_parallel import replace_layer_number_by_wi
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.hugging_face import one_line
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
@@ -30,7 +31,7 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
     """`load_model` on every rank at once: each pass of the trial is one of them all.
 
     Args:
-        limits: of rank 0's engine, of which those of adapters count.
+        limits: of rank 0's engine, as far as parts of the runtime read them.
 
     Raises:
         ModelCheckpointError, UnsupportedModelError: as `load_model`.
@@ -47,10 +48,8 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
         ranks.wait_for_all()
         written = written_tokens(path) if model.dtype in HALVES else []
         loaded = prepare_model(model, path.name, whole=False, written=written)
-    if limits.max_loras:
-        from wingbeat.runtime.tensor_parallel.rank_adapters import RankAdapters
-
-        loaded.adapters = RankAdapters(loaded, ranks, limits.max_loras, limits.max_lora_rank)
+    for extend in hooks("extend_shard"):
+        extend(loaded, ranks, limits)
     return loaded
 
 

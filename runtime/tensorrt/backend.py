@@ -182,7 +182,8 @@ def load_engine(
     if config.lora_linears:
         ranks = limits.max_loras, limits.max_lora_rank
         adapters = EngineAdapters(config.adapters, *ranks, loaded.dtype, device)
-        loaded.adapters = adapters if limits.max_loras else None
+        if limits.max_loras:
+            loaded.add(adapters)
     return loaded, adapters
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
 
@@ -51,8 +51,6 @@ class EngineAdapters(AdapterPlaces):
         super().__init__(max_loras, max_rank)
         self.room, self.linears = room, room.linears
         self.tensors = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in room.shapes.items()}
-        self.rows: AdapterRows | None = None
-        """Of the forward pass that runs; the pass has them among its columns."""
 
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
         """Which adapter each row of a pass has, int64 [num_rows]."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import unpack_mask
 from wingbeat.runtime.media.rows import MediaRows
 from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment

@@ -17,6 +17,7 @@ from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.lora.adapted import linears_of_all_rows
 from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
@@ -36,7 +37,6 @@ from wingbeat.runtime.tensorrt.graph_shapes import (
     draft_shapes,
 )
 from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_shapes
-from wingbeat.runtime.verifier.layers.adapted import linears_of_all_rows
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _MODULE_PREFIXES = ("model.", "head.")

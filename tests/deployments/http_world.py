@@ -27,9 +27,8 @@ from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"

@@ -11,8 +11,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput, SamplingParams
 
 
 class LocalEngines:

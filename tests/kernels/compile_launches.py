@@ -15,10 +15,9 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.resources import report
 from tests.ptx.launch import NamedDriver
-from wingbeat.kernels.layer import adapters_triton, fp8_triton
+from wingbeat.kernels.layer import fp8_triton
 from wingbeat.kernels.layer import triton as triton_layer
 from wingbeat.kernels.layer.fp8 import to_fp8
-from wingbeat.kernels.layer.stacked_adapters import StackedAdapters, tiles_of
 from wingbeat.kernels.parts import PARTS
 from wingbeat.kernels.sampling import history_triton as triton_history
 from wingbeat.kernels.sampling import noise_triton as triton_noise
@@ -107,20 +106,12 @@ def launch_layers(
         fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
-def launch_adapters(num_rows: int, inputs: int, parts: tuple[int, ...], rank: int) -> None:
-    adapters = StackedAdapters.empty(8, rank, inputs, parts, torch.bfloat16, torch.device("cpu"))
-    out, x = torch.zeros(num_rows, sum(parts), dtype=torch.bfloat16), torch.zeros(num_rows, inputs).to(torch.bfloat16)
-    adapters_triton.add_adapters(out, x, adapters, tiles_of(ints(num_rows), 8))
-
-
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     driver.set_active(NamedDriver(capability))
     JITFunction.run = compile_only(JITFunction.run)
     launch_layers(60, 4096, (32, 8), 128, 14336, has_fp8=capability >= 89)
     launch_layers(1, 2880, (40, 8), 80, 9728, has_fp8=capability >= 89)
-    launch_adapters(128, 4096, (4096, 1024, 1024), 16)
-    launch_adapters(1, 14336, (4096,), 64)
     launch_sampling(1, 151936)
     launch_sampling(300, 32000)
     launch_histories(4, 8193, 32000)

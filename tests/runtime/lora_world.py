@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.runtime.models import PROMPT_LENS, greedy, random_model, random_prompts
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_config import read_config
 from wingbeat.runtime.lora.adapter_files import WEIGHTS_FILE
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
+from wingbeat.runtime.lora.resident import ResidentAdapters
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -99,7 +100,7 @@ class LoraWorld:
     ) -> None:
         self.prompts = random_prompts(PROMPT_LENS)
         self.loaded: LoadedModel = prepare_model(random_model(name), name)
-        self.loaded.adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, max_loras, max_rank)
+        self.loaded.add(ModelAdapters(self.loaded.model, self.loaded.decoder_layers, max_loras, max_rank))
         self.adapters: list[AdapterName | None] = [None]
         self.folders: list[Path | None] = [None]
         self.expected = [greedy(random_model(name), self.prompts, NUM_TOKENS)[0]]
@@ -113,7 +114,7 @@ class LoraWorld:
     def take(self, name: str, folder: Path, merged: PreTrainedModel) -> None:
         """One more adapter."""
         self.folders.append(folder)
-        self.adapters.append(self.loaded.adapters.inspect(name, folder))
+        self.adapters.append(self.loaded.parts["adapters"].inspect(name, folder))
         self.expected.append(greedy(merged, self.prompts, NUM_TOKENS)[0])
 
 

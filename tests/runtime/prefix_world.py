@@ -6,10 +6,10 @@ from pathlib import Path
 from tests.optional import kept
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 
 IDENTITY = {"weights": "w1", "dtype": "float32", "block_size": "4"}
 SMALL = kept({"block_size": 4, "num_kv_blocks": 200, "state_interval": 8})

@@ -6,11 +6,11 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 
 
-def make(eos=(), adapters=None, **fields):
+def make(eos=(), seats=None, **fields):
     defaults = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 16, "block_size": 4}
     config = EngineConfig(**(defaults | {"num_kv_blocks": 100} | fields))
     manager = BlockManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
-    return Scheduler(config, manager, frozenset(eos), adapters)
+    return Scheduler(config, manager, frozenset(eos), seats)
 
 
 def request(name, prompt_len, max_tokens=8, **fields):

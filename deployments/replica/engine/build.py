@@ -58,7 +58,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         engine, _, _, check, grammars = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {error}") from None
-    adapters = engine.loaded.adapters
+    adapters = engine.loaded.parts.get("adapters")
     names = config.lora_modules or {}
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
     for adapter in served[: config.max_loras]:

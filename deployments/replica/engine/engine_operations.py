@@ -9,7 +9,7 @@ from typing import Any
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 
 class EngineOperations:

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.maskers import CompiledGrammar
-from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import AdapterName, GrammarSpec, Request, RequestOutput
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import CpuKernels, batch_of, cpu_kernels
+from wingbeat.kernels.cpu.ops import Addition, CpuKernels, batch_of, cpu_kernels
 from wingbeat.kernels.cpu.panels import fits_bfloat16
-from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, adapters_of, layer_of, runs_of
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, layer_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_weight, matrices_of, pack_linear
@@ -39,6 +38,15 @@ class _Ahead(NamedTuple):
     rows: Rows
 
 
+class Additions(NamedTuple):
+    """What a part of the runtime adds to products of layers."""
+
+    fits: Callable[[Rows], bool]
+    """Whether it can be added by our kernels to products of these rows."""
+    of_rows: Callable[[Rows], Addition | None]
+    """What that is; None where nothing is added to these."""
+
+
 class LayerStack:
     """The layers of a model that run by our kernels.
 
@@ -48,6 +56,7 @@ class LayerStack:
 
     def __init__(self, kernels: CpuKernels) -> None:
         self.kernels = kernels
+        self.additions: Additions | None = None
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
         self._at: tuple[Any, ctypes.Array] | None = None
@@ -110,12 +119,21 @@ class LayerStack:
         self._held[attn.layer_idx] = held
         self._at = None
 
-    def adapt(self, index: int, stacks: tuple[StackedAdapters, ...]) -> None:
-        """Let adapters act on a layer's products: q, k and v; the output; gate and up; down."""
+    def add_to(self, index: int, products: tuple[ctypes.Structure, ...], held: list[object]) -> None:
+        """Let `additions` act on a layer's products: q, k and v; the output; gate and up; down.
+
+        Args:
+            products: what an `Add` is given for each.
+            held: what these point to.
+        """
         layer = self._layers[index]
-        layer.adapted_qkv, layer.adapted_output, layer.adapted_gate_up, layer.adapted_down = map(adapters_of, stacks)
-        self._held[index] += [tensor for stack in stacks for tensor in stack[:3]]
+        layer.added_qkv, layer.added_output, layer.added_gate_up, layer.added_down = map(ctypes.addressof, products)
+        self._held[index] += [*products, *held]
         self._at = None
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether rows are such as our kernels read."""
+        return rows.packed is not None and (self.additions is None or self.additions.fits(rows))
 
     def remove(self, index: int) -> None:
         """Forget a layer."""
@@ -157,9 +175,8 @@ class LayerStack:
                 array[layer].captured = captured[layer].data_ptr()
         cos, sin = (part.float().contiguous() for part in position_embeddings)
         block_size = rows.caches[index][0].shape[1]
-        adapted = rows.columns.get(AdapterRows)
-        runs = None if adapted is None else runs_of(adapted)
-        batch = batch_of(cos, sin, rows.slot_mapping, rows.packed, block_size, runs=runs)
+        addition = None if self.additions is None else self.additions.of_rows(rows)
+        batch = batch_of(cos, sin, rows.slot_mapping, rows.packed, block_size, addition)
         x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
         self.kernels.run_layers(array, index, count, batch, x, out)
         return list(out.unbind(0))
@@ -198,7 +215,7 @@ class CpuLayer(nn.Module):
         """As the layer's own class, whose code runs where the batch is not ours."""
         rows: Rows | None = kwargs.get(ROWS_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
-        if stack is None or rows is None or rows.packed is None or not _knows_runs(rows):
+        if stack is None or rows is None or not stack.fits(rows):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
@@ -209,11 +226,10 @@ class CpuLayer(nn.Module):
         self.leave_stack()
         return super()._apply(fn, recurse)
 
-    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
-        """See `LayerStack.adapt`; does nothing for a layer that has left its stack."""
-        stack = self.__dict__.get("_stack")
-        if stack is not None:
-            stack.adapt(self.self_attn.layer_idx, stacks)
+    @property
+    def stack(self) -> LayerStack | None:
+        """The layer's; None where it has left it."""
+        return self.__dict__.get("_stack")
 
     def leave_stack(self) -> None:
         """Run as the layer's own class from now on."""
@@ -227,12 +243,6 @@ class CpuLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
-
-
-def _knows_runs(rows: Rows) -> bool:
-    """Whether the host knows which rows an adapter has, as our kernels need it."""
-    adapted = rows.columns.get(AdapterRows)
-    return adapted is None or adapted.runs is not None
 
 
 KNOWN_DECODERS = frozenset(
@@ -255,7 +265,7 @@ class LayersAtOnce(nn.ModuleList):
         To this thread alone: another one's engine may have the same model, and rows of another kind. Where that one
         enters or ends meanwhile, the list is a list again, which gives the same bits.
         """
-        may_be = rows.packed is not None and _knows_runs(rows) and all(map(_is_plain, self))
+        may_be = rows.packed is not None and all(map(_is_plain, self)) and next(iter(self)).stack.fits(rows)
         self.__dict__["_one_step"] = get_ident() if may_be else None
         try:
             yield

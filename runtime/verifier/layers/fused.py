@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from wingbeat.kernels.cpu.ops import cpu_kernels, pack_segments
 from wingbeat.kernels.layer import reference
-from wingbeat.kernels.layer.adapters import add_adapters
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
@@ -142,13 +140,16 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str 
     return "a trial gives other numbers"
 
 
+Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
+"""Adds to a product of inputs, in place; products are of q, k and v, of the output, of gate and up, and of down."""
+
+
 class FusedLayer(nn.Module):
     """What a swapped layer has before its own class: another forward. Weights, names and submodules stay."""
 
     _ops: LayerOps
     _window: int
-    _adapters: tuple[StackedAdapters, ...] | None = None
-    """Of q, k and v; the output; gate and up; down."""
+    _add: "Add | None" = None
 
     def forward(
         self,
@@ -168,10 +169,10 @@ class FusedLayer(nn.Module):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        ops, before, adapted = self._ops, hidden_states[0], rows.columns.get(AdapterRows)
+        ops, before = self._ops, hidden_states[0]
         cos, sin = (part[0] for part in position_embeddings)
         normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
-        qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, adapted)
+        qkv = self._added(functional.linear(normed, *self._qkv), normed, 0, rows)
         qkv = qkv.unflatten(-1, (-1, attn.head_dim))
         cache, norms = rows.caches[attn.layer_idx], ()
         if hasattr(attn, "q_norm"):
@@ -186,25 +187,24 @@ class FusedLayer(nn.Module):
             packed=rows.packed,
         )
         attended = mixed.flatten(1)
-        mixed = self._adapted(functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias), attended, 1, adapted)
+        mixed = functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias)
+        mixed = self._added(mixed, attended, 1, rows)
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(self._adapted(functional.linear(normed, *self._gate_up), normed, 2, adapted))
+        active = ops.silu_mul(self._added(functional.linear(normed, *self._gate_up), normed, 2, rows))
         if mlp.down_proj.bias is not None:
             out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
         else:
             # The product is added where it is summed: one launch, and one rounding less.
             out = total.addmm_(active, mlp.down_proj.weight.t())
-        return self._adapted(out, active, 3, adapted)[None]
+        return self._added(out, active, 3, rows)[None]
 
-    def _adapted(self, out: Tensor, x: Tensor, product: int, adapted: AdapterRows | None) -> Tensor:
-        """A product with what its rows' adapters add, in place."""
-        if adapted is None or self._adapters is None:
-            return out
-        return add_adapters(out, x, self._adapters[product], adapted)
+    def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
+        """A product with what is added to it, in place."""
+        return out if self._add is None else self._add(out, x, product, rows)
 
-    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
-        """Let adapters act on the layer's products."""
-        self.__dict__["_adapters"] = stacks
+    def add_by(self, add: "Add") -> None:
+        """Let a part of the runtime add to the layer's products."""
+        self.__dict__["_add"] = add
 
     def join(self) -> None:
         """Take the projections as they now are."""

@@ -1,32 +1,29 @@
 """A verifier that passed every check, and the error for one that did not."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import hooks
-from wingbeat.runtime.round.rows import Feature, Placed
+from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.scheduler import Seats
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.layers.linears import held_bytes
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.lora.resident import ResidentAdapters
     from wingbeat.runtime.media.rows import MediaPart
-    from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
 
 logger = logging.getLogger(__name__)
@@ -45,8 +42,6 @@ class LoadedModel:
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
-    adapters: "ModelAdapters | None" = None
-    """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     parts: dict[str, ModelPart] = field(default_factory=dict)
     """What parts of the runtime have of it, by name."""
     media: "MediaPart | None" = None
@@ -141,9 +136,14 @@ class LoadedModel:
         return ()
 
     @property
-    def resident_adapters(self) -> "ResidentAdapters | None":
-        """Which adapters are there; None where it serves none."""
-        return None if self.adapters is None else self.adapters.resident
+    def seats(self) -> Seats | None:
+        """What its requests need beside a slot; None where none needs anything."""
+        return next((part.seats for part in self.parts.values() if part.seats is not None), None)
+
+    def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
+        """What metrics say of requests beside their number; None where nothing is said."""
+        found = (part.requests(running, waiting) for part in self.parts.values())
+        return next((labels for labels in found if labels is not None), None)
 
     @property
     def sees_whole_images(self) -> bool:
@@ -193,47 +193,12 @@ class LoadedModel:
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
 
 
-class Adapters(Feature):
-    """LoRA: which adapter each row has."""
-
-    kind = AdapterRows
-
-    def __init__(self, adapters: "ModelAdapters", slots: SlotState) -> None:
-        self.adapters = adapters
-        self._ids = torch.zeros(slots.spare + 1, dtype=torch.int64, device=slots.device)
-        """By slot; while no sequence has had an adapter, nothing is written."""
-        self._any = False
-
-    def admit(self, seq: Sequence) -> None:
-        """See `Feature.admit`."""
-        self._any = self._any or bool(seq.adapter_id)
-        if self._any:
-            self._ids[seq.slot].fill_(seq.adapter_id)
-
-    def column(self, placed: Placed) -> AdapterRows | None:
-        """See `Feature.column`."""
-        if placed.on_host and placed.plan is not None and placed.plan.is_unadapted:
-            return None
-        return self.adapters.rows_of(self._ids[placed.slots], placed.on_host)
-
-    @contextmanager
-    def entered(self, column: AdapterRows | None, inputs: dict[str, Any]) -> Iterator[None]:
-        """See `Feature.entered`: linear layers that run by themselves find their rows."""
-        self.adapters.rows = column
-        try:
-            yield
-        finally:
-            self.adapters.rows = None
-
-
 def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
     """Those that a model has."""
     of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
     found: list[Feature] = [*of_parts, *loaded.own_features]
-    if loaded.adapters is not None:
-        found.append(Adapters(loaded.adapters, slots))
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     if loaded.media is not None:
         # A model of text is served without the code of images and audio.

@@ -1,14 +1,17 @@
 """What a part of the runtime adds to a loaded verifier, beside what every model has."""
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, KeptBeside
-from wingbeat.runtime.round.rows import Feature
+from wingbeat.runtime.round.rows import Feature, Rows
 from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.scheduler import Seats
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class ModelPart:
@@ -20,6 +23,8 @@ class ModelPart:
     """Whether layers remember a sequence in what cannot be taken back."""
     inner_linears: frozenset[nn.Module] = frozenset()
     """Linear layers that do not see all rows of a batch at once."""
+    seats: Seats | None = None
+    """What some requests need beside a slot."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """The limits of an engine over a model of that name; raises ValueError for what it cannot have."""
@@ -39,6 +44,17 @@ class ModelPart:
 
     def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> Feature | None:
         """The feature of an engine's rounds."""
+        return None
+
+    def tell(self, rows: Rows | None) -> Any:
+        """What other processes of the verifier must know for a pass, in numbers, texts, tensors and tuples."""
+        return None
+
+    def hear(self, told: Any) -> None:
+        """Be, in another process, as `tell` says for the pass to come."""
+
+    def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
+        """What metrics say of an engine's requests, as labels; None where nothing is said."""
         return None
 
 

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from tests.deployments.http_world import FakePool, call, chat, chunks, complete
 from wingbeat.deployments.api.access import Access
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 SQL = AdapterName("sql", "/adapters/sql", "d1")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

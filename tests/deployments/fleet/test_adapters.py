@@ -11,7 +11,7 @@ from wingbeat.deployments.fleet.catalog import Catalog, CatalogEntry
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.fleet.named_adapters import NamedAdapters
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 SQL = AdapterName("sql", "/adapters/sql", "d1")
 

@@ -32,7 +32,7 @@ def engine_in(folder: Path):
 
     def make(round_s: float):
         engine = new_engine(lora_world().loaded, engine_config(max_num_seqs=4))
-        engine.adapters, engine.adapters_dir = engine.loaded.adapters, folder
+        engine.adapters, engine.adapters_dir = engine.loaded.parts["adapters"], folder
         return engine
 
     return make

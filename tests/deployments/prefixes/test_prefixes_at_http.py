@@ -7,8 +7,8 @@ from tests.deployments.http_world import TOKENIZER, byte_tokenizer, call, chat, 
 from tests.deployments.prefixes.prefix_pool import PrefixPool
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.every_engine import EveryEngine
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 
 PATH = "/v1/prefixes"
 SYSTEM = [{"role": "system", "content": "Be brief."}]

@@ -13,7 +13,7 @@ from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.request import AdapterName
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

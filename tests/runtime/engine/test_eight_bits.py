@@ -32,8 +32,8 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
@@ -131,8 +131,8 @@ def test_adapters_lie_on_top_of_rounded_weights(tmp_path):
     folder = write_adapter(tmp_path / "a", model)
     expected = [greedy(base, prompts, LENGTH)[0], greedy(merge(base, folder), prompts, LENGTH)[0]]
     loaded = prepare_model(model, "llama", eight_bits=True)
-    loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, 2, 8)
-    names = [None, loaded.adapters.inspect("a", folder)]
+    loaded.add(ModelAdapters(loaded.model, loaded.decoder_layers, 2, 8))
+    names = [None, loaded.parts["adapters"].inspect("a", folder)]
     engine = new_engine(loaded, engine_config(CHAIN, max_loras=2, max_lora_rank=8), eagle_drafter(loaded, CHAIN))
     run = Run(engine, [], [])
     run.tokens = [[] for _ in prompts]

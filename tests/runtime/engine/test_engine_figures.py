@@ -1,16 +1,15 @@
 """What an engine says of its requests and rounds agrees with the tokens that it gave out."""
 
 from dataclasses import asdict
-from types import NoneType, SimpleNamespace
+from types import NoneType
 
 import numpy as np
 import pytest
 
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
-from wingbeat.runtime.engine.engine_stats import lora_requests, stages_of
+from wingbeat.runtime.engine.engine_stats import stages_of
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphStats, Stage
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.protocol.messages import DrafterFigures
 from wingbeat.runtime.scheduling.request import Request
 
@@ -220,19 +219,6 @@ def test_stages_that_nobody_captures_are_left_out_and_failures_of_either_process
         "verifier": {"captured": 3, "failed": 0, "eager": 2},
         "drafter": {"captured": 0, "failed": 4, "eager": 0},
     }
-
-
-def test_adapters_of_requests_are_told_by_name():
-    def seq(name):
-        adapter = None if name is None else AdapterName(name, "folder", name)
-        return SimpleNamespace(request=SimpleNamespace(adapter=adapter))
-
-    assert lora_requests([seq("b"), seq("a"), seq(None), seq("b")], [seq("c")], 8) == {
-        "max_lora": "8",
-        "waiting_lora_adapters": "c",
-        "running_lora_adapters": "a,b",
-    }
-    assert lora_requests([seq(None)], [], 0) is None
 
 
 def plain(value: object) -> bool:

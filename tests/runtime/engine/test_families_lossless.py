@@ -133,8 +133,8 @@ def run(row, ref, drafter, monkeypatch, adapters=(None,), successor=None):
             assert engine.drafter_state is DrafterState.ATTACHED
     finally:
         engine.model.remove_taps()
-        if ref.loaded.adapters is not None:
-            ref.loaded.adapters.rows = None
+        if "adapters" in ref.loaded.parts:
+            ref.loaded.parts["adapters"].rows = None
     return asking.tokens, asking.logprobs
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.runtime.models import random_model
-from wingbeat.runtime.verifier.layers.adapted import AdaptedLinear, ModelAdapters
+from wingbeat.runtime.lora.adapted import AdaptedLinear, ModelAdapters
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 

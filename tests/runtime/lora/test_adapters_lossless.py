@@ -37,7 +37,7 @@ def engine_of(world: LoraWorld, shape=None, device=None, on_host=None, **limits)
     finally:
         engine.model.remove_taps()
         assert engine.scheduler.running == []
-        world.loaded.adapters.rows = None
+        world.loaded.parts["adapters"].rows = None
 
 
 def add(engine, world, which, index, params=None, name=None):
@@ -158,13 +158,13 @@ def test_more_adapters_than_places_take_turns():
     world = LoraWorld("llama", max_loras=2)
     with engine_of(world, CHAIN) as engine:
         check_mixed(engine, world)
-    assert num_resident(world.loaded.adapters.resident) == 2
+    assert num_resident(world.loaded.parts["adapters"].resident) == 2
 
 
 @pytest.mark.slow
 def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free():
     world = LoraWorld("llama", kinds={"all": KINDS["all"], "plain": KINDS["plain"]})
-    resident, digest = world.loaded.adapters.resident, world.adapters[1].digest
+    resident, digest = world.loaded.parts["adapters"].resident, world.adapters[1].digest
     seen = []
 
     def unload(number: int) -> None:

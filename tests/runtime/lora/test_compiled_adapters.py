@@ -11,14 +11,14 @@ from tests.runtime.lora_world import KINDS, NUM_TOKENS, LoraWorld
 from tests.runtime.recorded_graphs import RepeatingDevice
 from tests.runtime.verifier.test_compiled import CountingBackend, Steps
 from wingbeat.kernels.layer import reference
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.engine import assembly
 from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_files import LinearAdapter
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.compiled import CompiledLayers
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.layers.fused import LayerOps
 
 # Few shapes: each is compiled.
@@ -87,7 +87,7 @@ def test_compiled_rounds_write_the_texts_of_eager_ones_and_adapters_that_come_an
     later = [(2, 0), (3, 0), (3, 1), (0, 1), (3, 2), (2, 2)]
     with engine_of(world, SHAPE, on_host=False, max_num_seqs=3) as plain:
         expected = [texts(plain, world, asked) for asked in (mixed, later)]
-    resident = world.loaded.adapters.resident
+    resident = world.loaded.parts["adapters"].resident
     for adapter in world.adapters[1:]:
         resident.unload(adapter.digest)
     with compiled_engine(world, monkeypatch, counting if backend == "counted" else backend) as engine:
@@ -111,7 +111,7 @@ def test_what_is_measured_has_the_adapters_of_a_captured_round(world, monkeypatc
 
     def faster_layers(loaded, steps, measure):
         table = loaded.model.get_input_embeddings()
-        hook = table.register_forward_pre_hook(lambda module, args: seen.append(loaded.adapters.rows))
+        hook = table.register_forward_pre_hook(lambda module, args: seen.append(loaded.parts["adapters"].rows))
         for step in steps:
             step()
         hook.remove()

@@ -11,9 +11,9 @@ from tests.runtime.hybrids import CONFIGS, hybrid, needs_states, random_hybrid
 from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.models import TREE, Run, engine_config, greedy, greedy_params, new_engine
 from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = needs_states
@@ -33,7 +33,7 @@ class World:
         self.prompts = hybrid(name).prompts
         self.loaded = prepare_model(random_hybrid(name), name)
         adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.inner_linears)
-        self.loaded.adapters = adapters
+        self.loaded.add(adapters)
         self.names = {path.rpartition(".")[2] for path in adapters.linears}
         self.adapters = [None]
         self.expected = [greedy(random_hybrid(name), self.prompts, NUM_TOKENS)[0]]
@@ -86,7 +86,7 @@ def test_an_adapter_of_a_layer_within_a_mixer_is_refused_by_name(name, tmp_path)
     assert {"in_proj", "out_proj"} <= here.names
     write_adapter(tmp_path, random_hybrid(name), targets=INNER[name])
     with pytest.raises(AdapterError, match="no linear layer of the model's decoder layers"):
-        here.loaded.adapters.inspect("inner", tmp_path)
+        here.loaded.parts["adapters"].inspect("inner", tmp_path)
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import pytest
 
 from tests.runtime.lora_world import num_resident
 from wingbeat.runtime.lora.adapter_config import AdapterError
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.lora.resident import ResidentAdapters
+from wingbeat.runtime.scheduling.request import AdapterName
 
 
 class Places:

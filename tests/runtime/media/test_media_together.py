@@ -17,8 +17,8 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.scheduling.request import Request
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
 
 pytestmark = needs_states
@@ -126,7 +126,7 @@ class Adapted:
         self.ref = shown(name)
         self.loaded = prepare_model(random_model(name), name)
         adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, 2, 8, self.loaded.inner_linears)
-        self.loaded.adapters = adapters
+        self.loaded.add(adapters)
         self.adapters, self.expected = [None], [self.ref.continuations]
         root = Path(mkdtemp())
         for seed, kind in enumerate(("all", "attention")):
@@ -141,7 +141,7 @@ class Adapted:
 
     def targets(self, kind):
         """Names of linear layers, those of mixers among them."""
-        own = {path.rpartition(".")[2] for path in self.loaded.adapters.linears}
+        own = {path.rpartition(".")[2] for path in self.loaded.parts["adapters"].linears}
         return tuple(sorted(own)) if kind == "all" else KINDS[kind]["targets"]
 
     def requests(self):

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.runtime.models import random_model, reference
 from tests.runtime.prefix_world import Kept, finish, prefix_of, warnings_of
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.prefix_files import PrefixFileError, read_contents, read_record, write_record
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest, weights_digest
 
 TOKENS = list(range(5, 47))

@@ -117,4 +117,4 @@ def test_a_prefix_is_of_its_adapter_alone_and_comes_back_for_it(tmp_path):
         keeper.close()
         engine.check_integrity()
         engine.model.remove_taps()
-        world.loaded.adapters.rows = None
+        world.loaded.parts["adapters"].rows = None

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runtime.lora_world import lora_world
 from tests.runtime.models import engine_config, greedy_params, new_engine, prepare_model, random_model
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime import round, verifier
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.scheduling.request import Request
@@ -87,4 +87,4 @@ def test_a_column_is_there_where_a_row_needs_it():
     assert all(not batch.columns for batch in passes_of(new_engine(loaded, engine_config())))
     adapted = passes_of(new_engine(loaded, engine_config()), adapter=lora_world().adapters[1])
     assert all(isinstance(batch.columns[AdapterRows], AdapterRows) for batch in adapted)
-    assert loaded.adapters.rows is None, "outside of a pass"
+    assert loaded.parts["adapters"].rows is None, "outside of a pass"

@@ -8,8 +8,8 @@ import pytest
 from tests.runtime.scheduling_world import make, names, play, request
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.kv.blocks import IntegrityError
-from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
-from wingbeat.runtime.scheduling.request import FinishReason
+from wingbeat.runtime.lora.resident import ResidentAdapters
+from wingbeat.runtime.scheduling.request import AdapterName, FinishReason
 
 
 def test_prompts_share_the_budget_in_order_of_arrival():
@@ -293,8 +293,8 @@ def test_a_slot_held_twice_is_noticed():
 
 
 def test_a_request_whose_adapter_finds_no_place_is_deferred():
-    adapters = ResidentAdapters(1, lambda _adapter, _place: None, lambda _place: None)
-    scheduler = make(adapters=adapters)
+    seats = ResidentAdapters(1, lambda _adapter, _place: None, lambda _place: None)
+    scheduler = make(seats=seats)
     for name in "abc":
         adapter = None if name == "c" else AdapterName(name, f"/adapters/{name}", name)
         scheduler.add(replace(request(name, 3, max_tokens=2), adapter=adapter))

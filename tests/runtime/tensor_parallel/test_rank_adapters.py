@@ -74,7 +74,7 @@ def test_ranks_write_what_each_merged_model_writes(model, shape, max_loras, seco
         for name, (folder, written) in kinds.items():
             if name != "attention" and model == "qwen3_moe":  # experts are no linear layers
                 continue
-            which.append(led.loaded.adapters.inspect(name, folder))
+            which.append(led.loaded.parts["adapters"].inspect(name, folder))
             expected[which[-1]] = written
         engine = led_engine(led, led.limits, drafter)
         found = finish(engine, which)
@@ -88,7 +88,7 @@ def test_matrices_are_divided_as_their_layers_are(second, tmp_path):
     (tmp_path / "model").mkdir()
     limits = engine_config(max_loras=1, max_lora_rank=8)
     with led_model(second, random_model("llama", **EVEN), tmp_path / "model", limits) as led:
-        adapters = led.loaded.adapters
+        adapters = led.loaded.parts["adapters"]
         whole = {
             path: linear.weight.shape
             for path, linear in random_model("llama", **EVEN).named_modules()
@@ -105,7 +105,7 @@ def test_matrices_are_divided_as_their_layers_are(second, tmp_path):
         with pytest.raises(AdapterError, match="max_lora_rank is 8"):
             adapters.inspect("tall", write_adapter(tmp_path / "tall", random_model("llama", **EVEN), rank=9))
         adapters.resident.warm(adapters.inspect("all", kinds["all"][0]))
-        assert len(adapters.take_changes()) == 1
+        assert len(adapters.tell(None)[0]) == 1
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_a_rank_that_finds_other_files_ends_the_engine(second, tmp_path):
     (tmp_path / "model").mkdir()
     limits = engine_config(max_loras=1, max_lora_rank=8)
     with led_model(second, random_model("llama", **EVEN), tmp_path / "model", limits, ends=False) as led:
-        adapter = led.loaded.adapters.inspect("all", folder)
-        led.loaded.adapters.resident.warm(adapter)
+        adapter = led.loaded.parts["adapters"].inspect("all", folder)
+        led.loaded.parts["adapters"].resident.warm(adapter)
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 99}))
         with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another one"):

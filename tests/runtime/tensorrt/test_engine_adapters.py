@@ -58,13 +58,13 @@ def test_more_adapters_than_places_take_turns_and_leave_nothing_behind():
     assert texts(engine, order) == [world.expected[adapter][index] for index, adapter in enumerate(order)]
     # The base model is what it was: the last adapter lies there still, and no row chooses it.
     assert texts(engine, [0] * 4) == [world.expected[0][index] for index in range(4)]
-    assert num_resident(engine.loaded.adapters.resident) == 1
+    assert num_resident(engine.loaded.parts["adapters"].resident) == 1
 
 
 def test_an_engine_with_room_serves_without_adapters_too():
     world = lora_world()
     engine, _, _ = engine_with(None, max_loras=0)
-    assert engine.loaded.resident_adapters is None
+    assert engine.loaded.seats is None
     assert texts(engine, [0, 0]) == world.expected[0][:2]
 
 
@@ -72,7 +72,7 @@ def test_an_adapter_of_a_higher_rank_is_refused_by_name():
     engine, _, _ = engine_with(None, max_lora_rank=2)
     adapter = lora_world().adapters[1]
     with pytest.raises(AdapterError, match="has rank 4, max_lora_rank is 2"):
-        engine.loaded.adapters.inspect("wide", lora_world().folders[1])
+        engine.loaded.parts["adapters"].inspect("wide", lora_world().folders[1])
     engine.add_request(Request("0", (1, 2, 3), greedy_params(4), adapter=adapter))
     [failed] = [output for output in (engine.step() or engine.step()) if output.failure]
     assert failed.request_id == "0"

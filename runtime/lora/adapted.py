@@ -4,21 +4,23 @@ The base model's weights stay as they are. Products of one input that a fused la
 too; a linear layer that runs by itself reads its own part of them.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.kernels.layer.adapters import add_adapters, add_adapters_traced
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.kernels.cpu.ops import Addition, CpuKernels, cpu_kernels
+from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
+from wingbeat.kernels.lora.native import adapt, adapters_of, addition_of
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
+from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
+from wingbeat.runtime.verifier.layers.cpu_layers import Additions, CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedLayer
 
 JOINED = (
@@ -61,8 +63,6 @@ class ModelAdapters(AdapterPlaces):
         inner: frozenset[nn.Module] = frozenset(),
     ) -> None:
         super().__init__(max_loras, max_rank)
-        self.rows: AdapterRows | None = None
-        """Of the forward pass that runs; None where no row has an adapter."""
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
         whole = linears_of_all_rows(model, layers) - inner
@@ -91,7 +91,7 @@ class ModelAdapters(AdapterPlaces):
 
     def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
         joins = isinstance(layer, FusedLayer | CpuLayer)
-        linears = {path: module for path, module in layer.named_modules() if module in whole}
+        linears: dict[str, Any] = {path: module for path, module in layer.named_modules() if module in whole}
         groups = list(JOINED) if joins else []
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
         stacks = [self._stack([linears[path] for path in group]) for group in groups]
@@ -102,12 +102,39 @@ class ModelAdapters(AdapterPlaces):
                 linear.__dict__["_adapters"] = (self, stack.part(part))
                 linear.__class__ = adapted_class(type(linear))
         if joins:
-            layer.adapt(tuple(stacks[: len(JOINED)]))
+            _add_to(layer, tuple(stacks[: len(JOINED)]))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
         parts, weight = tuple(linear.out_features for linear in linears), linears[0].weight
         inputs = linears[0].in_features
         return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
+
+
+def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
+    """Let adapters act on the products of a layer that is swapped."""
+    if isinstance(layer, FusedLayer):
+        layer.add_by(partial(_add, stacks))
+    elif layer.stack is not None:
+        products = tuple(map(adapters_of, stacks))
+        held: list[object] = [tensor for stack in stacks for tensor in stack[:3]]
+        layer.stack.add_to(layer.self_attn.layer_idx, products, held)
+        layer.stack.additions = Additions(_knows_runs, partial(_of_rows, layer.stack.kernels))
+
+
+def _add(stacks: tuple[StackedAdapters, ...], out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
+    adapted = rows.columns.get(AdapterRows)
+    return out if adapted is None else add_adapters(out, x, stacks[product], adapted)
+
+
+def _knows_runs(rows: Rows) -> bool:
+    """Whether the host knows which rows an adapter has, as the CPU's kernels need it."""
+    adapted = rows.columns.get(AdapterRows)
+    return adapted is None or adapted.runs is not None
+
+
+def _of_rows(kernels: CpuKernels, rows: Rows) -> Addition | None:
+    adapted = rows.columns.get(AdapterRows)
+    return None if adapted is None else addition_of(kernels, adapted)
 
 
 @torch.inference_mode()
@@ -153,7 +180,7 @@ class AdaptedLinear(nn.Module):
         if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):
             add_adapters(added, x, stack, rows)
         else:
-            kernels.adapt(added, x, stack, rows)
+            adapt(kernels, added, x, stack, rows)
         return out
 
     def __getstate__(self) -> dict[str, Any]:

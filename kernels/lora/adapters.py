@@ -9,7 +9,7 @@ import torch.library
 from torch import Tensor
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters, Tiles
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters, Tiles
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
@@ -25,7 +25,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
     if choice.compiled("add_adapters", x):
-        from wingbeat.kernels.layer import adapters_triton
+        from wingbeat.kernels.lora import adapters_triton
 
         return adapters_triton.add_adapters(out, x, adapters, rows.tiles)
     if rows.runs is None:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.layer.stacked_adapters import TILE_ROWS, StackedAdapters, Tiles
+from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, StackedAdapters, Tiles
 
 _INPUTS_TILE = 64
 _OUTPUTS_TILE = 64
@@ -110,7 +110,7 @@ def _expand_kernel(
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, tiles: Tiles) -> Tensor:
-    """See `wingbeat.kernels.layer.adapters.add_adapters`.
+    """See `wingbeat.kernels.lora.adapters.add_adapters`.
 
     Raises:
         ValueError: rows are not contiguous, a dtype differs, or there are more than three parts.

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.kernels.layer.adapters import add_adapters, add_adapters_traced
-from wingbeat.kernels.layer.stacked_adapters import TILE_ROWS, AdapterRows, StackedAdapters, tiles_of
+from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
+from wingbeat.kernels.lora.native import adapt
+from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, AdapterRows, StackedAdapters, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -73,7 +74,7 @@ def test_the_reference_is_the_formula(name, parts, on_host):
 @pytest.mark.parametrize("rank", [1, 8, 20])
 @pytest.mark.parametrize("name", ROWS)
 def test_the_kernels_of_gpus_are_the_formula(name, rank, parts, dtype, poisoned_memory):
-    kernels = pytest.importorskip("wingbeat.kernels.layer.adapters_triton")
+    kernels = pytest.importorskip("wingbeat.kernels.lora.adapters_triton")
     adapters, ids = stacked(70, parts, max(rank, 2), dtype), ROWS[name]
     out, x = draw(len(ids), sum(parts), dtype=dtype, seed=3), draw(len(ids), 70, dtype=dtype, seed=4)
     expected = by_formula(out, x, adapters, ids)
@@ -83,7 +84,7 @@ def test_the_kernels_of_gpus_are_the_formula(name, rank, parts, dtype, poisoned_
 
 @pytest.mark.parametrize("part", [0, 2])
 def test_the_kernels_of_gpus_take_one_part_of_products_that_are_joined(part):
-    kernels = pytest.importorskip("wingbeat.kernels.layer.adapters_triton")
+    kernels = pytest.importorskip("wingbeat.kernels.lora.adapters_triton")
     adapters = stacked(70, (24, 10, 33), 8, torch.float32).part(part)
     out, x = draw(len(MIXED), *adapters.parts, seed=3), draw(len(MIXED), 70, seed=4)
     expected = by_formula(out, x, adapters, MIXED)
@@ -115,7 +116,7 @@ def test_the_kernels_of_cpus_are_the_formula(name, part):
     out = draw(len(ids), sum(adapters.parts), seed=3, device="cpu")
     x = draw(len(ids), 41, seed=4, device="cpu")
     expected = by_formula(out, x, adapters, ids)
-    cpu_kernels().adapt(out, x, adapters, AdapterRows.of(torch.tensor(ids), 4, True))
+    adapt(cpu_kernels(), out, x, adapters, AdapterRows.of(torch.tensor(ids), 4, True))
     check(out, expected)
 
 

@@ -1,7 +1,8 @@
 // Low-rank adapters (LoRA, arXiv 2106.09685) on top of a product: out += (x * a) * b, each row by its own adapter.
+// Compiled with the sources of `kernels/cpu`.
 #pragma once
 
-#include "products.h"
+#include "../cpu/products.h"
 
 constexpr int MOST_PARTS = 3;
 
@@ -44,4 +45,26 @@ static void adapt(const Adapters& adapters, const AdapterRun* runs, int64_t num_
             b = element(b, adapters.columns[part], adapters.kind), into += adapters.columns[part];
         }
     }
+}
+
+// All runs of a batch.
+struct AdapterRuns {
+    const AdapterRun* runs;
+    int64_t num_runs;
+};
+
+extern "C" {
+
+// An `Add` of layers.
+void wingbeat_add_adapters(const void* adapters, const void* rows, const float* x, int64_t x_stride, float* out,
+                           int64_t out_stride) {
+    const AdapterRuns* own = (const AdapterRuns*)rows;
+    adapt(*(const Adapters*)adapters, own->runs, own->num_runs, x, x_stride, out, out_stride);
+}
+
+void wingbeat_adapt(const Adapters* adapters, const AdapterRun* runs, int64_t num_runs, const float* x, float* out,
+                    int64_t out_stride) {
+    Threads::Turn turn(threads);
+    adapt(*adapters, runs, num_runs, x, adapters->inputs, out, out_stride);
+}
 }

@@ -6,13 +6,14 @@ add up or join behind the layer then has the adapters in it.
 
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from wingbeat.kernels.layer.stacked_adapters import StackedAdapters
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
-from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.round.rows import Rows
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
-from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
@@ -54,17 +55,20 @@ class RankAdapters(ModelAdapters):
         super().clear(adapter_id)
         self._changes.append((adapter_id, None))
 
-    def take_changes(self) -> tuple[Change, ...]:
-        """Rank 0: what the other ranks must follow before their next pass."""
+    def tell(self, rows: Rows | None) -> tuple[tuple[Change, ...], Tensor | None]:
+        """Rank 0: what the other ranks must follow before their next pass, and which adapter each row of it has."""
         changes, self._changes = tuple(self._changes), []
-        return changes
+        adapted = None if rows is None else rows.columns.get(AdapterRows)
+        return changes, None if adapted is None else adapted.ids
 
-    def follow(self, changes: tuple[Change, ...]) -> None:
+    def hear(self, told: tuple[tuple[Change, ...], Tensor | None]) -> None:
         """The others: do as rank 0 did.
 
         Raises:
             AdapterError: an adapter's files have changed since rank 0 read them.
         """
+        changes, ids = told
+        self.rows = None if ids is None else self.rows_of(ids, ids.device.type == "cpu")
         for adapter_id, name in changes:
             if name is None:
                 super().clear(adapter_id)

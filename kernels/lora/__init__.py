@@ -1,0 +1,1 @@
+"""Low-rank adapters on top of products (LoRA, arXiv 2106.09685)."""

@@ -1,0 +1,28 @@
+"""Settings of engines that serve LoRA adapters; loads no torch."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.config import EngineConfig
+
+MOST_LORAS = MOST_RANK = 2**12
+"""What no machine holds: a number beyond is a slip."""
+RANK = 16
+
+
+def engine_settings() -> dict[str, tuple[Any, Any]]:
+    """`max_loras`: adapters held at once, each of which any row of a batch may have; 0 serves none. `max_lora_rank`:
+    highest rank of an adapter.
+    """
+    return {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
+
+
+def check_limits(config: "EngineConfig") -> None:
+    """Raises ValueError, with field and value, for numbers out of range."""
+    for name, most in (("max_loras", MOST_LORAS), ("max_lora_rank", MOST_RANK)):
+        if getattr(config, name) > most:
+            raise ValueError(f"{name} is {getattr(config, name)}: use at most {most}")
+    if config.max_loras < 0 or config.max_lora_rank < 1:
+        raise ValueError(
+            f"max_loras is {config.max_loras} and max_lora_rank is {config.max_lora_rank}: use at least 0 and 1"
+        )

@@ -1,0 +1,16 @@
+"""LoRA adapters of a verifier that is divided; imports what serves them where there is room for some."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.config import EngineConfig
+    from wingbeat.runtime.tensor_parallel.ranks import Ranks
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+
+def extend_shard(loaded: "LoadedModel", ranks: "Ranks", config: "EngineConfig") -> None:
+    """Make room for a rank's part of adapters on top of its part of a model."""
+    if config.max_loras:
+        from wingbeat.runtime.tensor_parallel.lora.rank_adapters import RankAdapters
+
+        loaded.add(RankAdapters(loaded, ranks, config.max_loras, config.max_lora_rank))
