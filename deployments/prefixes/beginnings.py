@@ -10,8 +10,8 @@ from wingbeat.deployments.api.bodies.requests import GenerationBody
 from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, shown
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.prefixes.fleet import PREFIXES
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import AdapterName
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
 VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from wingbeat.deployments.prefixes.fields import PrefixFields
     from wingbeat.deployments.replica.engine.engine_setup import Keeper
     from wingbeat.runtime.engine.engine import Engine
-    from wingbeat.runtime.lora.resident import AdapterName
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
+    from wingbeat.runtime.scheduling.request import AdapterName
 
 __all__ = ["asked", "check_settings", "refusals", "settings"]
 
