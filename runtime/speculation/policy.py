@@ -113,7 +113,8 @@ class SpeculationPolicy:
         self._probe_every: dict[int, int] = {}
         """Rounds between probes, by power of two of the requests."""
         self._most_every = HOLD
-        self._probe_left, self._probed_plain = 0, False
+        self._probe_left = 0
+        """Rounds that the probe goes on for."""
         self._load: tuple[int, int, int] | None = None
         self._held = 0
         self._now = DraftPlan(0, Reason.IDLE)
@@ -177,15 +178,19 @@ class SpeculationPolicy:
         return self._drafted if self.pays and not num_unfollowed else DraftPlan(0, Reason.PLAIN)
 
     def _probe(self, load: int) -> DraftPlan:
-        """Begin to try what is not chosen; what a captured round takes is not seen, so that is never tried plain."""
+        """Begin to try what is not chosen: plain decoding, or the best draft.
+
+        What a captured round takes is not seen, so that while drafts are chosen a whole tree is tried there.
+        """
         every = self._probe_every[load] = min(2 * self._probe_every.get(load, HOLD), self._most_every)
-        self._until_probe, self._load = every, None
-        self._probed_plain = bool(self._now.levels) and self.widths is None and not self._probed_plain
-        if self._probed_plain:
-            self._probe_left = PROBE_ROUNDS - 1
-            return DraftPlan(0, Reason.PROBE_PLAIN)
-        self._probe_left = 0 if self.widths else PROBE_ROUNDS - 2
-        return self._drafted._replace(reason=Reason.PROBE_DRAFT)
+        self._until_probe, self._load, self._probe_left = every, None, 0
+        if not self._now.levels:
+            self._probe_left = 0 if self.widths else PROBE_ROUNDS - 2
+            return self._drafted._replace(reason=Reason.PROBE_DRAFT)
+        if self.widths is not None:
+            return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1])
+        self._probe_left = PROBE_ROUNDS - 1
+        return DraftPlan(0, Reason.PROBE_PLAIN)
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> None:
         """The best draft for these, and whether it is better than plain decoding."""
