@@ -180,7 +180,7 @@ FEATURES = {
     ),
     "user_drafter": Feature(
         ("runtime/user_drafter", "tests/runtime/user_drafter", "examples/user_drafter"),
-        words=("bigram_drafter", "some.module.Class"),
+        words=("bigram_drafter", "some.module.Class", "nowhere.Drafter", "collections.OrderedDict"),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "responses": Feature(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.optional import FEATURES, without
 from tests.without import LAYERS, ROOT, Broken, check_links, files_of
 from wingbeat.deployments.parts import PARTS
@@ -64,6 +65,7 @@ def test_an_import_of_what_is_deleted_is_named(tmp_path: Path, path: str, source
     assert str(broken.value) == f"{path} imports {said}"
 
 
+@needs("page")
 def test_a_path_of_the_table_that_names_nothing_is_an_error(tmp_path: Path):
     with pytest.raises(Broken, match="page: there is no deployments/page"):
         files_of({"page"}, tmp_path)

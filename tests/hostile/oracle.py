@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from tests.optional import FEATURES, is_deleted
+
 from .answer_sizes import check_size
 from .case import Case
 from .contract import (
@@ -102,6 +104,9 @@ def judge(case: Case, counter: Counter) -> Verdict:
     return _body(path, case.body or b"", verdict, counter)
 
 
+HAS_PAGE = not is_deleted(FEATURES["page"])
+
+
 def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
     """What else than an answer a path may bring, and the methods it has."""
     unknown = Outcome(404, "unknown_url")
@@ -109,7 +114,7 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
         return set(), ("POST",)
     if path == HEALTH:
         return set(), ("GET", "HEAD")
-    if path in ("/", "/docs", "/openapi.json", METRICS, MODELS, f"{MODELS}/{MODEL}"):
+    if path in ("/docs", "/openapi.json", METRICS, MODELS, f"{MODELS}/{MODEL}") or (path == "/" and HAS_PAGE):
         return set(), ("GET",)
     if path.startswith(f"{MODELS}/"):
         # That the model is another one may be seen before or after the rules that follow the path's.
