@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from wingbeat.runtime.config import EngineConfig
@@ -96,7 +96,19 @@ class MeasuredSpeculation(Speculation):
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None
         passes = pass_curve(runner.model, runner.cache, config, device)
-        logger.info("measured passes and drafts in %.1f s: %s; %s", time.perf_counter() - started, passes, drafts)
+        logger.info(
+            "measured in %.1f s: passes of %s rows take %s ms, drafts for %s requests %s ms and %s ms for each level",
+            time.perf_counter() - started,
+            _listed(passes.rows, 1),
+            _listed(passes.short_s, 1e3),
+            _listed(drafts.num_reqs, 1),
+            _listed(drafts.base_s, 1e3),
+            _listed(drafts.level_s, 1e3),
+        )
         shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
         policy = SpeculationPolicy(RoundCosts(passes, drafts), shape.max_path - 1, shape.num_nodes, widths)
         return AdaptiveSpeculation(policy, runner.pruner, runner.kernels)
+
+
+def _listed(values: Iterable[float], factor: float) -> str:
+    return " / ".join(f"{value * factor:.3g}" for value in values)
