@@ -39,7 +39,8 @@ def pass_curve(
     """
     most_reqs, num_nodes = config.max_num_seqs, config.speculation.num_nodes
     short = -(-num_nodes // config.block_size)
-    more = max(min(config.max_blocks_per_seq // 2, LONG_CONTEXT // config.block_size), 1)
+    # No longer than a sequence may be: a model need not have the positions behind that.
+    more = max(min(config.max_blocks_per_seq - short, LONG_CONTEXT // config.block_size), 0)
 
     def seconds(num_reqs: int, rows: int, width: int = short) -> float:
         batch = dummy_decode_batch(cache, num_reqs, rows // num_reqs, width)
@@ -55,6 +56,8 @@ def pass_curve(
         taken.append(seconds(num_reqs, rows[-1]))
     # No pass takes longer than one of more rows: what disturbs a pass makes it longer.
     short_s = [min(taken[index:]) for index in range(len(taken))]
+    if not more:
+        return PassCurve(tuple(rows), tuple(short_s))
     few = min(num_nodes, rows[min(1, len(rows) - 1)])
     per_token = [
         max(seconds(1, count, short + more) - seconds(1, count), 0.0) / (more * config.block_size) for count in (1, few)

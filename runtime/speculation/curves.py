@@ -56,7 +56,7 @@ class DraftCurve(NamedTuple):
     context_s: float = 0.0
     """Added to a level by a token of context of one sequence."""
 
-    def seconds(self, num_reqs: int, levels: np.ndarray, context: float) -> np.ndarray:
+    def seconds(self, num_reqs: int, levels: np.ndarray | int, context: float) -> np.ndarray:
         """Of trees of `levels` [n] levels: float64 [n]."""
         base_s, level_s = (np.interp(num_reqs, self.num_reqs, part) for part in (self.base_s, self.level_s))
         return base_s + np.asarray(levels) * (level_s + self.context_s * num_reqs * context)
@@ -81,8 +81,10 @@ class Factor:
         Args:
             now: number of the round.
         """
-        if self._weight:  # one round of many times the usual length is an interruption, not a cost
-            ratio = min(ratio, 2.0 * self.value)
+        # A round of many times the usual length is an interruption and not a cost, and trees that had come before they
+        # were waited for cost something all the same.
+        most = 2.0 if self._weight else 10.0
+        ratio = min(max(ratio, self.value / most), self.value * most)
         self._weight *= (1.0 - FADE) ** (now - self._seen_at)
         self._weight, self._seen_at = self._weight + 1.0, now
         error, share = ratio - self.value, 1.0 / self._weight
@@ -153,6 +155,10 @@ class RoundCosts:
     def __init__(self, passes: PassCurve, drafts: DraftCurve) -> None:
         self.passes, self.drafts = passes, drafts
         self._plain, self._verify, self._draft = Factors(), Factors(), Factors()
+        self._passes_s: dict[int, float] = {}
+        """Seconds at a short context of passes that were seen, by rows: every round asks for one."""
+        self._drafts_s: dict[tuple[int, int], tuple[float, float]] = {}
+        """Seconds of drafts that were seen, by requests and levels: at a short context, and by token of context."""
         self._round = 0
         self._was_plain = False
         """Whether the latest round was."""
@@ -203,11 +209,24 @@ class RoundCosts:
         was_plain, self._was_plain = self._was_plain, took.draft is None
         self._round += 1
         if (took.draft is None) == was_plain and not (was_plain and took.asks):
-            pass_s = float(self.passes.seconds(took.num_reqs, np.array(took.num_extra), took.mean_context))
-            ratio = took.seconds / (pass_s + self.passes.row_s * took.num_chunk_tokens)
+            ratio = took.seconds / (self._pass_s(took) + self.passes.row_s * took.num_chunk_tokens)
             (self._plain if was_plain else self._verify).observe(took.num_reqs, ratio, self._round)
-        if took.draft is not None and took.draft.num_reqs and not was_plain:
-            draft = took.draft
-            trees_s = float(self.drafts.seconds(draft.num_reqs, np.array(draft.levels), took.mean_context))
-            ratio = draft.seconds / (trees_s + self.drafts.row_s * draft.num_chunk_tokens)
+        draft = took.draft
+        if draft is not None and draft.num_reqs and not was_plain:
+            trees_s = self._trees_s(draft, took.mean_context) + self.drafts.row_s * draft.num_chunk_tokens
+            ratio = draft.seconds / trees_s
             self._draft.observe(draft.num_reqs, ratio, self._round)
+
+    def _pass_s(self, took: RoundTook) -> float:
+        rows, (first_s, further_s) = took.num_reqs + took.num_extra, self.passes.context_s
+        if rows not in self._passes_s:
+            self._passes_s[rows] = float(self.passes.seconds(rows, np.array(0), 0.0))
+        return self._passes_s[rows] + took.mean_context * (first_s * took.num_reqs + further_s * took.num_extra)
+
+    def _trees_s(self, draft: DraftTook, context: float) -> float:
+        key = draft.num_reqs, draft.levels
+        if key not in self._drafts_s:
+            short_s, longer_s = (float(self.drafts.seconds(*key, tokens)) for tokens in (0.0, 1.0))
+            self._drafts_s[key] = short_s, longer_s - short_s
+        short_s, token_s = self._drafts_s[key]
+        return short_s + token_s * context

@@ -320,6 +320,15 @@ def test_no_pass_takes_longer_than_one_of_more_rows(monkeypatch):
     assert calibration.pass_curve(None, cache, config).short_s == (2.0, 2.0, 4.0, 9.0)
 
 
+def test_no_pass_is_measured_at_positions_that_a_sequence_cannot_have(monkeypatch):
+    ref, last = reference("llama"), []
+    config = engine_config(SHAPES["tree"], block_size=256, max_model_len=64)
+    monkeypatch.setattr(calibration, "_least_s", lambda run: last.append(int(run().positions.max())) or 1.0)
+    cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
+    calibration.pass_curve(lambda batch: batch, cache, config)
+    assert max(last) < config.max_blocks_per_seq * config.block_size
+
+
 def test_what_a_longer_context_adds_is_measured_by_sequence_and_by_row(monkeypatch):
     def least_s(run):
         batch = run()

@@ -107,6 +107,16 @@ def test_the_longer_a_round_is_ago_the_less_it_counts():
     assert long_ago.value > 1.6
 
 
+def test_trees_that_had_come_before_they_were_waited_for_cost_something_all_the_same():
+    subject = Factor()
+    for number in range(3):
+        subject.observe(0.0, number)
+    assert subject.value > 0.05
+    for number in range(3, 40):
+        subject.observe(1.0, number)
+    assert subject.value > 0.5
+
+
 def test_an_interruption_is_not_a_cost():
     costs = RoundCosts(PASSES, DRAFTS)
     for _ in range(30):
