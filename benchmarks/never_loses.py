@@ -42,7 +42,7 @@ DEMO, SMOLLM2 = "demo pair", "SmolLM2"
 
 
 class Case(NamedTuple):
-    """One application, and what runs beside it."""
+    """Application to measure, and what runs beside it."""
 
     name: str
     model: str
@@ -72,7 +72,7 @@ CASES = (
 
 
 class Row(NamedTuple):
-    """One case at one load: tokens per second of its blocks, turn by turn."""
+    """Result of a case at one load: tokens per second of its blocks, turn by turn."""
 
     case: Case
     load: int
@@ -162,7 +162,7 @@ def run_load(case: Case, app: App, client: LoadClient, prompts: list[Prompt], lo
 
 
 def table(rows: list[Row]) -> Table:
-    """One line per case and load."""
+    """Lines of the table, by case and load."""
     lines = [
         (
             row.case.name,

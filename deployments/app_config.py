@@ -373,7 +373,7 @@ class AppConfig(
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
-        """What requests may give as `model`, adapters included."""
+        """Names that requests may give as `model`, adapters included."""
         return (*self.model_names(), *(self.lora_modules or {}))
 
     def served(self) -> "tuple[AppConfig, ...]":

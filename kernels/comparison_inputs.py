@@ -1,4 +1,4 @@
-"""What kernels are compared on: see `wingbeat.kernels.comparison`."""
+"""Inputs that kernels are compared on: see `wingbeat.kernels.comparison`."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Shape(NamedTuple):
-    """What the kernels' variants follow from; that of a model, or of a usual one."""
+    """Shape that the kernels' variants follow from: a model's, or a usual one."""
 
     dtype: torch.dtype = torch.bfloat16
     num_heads: int = 8
@@ -18,5 +18,5 @@ class Shape(NamedTuple):
 
 
 def random_numbers(seed: int, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Of a normal distribution, the same for the same seed."""
+    """Normal random numbers, the same for the same seed."""
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)

@@ -91,11 +91,11 @@ class CutPrompt(Protocol):
 
 
 class Beginning(Protocol):
-    """What a request's prompt begins by, of which the request has the name alone."""
+    """Beginning of a request's prompt, which the request names."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of a plain prompt's beginning."""
+        """Token ids that a plain prompt begins by."""
         ...
 
     def before(self, body: ChatBody) -> ChatBody:
@@ -175,7 +175,7 @@ class Prompts:
         return adapter
 
     def _beginning(self, body: GenerationBody) -> Beginning | None:
-        """What comes before a request's prompt; raises ApiError as `adapter_of`, and as parts do."""
+        """Beginning that a request names; raises ApiError as `adapter_of`, and as parts do."""
         adapter = self.adapter_of(body.model)
         if all(getattr(body, name) is None for name in OF_PARTS):
             return None

@@ -21,7 +21,7 @@ MOST_HIDDEN = 16_384
 
 
 class EmbeddingKind(NamedTuple):
-    """What a model's embeddings are."""
+    """Kind of a model's embeddings."""
 
     pooling: Pooling | None = None
     """None where it has none."""

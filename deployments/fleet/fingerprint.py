@@ -1,4 +1,4 @@
-"""What tells answers of other weights or settings apart."""
+"""Fingerprint that tells answers of other weights or settings apart."""
 
 import hashlib
 import json

@@ -185,7 +185,7 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     others: tuple[int, int] | None = None
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
     names: bytes | None = None
-    """What its replica knows of names, as pickled `NameChanges`; None where that is as it was."""
+    """Changes of names that its replica knows of, as pickled `NameChanges`; None where there are none."""
     stalled: bool | None = None
     """Whether it makes no progress; None where that is as it was."""
     takes: bool | None = None

@@ -45,7 +45,7 @@ class StructuredOutputs(Part):
         return self
 
     def spec(self) -> GrammarSpec:
-        """What the engine compiles."""
+        """Grammar that the engine compiles."""
         ((name, value),) = self._given().items()
         if name == "json_object":
             return GrammarSpec(name, "")
@@ -94,7 +94,7 @@ class ResponseFormat(Part):
         return {} if self.type == "structural_tag" else super().unknown()
 
     def spec(self) -> GrammarSpec | None:
-        """What the engine compiles; None for text."""
+        """Grammar that the engine compiles; None for text."""
         if self.type == "text":
             return None
         if self.type == "json_schema":

@@ -1,1 +1,1 @@
-"""One-pass heads in the application."""
+"""Application's part of one-pass heads."""

@@ -1,4 +1,4 @@
-"""What `wingbeat inspect` says of a head that drafts in one pass."""
+"""Findings of `wingbeat inspect` about a head that drafts in one pass."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One-pass heads in `wingbeat inspect`."""
+"""Part that lets `wingbeat inspect` read one-pass heads."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -4,7 +4,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part
 
 
 class PrefixFields(Part):
-    """Of a request that generates."""
+    """Fields of a request that generates."""
 
     prefix: str | None = None
     """Extension: the name of a saved prefix that stands before the request's own prompt."""

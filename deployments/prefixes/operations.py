@@ -1,4 +1,4 @@
-"""What routers ask of an engine about saved prefixes."""
+"""Operations on saved prefixes that routers ask of an engine."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -29,7 +29,7 @@ class PrefixOperations:
         return None if self._prefixes is None else self._prefixes.stored(name)
 
     def describe_prefixes(self) -> dict[str, Any]:
-        """What is pinned."""
+        """Prefixes that are pinned."""
         if self._prefixes is None:
             return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
         return self._prefixes.describe()

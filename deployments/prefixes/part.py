@@ -76,7 +76,7 @@ def names() -> tuple[str, ...]:
 
 
 def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
-    """What keeps saved prefixes; of a model that is spread over processes their keys and values are not on disk."""
+    """Keeper of saved prefixes; of a model that is spread over processes their keys and values are not on disk."""
     from wingbeat.runtime.prefixes.identity import identity_of
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.prefixes.prefix_store import PrefixStore
@@ -92,7 +92,7 @@ def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
 
 
 def operations(keepers: "Mapping[str, Keeper]") -> dict[str, Callable[..., Any]]:
-    """What routers ask of an engine about prefixes."""
+    """Operations on prefixes that routers ask of an engine."""
     from wingbeat.deployments.prefixes.operations import PrefixOperations
 
     own = PrefixOperations(keepers.get("prefixes"))

@@ -1,4 +1,4 @@
-"""What replicas of an application keep for those to come."""
+"""Values that replicas of an application keep for later ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class ClusterMemory:
         self._key = key
 
     async def read(self, kind: bytes, name: str = "") -> str | None:
-        """What was kept last; None where nothing was. Raises TimeoutError where the cluster does not answer."""
+        """Value that was kept last; None where none was. Raises TimeoutError where the cluster does not answer."""
         if self._key is None:
             return None
         from ray.experimental.internal_kv import _internal_kv_get

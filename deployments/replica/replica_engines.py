@@ -12,7 +12,7 @@ REFUSALS = b"wingbeat refusals"
 
 
 class ReplicaEngines:
-    """Of one replica: each is loaded from what the settings name.
+    """Engines of one replica: each is loaded from what the settings name.
 
     Args:
         config: the settings.
@@ -49,5 +49,5 @@ class ReplicaEngines:
         return self._new_life(self._config, "")
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        """What routers may ask of it by `Verifier.ask`, by name."""
+        """Operations that routers may ask of it by `Verifier.ask`, by name."""
         return {}

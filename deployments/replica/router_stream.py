@@ -89,7 +89,7 @@ class RouterStream:
         self._ready.set()
 
     def tell_names(self, changes: NameChanges) -> None:
-        """What names stand for now, by kind."""
+        """Meanings of names now, by kind."""
         self._names |= changes
         self._ready.set()
 

@@ -255,7 +255,7 @@ class Verifier(LiveReplica):
         return await self._engines.client.call("operate", operation, arguments)
 
     async def ask(self, *, engine_id: str, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """One of `ReplicaEngines.operations`, which goes on where the router that has called leaves.
+        """Run an operation of `ReplicaEngines.operations`, which goes on where the router that has called leaves.
 
         Raises:
             WrongEngine: this is another engine.

@@ -17,7 +17,7 @@ def words_of_serve(args: "Sequence[str]", settings: "type[BaseModel]") -> "Words
 
 
 def hint(option: str, write: "Callable[[str], str]" = str) -> str | None:
-    """What to write in the place of an option of vLLM."""
+    """Hint: the option to write in the place of one of vLLM."""
     from wingbeat.deployments.vllm_words import foreign_names
 
     return foreign_names.hint(option, write)

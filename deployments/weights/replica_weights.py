@@ -50,7 +50,7 @@ class ReplicaWeights(ReplicaEngines):
             await self.engines.stop()
 
     async def _kept(self) -> Weights:
-        """What was pushed last; where nothing was, what the settings name."""
+        """Weights that were pushed last, or else those that the settings name."""
         found = await self._memory.read(PUSHED)
         return Weights() if found is None else Weights(*json.loads(found))
 

@@ -46,7 +46,7 @@ class Segments(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """What a part of the kernels adds to products of layers, for some rows of a batch."""
+    """Addition of a part of the kernels to products of layers, for some rows of a batch."""
 
     add: int
     """Address of an `Add`."""

@@ -11,7 +11,7 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 class Adapters(Structure):
-    """What low-rank adapters do to one product, or to a few of the same inputs."""
+    """Low-rank adapters of one product, or of a few of the same inputs."""
 
     _fields_ = [
         ("a", c_void_p),
@@ -53,7 +53,7 @@ def adapt(kernels: CpuKernels, out: Tensor, x: Tensor, adapters: StackedAdapters
 
 
 def addition_of(kernels: CpuKernels, rows: AdapterRows) -> Addition | None:
-    """What layers add to their products for these rows; None where no row has an adapter."""
+    """Addition of layers to their products for these rows; None where no row has an adapter."""
     if not rows.runs:
         return None
     runs = runs_of(rows)

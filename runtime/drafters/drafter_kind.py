@@ -1,4 +1,4 @@
-"""What a kind of drafter adds to the table of kinds; loads no torch."""
+"""Row of a kind of drafter in the table of kinds; loads no torch."""
 
 from typing import NamedTuple
 

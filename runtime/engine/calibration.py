@@ -23,7 +23,7 @@ from wingbeat.runtime.verifier.model import VerifierModel
 POINTS, REPEATS = 4, 3
 """Passes of a curve, and how often each is run."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
-"""Of the largest pass on a host, unless those before it say that it would take longer than that."""
+"""Rows of the largest pass on a host, and seconds beyond which none is run."""
 LONG_CONTEXT = 1024
 """Tokens of a longer context, at most."""
 

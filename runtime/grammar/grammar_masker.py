@@ -35,7 +35,7 @@ class RequestGrammar(NamedTuple):
     """A compiled grammar."""
 
     compiled: "LLMatcher"
-    """Of no text yet: it is copied, and never written to."""
+    """Matcher of no text yet: it is copied, and never written to."""
     vocabulary: Vocabulary
     spec: GrammarSpec
 

@@ -15,7 +15,7 @@ RESERVED_BLOCK = 0
 
 
 class KeptBeside(Protocol):
-    """What is kept of some prefixes beside keys and values, by the hash of their last block."""
+    """Tensors kept of some prefixes beside keys and values, by the hash of their last block."""
 
     num_rows: int
     """At most so many at once."""
@@ -51,7 +51,7 @@ class KeptBeside(Protocol):
         ...
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
-        """What does not add up, given each block by its hash; None where everything does."""
+        """Problem that does not add up, given each block by its hash; None where there is none."""
         ...
 
 

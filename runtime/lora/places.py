@@ -33,7 +33,7 @@ class AdapterPlaces(ModelPart, ABC):
         self.max_loras, self.max_rank = max_loras, max_rank
         self.resident = self.seats = ResidentAdapters(max_loras, self._load, self.clear)
         self.rows: AdapterRows | None = None
-        """Of the forward pass that runs; None where no row has an adapter."""
+        """Rows of the forward pass that runs; None where no row has an adapter."""
 
     @abstractmethod
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
 MOST_LORAS = MOST_RANK = 2**12
-"""What no machine holds: a number beyond is a slip."""
+"""Limits that no machine reaches: a number beyond is a slip."""
 RANK = 16
 
 

@@ -1,4 +1,4 @@
-"""One-pass heads."""
+"""Part of drafters that draft in one pass."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 

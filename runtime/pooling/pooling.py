@@ -1,4 +1,4 @@
-"""What of a prompt's hidden states its embedding is; loads no torch, since routers ask for it."""
+"""Choice of a prompt's hidden states for its embedding; loads no torch, since routers ask for it."""
 
 from collections.abc import Sequence
 from enum import StrEnum

@@ -275,7 +275,7 @@ class Feature:
         """Follow the accepted paths of the decodes in the latest pass; at shapes that the arguments decide."""
 
     def told(self, plan: SchedulerOutput) -> Mapping[str, Tensor]:
-        """What of a pass with prompt chunks goes to the host beside the round's tokens: int64, by name.
+        """Values of a pass with prompt chunks that go to the host beside the round's tokens: int64, by name.
 
         `reported`: [num_reported_chunks, n], the bits of doubles: by chunk with a `report`, what it is made of.
         """
@@ -288,11 +288,11 @@ class KeepingFeature(Feature, ABC):
     marks: dict[str, int]
     """By request, another length of its prompt at which that is kept: where a saved prefix ends."""
     kept_bytes: int
-    """Of one prefix."""
+    """Bytes kept of one prefix."""
 
     @abstractmethod
     def kept(self, block_id: int) -> dict[str, Tensor]:
-        """What is kept behind a cached block, by name; raises KeyError where nothing is."""
+        """Tensors kept behind a cached block, by name; raises KeyError where none are."""
 
     @abstractmethod
     def kept_like(self) -> dict[str, Tensor]:
@@ -304,7 +304,7 @@ class KeepingFeature(Feature, ABC):
 
 
 def keeping(features: tuple[Feature, ...]) -> KeepingFeature | None:
-    """That of an engine; None where keys and values are all there is."""
+    """Keeping feature of an engine; None where keys and values are all there is."""
     return next((feature for feature in features if isinstance(feature, KeepingFeature)), None)
 
 

@@ -15,7 +15,7 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 
 class CompiledGrammar(Protocol):
-    """What an answer must match, compiled."""
+    """Compiled grammar that an answer must match."""
 
     def masker(self, token_ids: Sequence[int]) -> TokenMasker:
         """Follows a text that begins with these tokens; raises as `masker_of`."""
@@ -31,7 +31,7 @@ class GrammarCompiler(Protocol):
 
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
-    """That of a model, given as `grammars` of `wingbeat.runtime.parts` takes it; None where nothing compiles."""
+    """Compiler of a model's grammars, given what `grammars` of `wingbeat.runtime.parts` takes; None where there is none."""
     return first("grammars", *model)
 
 

@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
 
     @property
     def report(self) -> PromptReport | None:
-        """What is reported of its rows, beside log-probabilities; None where nothing is."""
+        """Report on its rows, beside log-probabilities; None where there is none."""
         report = None if self.replay else self.seq.request.params.report
         return report if report is None or report.is_of_all or self.samples else None
 

@@ -56,11 +56,11 @@ class AdapterName(NamedTuple):
     """An adapter as requests name it."""
 
     name: str
-    """What clients pass as `model`."""
+    """Name that clients pass as `model`."""
     path: str
     """Its folder, on the machine of each engine."""
     digest: str
-    """Of its files: what another one of the same name does not share."""
+    """Digest of its files, which another adapter of the same name does not share."""
 
 
 class GrammarSpec(NamedTuple):
@@ -75,7 +75,7 @@ class GrammarSpec(NamedTuple):
 
 
 class PromptReport:
-    """What is reported of a prompt whose request has no answer: a `Feature` of rounds finds it, piece by piece."""
+    """Report on a prompt whose request has no answer: a `Feature` of rounds finds it, piece by piece."""
 
     @property
     def is_of_all(self) -> bool:
@@ -319,7 +319,7 @@ class RequestOutput(NamedTuple):
     prompt_logprobs: Sequence[TokenLogprob] = ()
     """By prompt token from the second one on, on the first output, where the request asks for them."""
     report: bytes = b""
-    """What the request's `report` made of the prompt, on the first output, where the request has one."""
+    """Report on the prompt, on the first output, where the request has a `report`."""
     rounds: tuple[VerifiedRound, ...] = ()
     """Where the request has `trace`: one for each round that these tokens came from."""
     queue_s: float = 0.0

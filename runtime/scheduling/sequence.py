@@ -153,7 +153,7 @@ class Sequence:
         """Blocks already written to the device's block table."""
         self.slot = -1
         self.seat = 0
-        """What its request needs beside the slot, while it has that; 0 is none (`Seats`)."""
+        """Seat that its request needs beside the slot, while it has that; 0 is none (`Seats`)."""
         self.epoch = 0
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""

@@ -1,4 +1,4 @@
-"""What is reported of one sequence's tokens, between the round that found it and the output that carries it."""
+"""Reports on one sequence's tokens, between the round that found it and the output that carries it."""
 
 from collections.abc import Sequence
 
@@ -31,11 +31,11 @@ class TokenReports:
             self._prompt.append(PackedLogprobs.of_round(packed, self._params.prompt_logprobs))
 
     def add_row(self, row: np.ndarray) -> None:
-        """Of the next chunk of the prompt: float64 [n], as its `PromptReport` reads it."""
+        """Add the row of the next chunk of the prompt: float64 [n], as its `PromptReport` reads it."""
         self._rows.append(row.copy())
 
     def of_prompt(self, num_prompt_tokens: int) -> bytes:
-        """What the request has reported of its prompt; empty where it has nothing reported."""
+        """Report on the prompt; empty where the request has none."""
         report = self._params.report
         return b"" if report is None else report.made_of(self._rows, num_prompt_tokens)
 

@@ -1,4 +1,4 @@
-"""What rounds take: one curve of the verifier's passes and one of drafts, each held against what rounds really took.
+"""Costs of rounds: one curve of the verifier's passes and one of drafts, each held against what rounds really took.
 
 A curve is measured at a few points when an engine starts, and goes straight between them. It is right about shapes and
 may be wrong about the minute: each kind of round (plain, behind a draft, the draft itself) has a factor on its curve,
@@ -20,12 +20,12 @@ class PassCurve(NamedTuple):
     rows: tuple[int, ...]
     """Measured passes, ascending."""
     short_s: tuple[float, ...]
-    """Of passes of so many rows at a short context."""
+    """Seconds of passes of so many rows at a short context."""
     context_s: tuple[float, float] = (0.0, 0.0)
     """Added by a token of context of one sequence: with one row of that sequence, and by each further row of it."""
 
     def seconds(self, num_reqs: int, num_extra: np.ndarray, context: float) -> np.ndarray:
-        """Of passes over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
+        """Seconds of passes over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
 
         Args:
             context: tokens per sequence.
@@ -57,7 +57,7 @@ class DraftCurve(NamedTuple):
     """Added to a level by a token of context of one sequence."""
 
     def seconds(self, num_reqs: int, levels: np.ndarray | int, context: float) -> np.ndarray:
-        """Of trees of `levels` [n] levels: float64 [n]."""
+        """Seconds of drafts of `levels` [n] levels: float64 [n]."""
         base_s, level_s = (np.interp(num_reqs, self.num_reqs, part) for part in (self.base_s, self.level_s))
         return base_s + np.asarray(levels) * (level_s + self.context_s * num_reqs * context)
 
@@ -104,7 +104,7 @@ class Factors:
         self._by_power: dict[int, Factor] = {}
 
     def at(self, num_reqs: int) -> Factor | None:
-        """Of the nearest batch that was seen; None where none was."""
+        """Factor of the nearest batch that was seen; None where none was."""
         power = num_reqs.bit_length()
         nearest = min(self._by_power, key=lambda seen: abs(seen - power), default=None)
         return None if nearest is None else self._by_power[nearest]
@@ -118,11 +118,11 @@ class Factors:
 
 
 class DraftTook(NamedTuple):
-    """What a round had waited for before it ran."""
+    """Draft that a round had waited for before it ran."""
 
     seconds: float
     num_reqs: int
-    """That trees came for; 0 where none came in time or the host has not seen them."""
+    """Sequences that trees came for; 0 where none came in time or the host has not seen them."""
     levels: int
     num_chunk_tokens: int = 0
     """Context that the drafter took in first."""

@@ -121,7 +121,7 @@ class SpeculationPolicy:
         self._drafted = DraftPlan(max_levels, Reason.SPECULATE, widths[-1] if widths else None)
         """The best draft at the latest load."""
         self._token_s = 0.0, 0.0
-        """What a token is worth: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
+        """Worth of a token: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
         self.pays = True
         """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
         self._prices: dict[tuple[int, int, str], np.ndarray] = {}

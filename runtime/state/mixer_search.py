@@ -37,7 +37,7 @@ class RememberedStates:
 
 
 def remembered_states(layers: list[object]) -> RememberedStates | None:
-    """What the layers of a cache that a pass has filled hold; None where no layer has a state."""
+    """States in the layers of a cache that a pass has filled; None where no layer has one."""
     states = [
         LayerState(index, tuple(_parts(layer)))
         for index, layer in enumerate(layers)

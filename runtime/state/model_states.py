@@ -1,4 +1,4 @@
-"""What an engine does differently for a model whose layers keep recurrent states, and how many it keeps."""
+"""Part of a model whose layers keep recurrent states, and how many of them an engine keeps."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ class ModelStates(ModelPart):
 
     @property
     def states(self) -> list[LayerState]:
-        """What they remember of a sequence, by layer."""
+        """Shapes of the states of a sequence, by layer."""
         return states_of(self.mixers)
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:

@@ -34,5 +34,5 @@ def check_limits(config: "EngineConfig") -> None:
 
 
 def refusals() -> tuple[Refusal, ...]:
-    """What models with recurrent state do not go with."""
+    """Refusals of what models with recurrent state do not go with."""
     return REFUSED

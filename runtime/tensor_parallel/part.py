@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def refusals() -> "tuple[Refusal, ...]":
-    """What ranks do not go with."""
+    """Refusals of what ranks do not go with."""
     return REFUSED
 
 

@@ -32,7 +32,7 @@ class RoundMessage(NamedTuple):
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""
     parts: tuple[tuple[str, Any], ...] = ()
-    """What parts of the model tell of the pass, by name: see `ModelPart.tell`."""
+    """Messages of the model's parts about the pass, by name: see `ModelPart.tell`."""
 
 
 class _Place(NamedTuple):

@@ -61,7 +61,7 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 
 
 MoreFields = create_model("MoreFields", __base__=(*(fields() for fields in hooks("generation_fields")), SamplingFields))
-"""Those of sampling, and of the parts that are there."""
+"""Fields of sampling, and of the parts that are there."""
 OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
 
 

@@ -1,4 +1,4 @@
-"""What routers may ask of an engine: operations, which its thread runs between two rounds.
+"""Operations that routers may ask of an engine, which its thread runs between two rounds.
 
 A router names one by `EveryEngine.operate`; nothing between the two knows which there are.
 """

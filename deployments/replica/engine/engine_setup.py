@@ -102,7 +102,7 @@ class Keeper(Protocol):
         ...
 
     def take(self, output: RequestOutput) -> None:
-        """What became of a request that came from no router."""
+        """Output of a request that came from no router."""
         ...
 
     def close(self) -> None:
@@ -128,4 +128,4 @@ class EngineSetup(NamedTuple):
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None
     """Loads the drafter in this process and attaches it; None where it always has a process of its own."""
     grammars: ServedGrammars | None = None
-    """Of its model; None serves no request with a grammar."""
+    """Compiler of its model's grammars; None serves no request with a grammar."""

@@ -1,4 +1,4 @@
-"""One-pass heads among what can be trained."""
+"""Part that trains one-pass heads."""
 
 from pathlib import Path
 

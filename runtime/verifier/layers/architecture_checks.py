@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class CacheKinds(NamedTuple):
-    """What transformers' cache holds of each layer."""
+    """Contents of transformers' cache, by layer."""
 
     remembered: Remembered | None
     """Of layers that hold more than keys and values, or something else."""

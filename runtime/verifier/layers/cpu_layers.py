@@ -39,12 +39,12 @@ class _Ahead(NamedTuple):
 
 
 class Additions(NamedTuple):
-    """What a part of the runtime adds to products of layers."""
+    """Addition of a part of the runtime to products of layers."""
 
     fits: Callable[[Rows], bool]
     """Whether it can be added by our kernels to products of these rows."""
     of_rows: Callable[[Rows], Addition | None]
-    """What that is; None where nothing is added to these."""
+    """Addition to these rows; None where nothing is added."""
 
 
 class LayerStack:

@@ -43,7 +43,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
     parts: dict[str, ModelPart] = field(default_factory=dict)
-    """What parts of the runtime have of it, by name."""
+    """Parts of the runtime that hold something of it, by name."""
     media: "MediaPart | None" = None
     """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
@@ -104,7 +104,7 @@ class LoadedModel:
         return frozenset().union(*(part.inner_linears for part in self.parts.values()))
 
     def limits(self, config: EngineConfig) -> EngineConfig:
-        """Those of an engine, as the model lets them be; raises ValueError for what it cannot have."""
+        """Limits of an engine, as the model lets them be; raises ValueError for what it cannot have."""
         for part in self.parts.values():
             config = part.limits(config, self.name)
         return config
@@ -137,11 +137,11 @@ class LoadedModel:
 
     @property
     def seats(self) -> Seats | None:
-        """What its requests need beside a slot; None where none needs anything."""
+        """Seats that its requests need beside a slot; None where none needs one."""
         return next((part.seats for part in self.parts.values() if part.seats is not None), None)
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """What metrics say of requests beside their number; None where nothing is said."""
+        """Labels of requests in metrics beside their number; None where there are none."""
         found = (part.requests(running, waiting) for part in self.parts.values())
         return next((labels for labels in found if labels is not None), None)
 
@@ -196,7 +196,7 @@ class LoadedModel:
 def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
-    """Those that a model has."""
+    """Features that a model has."""
     of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
     found: list[Feature] = [*of_parts, *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]

@@ -1,4 +1,4 @@
-"""What a part of the runtime adds to a loaded verifier, beside what every model has."""
+"""Addition of a part of the runtime to a loaded verifier, beside what every model has."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class ModelPart:
     inner_linears: frozenset[nn.Module] = frozenset()
     """Linear layers that do not see all rows of a batch at once."""
     seats: Seats | None = None
-    """What some requests need beside a slot."""
+    """Seats that some requests need beside a slot."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """The limits of an engine over a model of that name; raises ValueError for what it cannot have."""
@@ -47,19 +47,19 @@ class ModelPart:
         return None
 
     def tell(self, rows: Rows | None) -> Any:
-        """What other processes of the verifier must know for a pass, in numbers, texts, tensors and tuples."""
+        """Message to other processes of the verifier for a pass: numbers, texts, tensors and tuples."""
         return None
 
     def hear(self, told: Any) -> None:
         """Be, in another process, as `tell` says for the pass to come."""
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
-        """What metrics say of an engine's requests, as labels; None where nothing is said."""
+        """Labels of an engine's requests in metrics; None where there are none."""
         return None
 
 
 class Remembered(Protocol):
-    """What layers remember of a sequence beside keys and values."""
+    """Memory of layers of a sequence beside keys and values."""
 
     def install(self, model: PreTrainedModel, attention: str, whole: bool) -> ModelPart:
         """Let layers of a model, which otherwise is in its final form, take part in rounds.
