@@ -31,7 +31,7 @@ class GrammarCompiler(Protocol):
 
 
 def grammar_compiler(*model: Any) -> GrammarCompiler | None:
-    """Compiler of a model's grammars, given what `grammars` of `wingbeat.runtime.parts` takes; None where there is none."""
+    """Compiler of grammars for a model, given as the arguments of the hook; None where there is none."""
     return first("grammars", *model)
 
 
