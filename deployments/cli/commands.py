@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from wingbeat.deployments.cli.options import Config, model_command
+from wingbeat.deployments.cli.named_folders import check_named_folders
+from wingbeat.deployments.cli.options import model_command
 from wingbeat.deployments.cli.panels import GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
+from wingbeat.runtime.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of a command that reads its own arguments once it runs, so that what they need is imported then."""
@@ -43,18 +45,30 @@ def show_log_from(level: LogLevel | None) -> None:
         show_log()
 
 
-def run_now(
-    context: typer.Context, config_class: type[Config], run: Callable[..., None], arguments: tuple[str, ...] = ()
+def add_late_command(
+    app: typer.Typer,
+    name: str,
+    options: str,
+    run: Callable[..., None],
+    arguments: tuple[str, ...] = (),
+    takes_folder: bool = False,
 ) -> None:
-    """Read the arguments that were left for later, and run.
+    """Add a command that reads its arguments once it runs: folders that are not there are said before its options,
+    which may take seconds, are imported.
 
     Args:
-        arguments: fields that are given by their place.
-
-    Raises:
-        typer.Exit: with the command's exit code, where that is not 0.
+        options: `module:Class` of its settings.
+        run: `run(config, **own)`, see `options.model_command`; its docstring is the command's help.
+        arguments: fields that may be given by their place.
+        takes_folder: whether the first word is a folder.
     """
-    own = new_app(run.__doc__)
-    own.command(cls=GroupedCommand)(model_command(config_class, run, arguments=arguments))
-    if code := own(context.args, prog_name=context.command_path, standalone_mode=False):
-        raise typer.Exit(code)
+
+    def command(context: typer.Context) -> None:
+        check_named_folders(context.args, takes_folder)
+        own = new_app(run.__doc__)
+        own.command(cls=GroupedCommand)(model_command(load_function(options), run, arguments=arguments))
+        if code := own(context.args, prog_name=context.command_path, standalone_mode=False):
+            raise typer.Exit(code)
+
+    command.__doc__ = run.__doc__
+    app.command(name, context_settings=READS_LATER)(command)

@@ -4,23 +4,25 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
-from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, Level, new_app, run_now, show_log_from
+from wingbeat.deployments.cli.commands import JsonOption, Level, add_late_command, new_app, show_log_from
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
-from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.start_up import StartUp
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.cli.inspect_options import InspectConfig
 
 USAGE_ERROR = 2
 
@@ -152,26 +154,18 @@ def _serve(
 
 
 def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
-    """`inspect` reads its own arguments later."""
-
-    def inspect(context: typer.Context) -> None:
+    def inspect(
+        config: "InspectConfig",
+        folder: Annotated[
+            Path, typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False)
+        ],
+        as_json: JsonOption = False,
+    ) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
-        check_named_folders(context.args, takes_folder=True)
-        from wingbeat.deployments.cli.inspect_options import InspectConfig
+        from wingbeat.deployments.cli.inspect_command import inspect_command
 
-        def run(
-            config: InspectConfig,
-            folder: Annotated[
-                Path,
-                typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False),
-            ],
-            as_json: JsonOption = False,
-        ) -> None:
-            """Show what a checkpoint holds, and how it drafts for a verifier."""
-            from wingbeat.deployments.cli.inspect_command import inspect_command
+        inspect_command(config, folder, as_json, open_engine)
 
-            inspect_command(config, folder, as_json, open_engine)
-
-        run_now(context, InspectConfig, run)
-
-    app.command("inspect", context_settings=READS_LATER)(inspect)
+    add_late_command(
+        app, "inspect", "wingbeat.deployments.cli.inspect_options:InspectConfig", inspect, takes_folder=True
+    )

@@ -6,24 +6,20 @@ if TYPE_CHECKING:
     import typer
 
     from wingbeat.deployments.cli.local import OpenEngine
+    from wingbeat.deployments.doctor.options import DoctorConfig
 
 
 def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     """Add the command, which reads its own arguments once it runs."""
     import typer
 
-    from wingbeat.deployments.cli.commands import READS_LATER, JsonOption, run_now
+    from wingbeat.deployments.cli.commands import JsonOption, add_late_command
 
-    def doctor(context: typer.Context) -> None:
-        """Say what this machine can serve with, part by part."""
-        from wingbeat.deployments.doctor.options import DoctorConfig
+    def doctor(config: "DoctorConfig", as_json: JsonOption = False) -> None:
+        """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
+        from wingbeat.deployments.doctor.command import doctor_command
 
-        def run(config: DoctorConfig, as_json: JsonOption = False) -> None:
-            """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
-            from wingbeat.deployments.doctor.command import doctor_command
+        raise typer.Exit(doctor_command(config, as_json, open_engine))
 
-            raise typer.Exit(doctor_command(config, as_json, open_engine))
-
-        run_now(context, DoctorConfig, run, arguments=("model", "drafter"))
-
-    app.command("doctor", context_settings=READS_LATER)(doctor)
+    options = "wingbeat.deployments.doctor.options:DoctorConfig"
+    add_late_command(app, "doctor", options, doctor, arguments=("model", "drafter"))

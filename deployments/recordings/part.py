@@ -11,31 +11,22 @@ if TYPE_CHECKING:
     from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
     from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.recordings.extract_config import ExtractConfig
 
 __all__ = ["check_before_start", "check_settings", "settings"]
 
 
 def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     """Add `wingbeat extract`, which reads its own arguments once it runs."""
-    import typer
+    from wingbeat.deployments.cli.commands import add_late_command
 
-    from wingbeat.deployments.cli.commands import READS_LATER, run_now
-    from wingbeat.deployments.cli.named_folders import check_named_folders
+    def extract(config: "ExtractConfig") -> None:
+        """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+        from wingbeat.deployments.recordings.extract_command import extract_command
 
-    def extract(context: typer.Context) -> None:
-        """Record a verifier's hidden states, for training a drafter."""
-        check_named_folders(context.args)
-        from wingbeat.runtime.recordings.extract_config import ExtractConfig
+        extract_command(config)
 
-        def run(config: ExtractConfig) -> None:
-            """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
-            from wingbeat.deployments.recordings.extract_command import extract_command
-
-            extract_command(config)
-
-        run_now(context, ExtractConfig, run)
-
-    app.command("extract", context_settings=READS_LATER)(extract)
+    add_late_command(app, "extract", "wingbeat.runtime.recordings.extract_config:ExtractConfig", extract)
 
 
 def tapped(config: "AppConfig", needs: "DrafterNeeds", num_layers: int) -> "DrafterNeeds | None":
