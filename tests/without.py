@@ -35,6 +35,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
 OURS = (*LAYERS, "tests", "benchmarks")
+OURS_NAMES = (*(f"wingbeat.{layer}" for layer in LAYERS), "tests.")
 IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
 """A name of ours in a string, such as the path of a factory."""
 READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
@@ -134,37 +135,45 @@ def copy(tree: Path, gone: set[Path]) -> None:
 
 def check_links(root: Path, gone: set[Path]) -> None:
     """Raises Broken with the imports of ours that lead to nothing once some files are gone."""
-    files = [path for room in OURS for path in sorted((root / room).rglob("*.py"))]
-    left = {path for path in files if path.relative_to(root) not in gone}
-    folders = {above for path in left for above in path.relative_to(root).parents}
-    there = {path.relative_to(root) for path in left} | folders
+    left = {path for path in sources(root) if path not in gone}
+    there = {str(place) for path in left for place in (path, *path.parents)}
     loose = [
-        f"{path.relative_to(root)} imports {name}"
-        for path in files
-        if path in left
-        for name in imports_of(path, root)
-        if leads_nowhere(name, path.relative_to(root), there, gone, root)
+        f"{path} imports {name}"
+        for name, importers in importers_of(root).items()
+        if not is_there(name.split("."), there, root)
+        for path in sorted(importers & left)
+        if name.startswith(OURS_NAMES) or path.with_name(f"{name.partition('.')[0]}.py") in gone
     ]
     if loose:
         raise Broken("; ".join(loose))
 
 
-def leads_nowhere(name: str, path: Path, there: set[Path], gone: set[Path], root: Path) -> bool:
-    """Whether a name of ours that a file imports is neither a file nor within one."""
-    parts = name.split(".")
-    if parts[0] == "wingbeat":
-        return len(parts) > 1 and parts[1] in LAYERS and not is_there(parts[1:], there, root)
-    return (parts[0] == "tests" and not is_there(parts, there, root)) or path.with_name(f"{parts[0]}.py") in gone
+@cache
+def sources(root: Path) -> tuple[Path, ...]:
+    """Our files of Python, relative to the root."""
+    return tuple(path.relative_to(root) for room in OURS for path in sorted((root / room).rglob("*.py")))
 
 
-def is_there(parts: list[str], there: set[Path], root: Path) -> bool:
-    """Whether the parts lead to a folder, to a file, or to what a file has in it."""
+@cache
+def importers_of(root: Path) -> dict[str, set[Path]]:
+    """Names of ours that are imported, each with the files that import it."""
+    importers: dict[str, set[Path]] = {}
+    for path in sources(root):
+        for name in imports_of(root / path, root):
+            if name.startswith(OURS_NAMES) or (root / path).with_name(f"{name.partition('.')[0]}.py").exists():
+                importers.setdefault(name, set()).add(path)
+    return importers
+
+
+def is_there(parts: list[str], there: set[str], root: Path) -> bool:
+    """Whether the parts of a name lead to a folder, to a file, or to what a file has in it."""
+    parts = parts[parts[0] == "wingbeat" :]
     for place in range(len(parts), 0, -1):
-        path = Path(*parts[:place])
-        if path.with_name(f"{path.name}.py") in there:
+        path = "/".join(parts[:place])
+        if f"{path}.py" in there:
             return True
         if path in there:
-            init = path / "__init__.py"
+            init = f"{path}/__init__.py"
             return place == len(parts) or (init in there and parts[place] in (root / init).read_text(encoding="utf-8"))
     return False
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +20,10 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
+from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.catalog import ADAPTERS, NameChanges, Names
+from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
@@ -33,6 +36,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 URL = "http://wingbeat"
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
@@ -221,6 +225,39 @@ def app_for(
     )
 
 
+class LaterModels(ServedModels):
+    """Models that come after the application: to make one takes twice as long as a test."""
+
+    def __init__(self, first: CompletionService) -> None:
+        super().__init__(first)
+        self._pools = [first.pool]
+
+    @property
+    def pools(self) -> list[EnginePool]:
+        return self._pools
+
+    def become(self, service: CompletionService) -> None:
+        self._services, self._pools[:] = (service,), [service.pool]
+
+
+@cache
+def shared_app() -> tuple[FastAPI, LaterModels]:
+    """The application without anything given, for one request after the other."""
+    models = LaterModels(CompletionService(FakePool(), TOKENIZER, None))
+    return create_app(models), models
+
+
+def app_of_a_call(pool: FakePool, path: str, app: Mapping[str, Any]) -> FastAPI:
+    """An application of its own where more is given than the tokenizer and what answers are parsed by, and for routes
+    that look at the models when they are made."""
+    if app.keys() - {"tokenizer", "parsers"} or path not in GENERATES:
+        return app_for(pool, **app)
+    shared, models = shared_app()
+    models.become(CompletionService(pool, app.get("tokenizer", TOKENIZER), app.get("parsers")))
+    shared.state.off_loop = models.first.prompts.off_loop
+    return shared
+
+
 def call(
     pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST", headers=None, **app
 ) -> httpx.Response:
@@ -230,7 +267,7 @@ def call(
         headers.setdefault("Content-Type", "application/json")
 
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app_for(pool, **app), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app_of_a_call(pool, path, app), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             return await client.request(method, path, content=content, headers=headers)

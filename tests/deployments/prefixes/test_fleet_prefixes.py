@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.deployments.pool_world import LocalEngines, collect, run, tokens
-from tests.runtime.models import engine_config, greedy_params, new_engine, reference
+from tests.runtime.models import PROMPT_LENS, engine_config, greedy_params, new_engine, random_prompts, reference
 from tests.runtime.prefix_world import SMALL, store_of
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
@@ -14,7 +14,7 @@ from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request
 
-PROMPT = tuple(reference("llama").prompts[4])
+PROMPT = tuple(random_prompts(PROMPT_LENS)[4])
 PREFIX = SavedPrefix("system", 0, PROMPT[:42])
 
 
