@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("--ptx") is None and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+    # Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor.
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -149,12 +151,6 @@ def running(name: str, url: str, door: Any = None, **args: Any) -> Iterator[App]
     finally:
         app.close()
         serve.delete(name)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def single_thread() -> None:
-    """Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

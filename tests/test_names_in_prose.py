@@ -23,6 +23,13 @@ NAME = re.compile(r"\w+(?:\.\w+)*(?:\(\))?")
 SOURCE_NAMES = re.compile(r"_|\.|[a-z][A-Z]")
 DOCUMENT_NAMES = re.compile(r"^[a-z]\w*\.\w|^[A-Z][a-z]+[A-Z]\w+")
 """Files are looked for in any case; other words of a document may be a shell's, a proxy's or Prometheus'."""
+NAMED = {
+    kind: fields
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+    if (fields := {"id", "attr", "arg", "name", "asname", "module"}.intersection(kind._fields))
+}
+"""Fields of nodes that are names."""
 LIBRARIES = sys.stdlib_module_names | packages_distributions().keys() - {"wingbeat", *FOLDERS}
 
 
@@ -57,17 +64,17 @@ def prose_of(path: Path) -> str:
 @cache
 def words() -> frozenset[str]:
     """Of all code, its strings included, and of the names of files."""
-    found = {part.partition(".")[0] for path in paths() for part in path.split("/")}
+    texts: set[str | None] = {part.partition(".")[0] for path in paths() for part in path.split("/")}
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         statements: set[ast.expr] = set()
         for node in ast.walk(ast.parse(text_of(path))):  # parents come first
-            named = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "module")]
             if isinstance(node, ast.Expr):
                 statements.add(node.value)
-            elif isinstance(node, ast.Constant) and node not in statements:
-                named.append(node.value)
-            found.update(word for text in named if isinstance(text, str) for word in re.findall(r"\w+", text))
-    return frozenset(found)
+            elif isinstance(node, ast.Constant):
+                texts.add(node.value if isinstance(node.value, str) and node not in statements else None)
+            else:
+                texts.update(getattr(node, field) for field in NAMED.get(type(node), ()))
+    return frozenset(word for text in texts - {None} for word in re.findall(r"\w+", text))
 
 
 def has(file: Path, name: str) -> bool:

@@ -281,7 +281,7 @@ def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_o
     assert len(capsys.readouterr().out.splitlines()) == 2, "each part is reported when it is known"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_stage_of_a_round_lies_between_two_events(monkeypatch, tmp_path, kind):
     """On a GPU of shapes, where a millisecond passes between any two events."""

@@ -44,6 +44,7 @@ def test_small_rounds_on_it():
 
 
 @needs_states
+@pytest.mark.slow
 def test_captured_gated_delta_nets():
     run("hybrid_cases.py", "-k", "qwen3_5")
 

@@ -288,6 +288,7 @@ BAD_HEADS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", BAD_HEADS)
 def test_a_head_that_does_not_fit_is_refused_before_anything_starts(case: str, tmp_path: Path, port: int) -> None:
     folder = Path(shutil.copytree(DEMO_HEAD, tmp_path / "head"))

@@ -105,7 +105,7 @@ def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_re
     assert served.engine.drafter_state == "attached"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, monkeypatch):
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))

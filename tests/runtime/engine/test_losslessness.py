@@ -145,7 +145,7 @@ def test_references_are_decisive_and_varied(model):
     assert min(len(sequence) for sequence in ref.sequences) > 4 * WINDOW
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("row", table())
 def test_the_text_is_that_of_generate(row, kind_of):
     name = row["drafter"]

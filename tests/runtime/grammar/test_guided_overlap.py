@@ -51,7 +51,7 @@ def overlapped(loaded, drafter, shape=TREE, **limits):
 TIGHT = {"max_model_len": 128, "num_kv_blocks": 14, "max_num_batched_tokens": 33}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limits", [{}, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_mixed_batches_write_what_they_write_without_overlap(loaded, grammars, plain, shape, limits):

@@ -32,7 +32,7 @@ from wingbeat.runtime.scheduling.request import PromptReport, Request, SamplingP
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
-pytestmark = pytest.mark.few(2)
+pytestmark = pytest.mark.few(1)
 
 LENGTHS = (150, 3, 75, 33, 1, 64)
 

@@ -36,7 +36,7 @@ def captured(ref, device, drafter, params, speculation, **limits):
     return texts, engine
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
 @pytest.mark.parametrize(
     ("kind", "shape"), [("right", "tree"), ("right", "chain"), ("none", "tree"), ("random", "tree"), ("eagle", "tree")]

@@ -43,7 +43,8 @@ class SecondRank:
     def join(self, group: RankGroup, folder: Path, rank: int = 1, limits: EngineConfig | None = None) -> None:
         """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed."""
         if self._process is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
             self._pipe, other = context.Pipe()
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
