@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from wingbeat.runtime.parts import hooks
+
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"
 _HEAD_PARTS = ("midlayer.", "d2t", "t2d", "fc.weight", "candidate_selector.", "markov_head.", "encoder.fc.")
@@ -46,9 +48,19 @@ def pointer_problem(file: Path) -> str | None:
     return f"{file} is a pointer of git-lfs and not the file itself: run `git lfs pull` in its folder"
 
 
+def gguf_problem(file: Path) -> str | None:
+    """Problem of a GGUF file, by its first bytes; None for one that may be read."""
+    if not hooks("folder_of"):
+        return f"{file} is a GGUF file; {_GGUF}"
+    with file.open("rb") as opened:
+        if opened.read(4) == b"GGUF":
+            return None
+    return pointer_problem(file) or f"{file} is damaged, or is no GGUF file: it does not begin by GGUF"
+
+
 def _file_problem(file: Path) -> str:
     if file.suffix == ".gguf":
-        return f"{file} is a GGUF file; {_GGUF}"
+        return gguf_problem(file)
     if file.suffix in (*_WEIGHTS, ".json"):
         return f"{file} is a file: give its folder"
     return f"{file} is a file: give the folder of a Hugging Face checkpoint"
@@ -64,8 +76,13 @@ def _without_config(folder: Path) -> str:
         return f"{lacks} but an adapter_config.json: give its base model{base} as the model and it as --lora-modules"
     if "model_index.json" in found:
         return f"{lacks} but a model_index.json: pipelines of diffusers are no language models"
-    if any(name.endswith(".gguf") for name in found):
-        return f"{lacks} but {next(name for name in found if name.endswith('.gguf'))}; {_GGUF}"
+    gguf_files = [name for name in found if name.endswith(".gguf")]
+    if gguf_files and hooks("folder_of"):
+        if len(gguf_files) > 1:
+            return f"{lacks} but {len(gguf_files)} GGUF files: give one of them"
+        return gguf_problem(folder / gguf_files[0])
+    if gguf_files:
+        return f"{lacks} but {gguf_files[0]}; {_GGUF}"
     if "params.json" in found:
         return f"{lacks} but a params.json: convert it to the form of transformers, or fetch the repository that has it"
     inner = sorted(path.parent for path in folder.glob("*/config.json")) or sorted(

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
         HubError: it has a name of the hub and is neither in the cache nor to be fetched.
     """
     name = HubName.parse(source)
-    return Path(source) if name is None else _fetch(name, with_weights)
+    if name is not None:
+        return _fetch(name, with_weights)
+    return first("folder_of", Path(source)) or Path(source)
 
 
 @lru_cache

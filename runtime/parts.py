@@ -17,6 +17,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
+- `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.

@@ -17,6 +17,8 @@ from wingbeat.runtime.config_fields import meant
 from wingbeat.runtime.folder_kinds import pointer_problem
 
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
+GGUF_FILE = "model.gguf"
+"""Weights of a folder that was made of a GGUF file."""
 
 
 class ModelCheckpointError(ValueError):
@@ -112,6 +114,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ModelCheckpointError: there are none, or an index names a shard that is absent, or a tensor that is not there.
     """
+    if (folder / GGUF_FILE).exists():
+        return [folder / GGUF_FILE]
     for name in (SAFETENSORS, TORCH_FILE):
         if (folder / name).is_file():
             return [_real(folder / name)]

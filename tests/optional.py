@@ -151,7 +151,7 @@ FEATURES = {
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),
     "quantised": Feature(
-        ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "unknown quantisation")
+        ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "gguf", "unknown quantisation")
     ),
     "mtp": Feature(
         ("runtime/mtp", "runtime/training/mtp", "tests/runtime/mtp", "tests/runtime/training/mtp"),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "vectors.h"
@@ -25,10 +26,36 @@ struct eight_bits {
     int8_t value;
 };
 
+// Likewise, of groups of inputs with a scale each; and two such numbers of 0 to 15, the earlier input in the lower half.
+struct grouped_byte {
+    int8_t value;
+};
+struct grouped_nibbles {
+    uint8_t pair;
+};
+constexpr int64_t GROUP = 32;
+
+template <class T>
+constexpr bool IS_GROUPED = std::is_same<T, grouped_byte>::value || std::is_same<T, grouped_nibbles>::value;
+
 static inline vec load(const eight_bits* from) { return load_whole((const int8_t*)from); }
 
 // `Kind`, and what only packed matrices are of.
-constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5;
+constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5, GROUPED_BYTES = 6, GROUPED_NIBBLES = 7;
+
+// Scales of a matrix's groups, panel by panel [inputs / GROUP, PANEL]; and what is added to each of a group's weights: a
+// number that lies likewise, or else `offset` times the scale.
+struct Groups {
+    const half *scales, *minima;
+    float offset;
+
+    Groups from(int64_t panel, int64_t num_groups, int64_t within) const {
+        int64_t skipped = panel * num_groups * PANEL + within;
+        return {scales + skipped, minima ? minima + skipped : nullptr, offset};
+    }
+
+    bool are_shifted() const { return minima || offset != 0; }
+};
 
 // Weights [inputs, columns] of numbers of `kind`, whose rows lie `stride` apart: all of them where `panel` is 0, else those
 // of a panel, and panels `panel` numbers. Rows of pairs are two inputs.
@@ -37,6 +64,9 @@ struct Matrix {
     const float* bias;  // [columns], or null
     int64_t columns, stride, panel, kind;
     const float* scales;  // [columns] of `BYTES`, or null
+    Groups groups;
+
+    bool is_grouped() const { return kind == GROUPED_BYTES || kind == GROUPED_NIBBLES; }
 
     bool is_packed() const { return panel != 0; }
 
@@ -51,7 +81,7 @@ struct Matrix {
 
 // A matrix that lies input by input, its rows `stride` apart.
 static inline Matrix plain_matrix(const void* weight, const float* bias, int64_t columns, int64_t stride, int64_t kind) {
-    return {weight, bias, columns, stride, 0, kind, nullptr};
+    return {weight, bias, columns, stride, 0, kind, nullptr, {}};
 }
 
 // run(a number of the matrix's type, which says no more than that type)
@@ -59,6 +89,8 @@ template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
     else if (matrix.kind == BYTES) run(eight_bits{});
+    else if (matrix.kind == GROUPED_BYTES) run(grouped_byte{});
+    else if (matrix.kind == GROUPED_NIBBLES) run(grouped_nibbles{});
     else if (matrix.kind >= PAIRS) run(bfloat_pair{});
     else by_kind(matrix.kind, run);
 }
@@ -73,5 +105,5 @@ static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column,
             for (int64_t i = 0; i < PANEL && i < left; i += LANES)
                 store(into.data() + k * PANEL + i, load_upto(weight + k * matrix.stride + i, left - i));
     });
-    return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT, nullptr};
+    return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT, nullptr, {}};
 }

@@ -18,6 +18,7 @@ from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.drafted import AcceptanceCounts, DraftIntake, Present, Shape
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import NoLibraryError, open_library
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.cpu.structs import (
@@ -94,7 +95,7 @@ class CpuKernels:
         matrices = (Matrix * 1)(Matrix(weight.data_ptr(), address, columns, columns, 0, KINDS[weight.dtype], None))
         return self._product(x, inputs, matrices, columns, wide)
 
-    def packed_linear(self, x: Tensor, panels: Panels, *, wide: bool = False) -> Tensor:
+    def packed_linear(self, x: Tensor, panels: Panels | GroupPanels, *, wide: bool = False) -> Tensor:
         """`linear` by a packed weight and its bias; the sums are the same, bit for bit.
 
         Raises:

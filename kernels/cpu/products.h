@@ -25,12 +25,66 @@ struct Strip {
     const float* scales;  // of those columns, where a sum is multiplied by one
     const T* next;
     bool again;
+    Groups groups;
+    const float* group_sums;  // of the rows, where groups are shifted: [rows, inputs / GROUP]
 };
 
 // Rows of the strip that lie ahead, by which memory's answer is there in time.
 template <class T>
 static int64_t rows_ahead(const Strip<T>& strip) {
     return strip.stride == PANEL ? AHEAD_BYTES / (PANEL * (int64_t)sizeof(T)) : AHEAD_ROWS;
+}
+
+// As `multiply`, group by group: the sum over a group's whole numbers by its scale, and the group's inputs by its shift.
+template <class T, int ROWS, int PANELS, bool NARROW>
+__attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
+    constexpr bool NIBBLES = std::is_same<T, grouped_nibbles>::value;
+    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, STEPS = NIBBLES ? GROUP / 2 : GROUP;
+    int64_t num_groups = strip.inputs / GROUP;
+    vec total[ROWS][VECTORS] = {};
+    for (int64_t group = 0; group < num_groups; group++) {
+        vec kept[ROWS][VECTORS] = {};
+        auto add = [&](int64_t k, const vec* columns) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) {
+                vec input = all(x[row * x_stride + group * GROUP + k]);
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) kept[row][v] = fused(input, columns[v], kept[row][v]);
+            }
+        };
+        for (int64_t step = 0; step < STEPS; step++) {
+            vec columns[VECTORS], later[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                const T* from = strip.weight + (group * STEPS + step) * strip.stride + v / EACH * strip.panel + v % EACH * LANES;
+                if (step * PANEL % CACHE_LINE == 0 && v % EACH == 0) __builtin_prefetch(from + AHEAD_BYTES / PANELS, 0, 3);
+                if constexpr (NIBBLES) {
+                    words pairs = load_bytes((const uint8_t*)from);
+                    columns[v] = as_floats(pairs & 15), later[v] = as_floats(pairs >> 4);
+                } else {
+                    columns[v] = load_whole((const int8_t*)from);
+                }
+            }
+            add(NIBBLES ? 2 * step : step, columns);
+            if (NIBBLES) add(2 * step + 1, later);
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            int64_t at = (v / EACH * num_groups + group) * PANEL + v % EACH * LANES;
+            vec scale = load(strip.groups.scales + at);
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) total[row][v] = fused(kept[row][v], scale, total[row][v]);
+            if (!strip.groups.are_shifted()) continue;
+            vec shift = strip.groups.minima ? load(strip.groups.minima + at) : scale * strip.groups.offset;
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++)
+                total[row][v] = fused(all(strip.group_sums[row * num_groups + group]), shift, total[row][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = total[row][v];
 }
 
 // sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels, of which narrow ones have one vector. Rows are pairs
@@ -94,12 +148,18 @@ struct Multiplies {
     int most_panels;
 };
 
+template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
+static constexpr Multiply<T> way() {
+    if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
+    else return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
+}
+
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
     constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
-    // Pairs are packed, and a packed panel is whole.
-    return {multiply<T, ROWS, WIDEST, false, true>, multiply<T, ROWS, 1, false, true>,
-            multiply<T, ROWS, 1, true, true>, multiply<T, ROWS, 1, true, false>, WIDEST};
+    // Pairs and groups are packed, and a packed panel is whole.
+    return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
+            way<T, ROWS, 1, true, true>(), way<T, ROWS, 1, true, false>(), WIDEST};
 }
 
 template <class T, int... LESS_ONE>
@@ -121,6 +181,7 @@ struct Tile {
     const Matrix* matrix;
     const Matrix* gated;  // silu(matrix) * gated where given; of the same kind
     int64_t skipped;      // columns before those that the matrices have
+    const float* group_sums;
 };
 
 // Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns. `begin` begins
@@ -140,7 +201,9 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
             Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
                            matrix.scales ? matrix.scales + column : nullptr,
-                           then.from<T>(own + width) + (own + width) % PANEL, again};
+                           then.from<T>(own + width) + (own + width) % PANEL, again,
+                           matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs / GROUP, within) : Groups{},
+                           tile.group_sums ? tile.group_sums + row * (tile.inputs / GROUP) : nullptr};
             multiply(x, tile.x_stride, strip, into);
         };
         auto biased = [&](const Matrix& matrix, vec* into) {
@@ -238,6 +301,22 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
+// Sums of the rows over groups of inputs, [num_rows, inputs / GROUP].
+static const float* group_sums(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
+    static thread_local std::vector<float> scratch;
+    int64_t num_groups = inputs / GROUP;
+    if ((int64_t)scratch.size() < num_rows * num_groups) scratch.resize(num_rows * num_groups);
+    float* sums = scratch.data();
+    by_row(num_rows, inputs, [&](int64_t row) {
+        for (int64_t group = 0; group < num_groups; group++) {
+            vec part = {};
+            for (int64_t i = 0; i < GROUP; i += LANES) part += load(x + row * x_stride + group * GROUP + i);
+            sums[row * num_groups + group] = sum(part);
+        }
+    });
+    return sums;
+}
+
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -250,7 +329,12 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     if (HAS_PAIRS && matrices[0].kind == ROUNDING_PAIRS)
         x = as_pairs(x, x_stride, num_rows, inputs), x_stride = (inputs + 1) / 2;
     int64_t total = 0;
-    for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
+    bool are_shifted = gated && gated->is_grouped() && gated->groups.are_shifted();
+    for (int m = 0; m < num_matrices; m++) {
+        total += matrices[m].columns;
+        are_shifted |= matrices[m].is_grouped() && matrices[m].groups.are_shifted();
+    }
+    const float* sums = are_shifted ? group_sums(x, x_stride, num_rows, inputs) : nullptr;
     int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
     if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
     static thread_local std::vector<Part> parts;
@@ -267,7 +351,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     threads.share((int64_t)parts.size(), [&](int64_t index) {
         Part part = all_parts[index];
         Tile tile{x, x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
-                  residual_stride, matrices + part.matrix, gated, 0};
+                  residual_stride, matrices + part.matrix, gated, 0, sums};
         all_rows(tile, num_rows, part.begin, part.end);
     });
 }

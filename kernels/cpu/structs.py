@@ -12,7 +12,8 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 class Matrix(Structure):
     """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
-    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`."""
+    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`, and
+    those of groups of inputs by `group_scales` (`group_panels.GroupPanels`)."""
 
     _fields_ = [
         ("weight", c_void_p),
@@ -22,6 +23,9 @@ class Matrix(Structure):
         ("panel", c_int64),
         ("kind", c_int64),
         ("scales", c_void_p),
+        ("group_scales", c_void_p),
+        ("group_minima", c_void_p),
+        ("group_offset", c_float),
     ]
 
 

@@ -120,6 +120,21 @@ static inline vec load_whole(const int8_t* from) {
 #endif
 }
 
+static inline words load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    bytes some;
+    memcpy(&some, from, sizeof(some));
+    return __builtin_convertvector(some, words);
+#endif
+}
+
+static inline vec as_floats(words whole) { return __builtin_convertvector((ints)whole, vec); }
+
 static inline void store(float* to, vec x) { *(loose_vec*)to = x; }
 
 // To the nearest, ties to even.

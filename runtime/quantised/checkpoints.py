@@ -123,6 +123,12 @@ def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     return model, info
 
 
+def _gguf(config: ConfigFile, load: "Load") -> "Loaded":
+    from wingbeat.runtime.quantised.gguf_weights import load_gguf
+
+    return load_gguf(config, load)
+
+
 class _Quantiser(NamedTuple):
     """How one kind of checkpoint is read."""
 
@@ -136,6 +142,7 @@ _QUANTISERS = {
     "bitsandbytes": _Quantiser(_bitsandbytes, "bitsandbytes"),
     "compressed-tensors": _Quantiser(_by_option("CompressedTensorsConfig", run_compressed=False), "compressed-tensors"),
     "fp8": _Quantiser(_by_option("FineGrainedFP8Config", dequantize=True)),
+    "gguf": _Quantiser(_gguf, "gguf"),
     "gptq": _Quantiser(_packed_integers),
     "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),
     "torchao": _Quantiser(_as_they_are, "torchao"),

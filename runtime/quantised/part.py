@@ -3,8 +3,17 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wingbeat.runtime.quantised.checkpoints import Load, Loaded
     from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+
+def folder_of(source: "Path") -> "Path | None":
+    """The folder that stands for a GGUF file; None for other sources."""
+    from wingbeat.runtime.quantised import gguf_folder
+
+    return gguf_folder.folder_of(source)
 
 
 def check_quantiser(config: "ConfigFile") -> None:

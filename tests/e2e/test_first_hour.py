@@ -74,7 +74,7 @@ WRONG_PATHS = {
     "model": (["serve", "/no/such/folder"], "there is no folder /no/such/folder"),
     "model below here": (["serve", "./models/llama"], "there is no folder models/llama"),
     "model or a name of the hub": (["serve", "models/llama"], "there is no folder models/llama here"),
-    "model that is a file": (["serve", "weights.gguf"], "weights.gguf is a GGUF file"),
+    "model that is a file": (["serve", "weights.gguf"], "weights.gguf is damaged, or is no GGUF file"),
     "model without config": (["serve", "models"], "folder models is empty"),
     "drafter": (["serve", "--drafter", "/no/such/head"], "there is no folder /no/such/head"),
     "drafter below here": (["serve", "--drafter", "./heads/one"], "there is no folder ./heads/one"),

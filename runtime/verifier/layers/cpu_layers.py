@@ -86,6 +86,8 @@ class LayerStack:
                 raise ValueError(f"{type(linear).__name__} of {linear.weight.dtype} is no plain linear layer")
             held.append(linear._panels)
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
+        if matrices[4].kind != matrices[5].kind:
+            raise ValueError("gate and up hold numbers of unlike kinds")
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         head_norms = [attn.q_norm, attn.k_norm] if hasattr(attn, "q_norm") else []
         heads = Heads(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.cpu.group_panels import GroupedWeight, GroupPanels
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, rounded
@@ -59,9 +60,11 @@ class InputMajorLinear(nn.Linear):
     """Then what comes out is float32."""
     eight_bits = False
     """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
+    groups: GroupedWeight | None = None
+    """The weight as a file has it, in groups of few bits; packed so, it is here no longer."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
-    _panels: Panels | None = None
+    _panels: Panels | GroupPanels | None = None
     """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -104,7 +107,11 @@ class InputMajorLinear(nn.Linear):
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
         held = torch.int8 if self.eight_bits else held
-        self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
+        if self.groups is not None and parts is None:
+            self._panels = GroupPanels.pack(self.groups, kernels.panel, weight.dtype, bias)
+        else:
+            self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
+        self.groups = None
         self._laid = None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
         self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)

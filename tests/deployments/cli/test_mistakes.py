@@ -81,7 +81,7 @@ GENERATE = "generate hi --model {model} --drafter none --max-tokens 2"
 SERVE = "serve {model} --drafter none"
 FOLDERS: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
     "empty": (only(), GENERATE, ("is empty", "config.json")),
-    "gguf alone": (only(model__gguf="GGUF"), SERVE, ("model.gguf", "give the folder of the safetensors checkpoint")),
+    "gguf alone": (only(model__gguf="GGUF"), SERVE, ("model.gguf", "is truncated or damaged")),
     "adapter": (
         only(adapter_config__json='{"base_model_name_or_path": "org/base"}'),
         SERVE,

@@ -1,0 +1,118 @@
+"""A GGUF file as a folder of Hugging Face: its metadata as config.json and tokenizer, made once, and the file itself.
+
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.kernels.disk_cache import cache_dir
+from wingbeat.runtime.folder_kinds import gguf_problem
+from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
+from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+logger = logging.getLogger(__name__)
+_FORMAT = 1
+"""Of the folders, for those that an earlier version of this file made."""
+_ENDS = ("eos", "eot", "eom")
+"""Tokens that end a text, by their names in the metadata."""
+
+
+def gguf_in(source: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the only one of a folder without a config.json; else None."""
+    if source.suffix == ".gguf" and source.is_file():
+        return source
+    if not source.is_dir() or (source / "config.json").exists():
+        return None
+    found = sorted(source.glob("*.gguf"))
+    return found[0] if len(found) == 1 else None
+
+
+def folder_of(source: Path) -> Path | None:
+    """The folder that stands for a GGUF file in this machine's cache, made if need be; None for other sources.
+
+    Raises:
+        ModelCheckpointError: the file is damaged, or is of a kind that is not read; one line that names both.
+    """
+    file = gguf_in(source)
+    if file is None:
+        return None
+    check_readable(file)
+    status = file.stat()
+    made = cache_dir() / "gguf" / f"{file.stem}-{status.st_size:x}-{status.st_mtime_ns:x}-{_FORMAT}"
+    if (made / "config.json").is_file():
+        return made
+    logger.info("Reading the metadata of %s", file)
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        folder = Path(scratch) / "folder"
+        folder.mkdir()
+        (folder / GGUF_FILE).symlink_to(file.resolve())
+        _write_metadata(file, folder)
+        if made.exists():
+            shutil.rmtree(made)
+        os.replace(folder, made)
+    return made
+
+
+def check_readable(file: Path) -> None:
+    """Refuse a file that is none, or that no installed package reads.
+
+    Raises:
+        ModelCheckpointError: one line that says what to do.
+    """
+    if (problem := gguf_problem(file)) is not None:
+        raise ModelCheckpointError(problem)
+    if find_spec("gguf") is None:
+        raise ModelCheckpointError(f"{file} is a GGUF file: install gguf (pip install 'wingbeat[quantised]')")
+
+
+def open_reader(file: Path) -> "GGUFReader":
+    """The file's metadata, and its tensors as they lie on disk.
+
+    Raises:
+        ModelCheckpointError: it is truncated or damaged.
+    """
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(str(file))
+    except Exception as error:  # it reads at whatever offsets the bytes say
+        raise ModelCheckpointError(f"{file} is truncated or damaged: {type(error).__name__}: {error}") from error
+
+
+def value_of(reader: "GGUFReader", name: str) -> Any:
+    """A field of the metadata as Python has it; None where there is none."""
+    field = reader.get_field(name)
+    return None if field is None else field.contents()
+
+
+def _write_metadata(file: Path, folder: Path) -> None:
+    from transformers import AutoConfig
+
+    reader = open_reader(file)
+    name = f"{file.name} ({value_of(reader, 'general.architecture')})"
+    if (value_of(reader, "split.count") or 1) > 1:
+        raise ModelCheckpointError(f"{name} is one of several parts: join them by llama-gguf-split --merge")
+    try:
+        config = AutoConfig.from_pretrained(folder, gguf_file=GGUF_FILE, local_files_only=True)
+    except (ValueError, KeyError) as error:
+        raise ModelCheckpointError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+    fields = config.to_dict() | {"dtype": "float32", "quantization_config": {"quant_method": "gguf"}}
+    fields.pop("_name_or_path", None)
+    ids = {end: value_of(reader, f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
+    ends = sorted({ids[end] for end in _ENDS} - {None})
+    generation = {"eos_token_id": ends or None, "bos_token_id": ids["bos"]}
+    fields |= {"eos_token_id": ids["eos"], "bos_token_id": ids["bos"]}
+    write_tokenizer(reader, folder, name)
+    (folder / "generation_config.json").write_text(json.dumps({k: v for k, v in generation.items() if v is not None}))
+    (folder / "config.json").write_text(json.dumps(fields, default=str))

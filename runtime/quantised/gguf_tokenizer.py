@@ -1,0 +1,124 @@
+"""The tokenizer that a GGUF file holds, as files of Hugging Face."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_GPT2 = _BYTES | {"use_regex": True}
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _split(pattern: str) -> list[dict[str, Any]]:
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES]
+
+
+_LLAMA3, _QWEN2 = (_split(_CONTRACTIONS + numbers + _MARKS) for numbers in (r"\p{N}{1,3}", r"\p{N}"))
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+    "llama-bpe": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+"""How texts are split before pairs are merged, by `tokenizer.ggml.pre`."""
+_NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
+_CONTROL, _OWN = 3, 4
+"""Types of tokens: such as ends of texts, and words that are added whole."""
+
+
+def write_tokenizer(reader: "GGUFReader", folder: Path, name: str) -> None:
+    """Write tokenizer.json, tokenizer_config.json and the chat template.
+
+    Args:
+        folder: where the file lies as `GGUF_FILE`.
+        name: of the file, for errors.
+
+    Raises:
+        ModelCheckpointError: it is of a kind that is not read.
+    """
+    kind = _field(reader, "model")
+    if kind == "gpt2":
+        _write_pairs(reader, folder, name)
+    elif kind == "llama":
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(folder, gguf_file=GGUF_FILE, local_files_only=True).save_pretrained(folder)
+    else:
+        raise ModelCheckpointError(
+            f"{name} has a tokenizer of the kind {kind!r}, which is not read: gpt2 and llama are"
+        )
+    template = _field(reader, "chat_template")
+    if template:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _field(reader: "GGUFReader", name: str) -> Any:
+    field = reader.get_field(f"tokenizer.{'' if name == 'chat_template' else 'ggml.'}{name}")
+    return None if field is None else field.contents()
+
+
+def _write_pairs(reader: "GGUFReader", folder: Path, name: str) -> None:
+    """A byte-level BPE."""
+    pre = _field(reader, "pre")
+    if pre not in PRE_TOKENIZERS:
+        raise ModelCheckpointError(
+            f"{name} splits texts as {pre!r} does, which is not read: {', '.join(PRE_TOKENIZERS)} are"
+        )
+    tokens, types = _field(reader, "tokens"), _field(reader, "token_type") or []
+    merges = [merge.split(" ", 1) for merge in _field(reader, "merges")]
+    added = [
+        {
+            "id": number,
+            "content": tokens[number],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == _CONTROL,
+        }
+        for number, kind in enumerate(types)
+        if kind in (_CONTROL, _OWN)
+    ]
+    first = _token(reader, tokens, "bos") if _field(reader, "add_bos_token") else None
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"} if pre in _NORMALISED else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "post_processor": None if first is None else _begun_by(first, tokens.index(first)),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": pre in ("llama-bpe", "smaug-bpe"),
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": merges,
+        },
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for role in ("bos", "eos", "unk", "pad"):
+        if (token := _token(reader, tokens, {"unk": "unknown", "pad": "padding"}.get(role, role))) is not None:
+            settings[f"{role}_token"] = token
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _token(reader: "GGUFReader", tokens: list[str], role: str) -> str | None:
+    number = _field(reader, f"{role}_token_id")
+    return None if number is None else tokens[number]
+
+
+def _begun_by(token: str, number: int) -> dict[str, Any]:
+    """Texts that begin by a token."""
+    first, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 1}}
+    special = {token: {"id": token, "ids": [number], "tokens": [token]}}
+    pair = [first, text, second]
+    return {"type": "TemplateProcessing", "single": [first, text], "pair": pair, "special_tokens": special}

@@ -1,0 +1,91 @@
+"""GGUF files are served by the numbers that their weights stand for, multiplied as they lie in the file."""
+
+import pytest
+import torch
+
+from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
+from wingbeat.kernels.cpu.group_panels import GroupPanels
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.layers.linears import dense_weight
+from wingbeat.runtime.verifier.loading.loader import load_model
+
+pytest.importorskip("gguf")
+from tests.runtime.quantised.gguf_world import TOKENS, write_model
+from wingbeat.runtime.quantised.gguf_weights import FORMS
+
+CPU, NUM_TOKENS = torch.device("cpu"), 24
+PROMPTS = random_prompts((5, 23, 11), len(TOKENS))
+OTHERS = ("F16", "Q4_K")
+"""Forms that are read, and held in float32."""
+
+
+def served(file):
+    return load_model(checkpoint_folder(file), torch.float32, CPU)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("tied", [False, True], ids=["own output", "tied"])
+@pytest.mark.parametrize("form", [*FORMS, "F16"])
+def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path):
+    if cpu_kernels() is None:
+        pytest.skip("no C++ compiler")
+    meant = write_model(tmp_path / "tiny.gguf", form, tied=tied)
+    loaded = served(tmp_path / "tiny.gguf")
+    modules, packed = dict(loaded.model.named_modules()), 0
+    for name, parameter in meant.named_parameters():
+        module = modules[name.removesuffix(".weight")]
+        assert torch.equal(dense_weight(module), parameter), name
+        packed += isinstance(getattr(module, "_panels", None), GroupPanels)
+    packed += tied and isinstance(loaded.model.lm_head._panels, GroupPanels)
+    assert packed == (7 * 4 + 1 if form in FORMS else 0)
+    expected = greedy(meant, PROMPTS, NUM_TOKENS)[0]
+    params = [greedy_params(NUM_TOKENS)] * len(PROMPTS)
+    drafter = eagle_drafter(loaded, TREE)
+    assert generate(loaded, engine_config(TREE), drafter, PROMPTS, params)[0] == expected
+
+
+def test_a_file_is_read_once_and_a_changed_one_anew(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_model(file, "Q8_0")
+    folder = checkpoint_folder(file)
+    assert checkpoint_folder(tmp_path) == checkpoint_folder(file) == folder
+    write_model(file, "Q4_0")
+    assert checkpoint_folder(file) != folder
+
+
+def test_texts_are_split_and_joined_as_the_metadata_says(tmp_path):
+    write_model(tmp_path / "tiny.gguf", "Q8_0")
+    tokenizer = Tokenizer.load(checkpoint_folder(tmp_path))
+    hello = tokenizer.encode("hello")
+    assert [TOKENS[token] for token in hello] == ["hell", "o"]
+    assert [TOKENS[token] for token in tokenizer.encode("a12")] == ["a", "1", "2"]
+    text = "hello \u4e2d\u6587 \U0001f600 12\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("<|im_end|>") == [len(TOKENS) - 1]
+    assert tokenizer.chat_template is not None
+
+
+def damaged(file):
+    file.write_bytes(file.read_bytes()[:900])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (damaged, "is truncated or damaged"),
+        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "does not begin by GGUF"),
+        (lambda file: write_model(file, "Q8_0", pre="unheard-of"), "splits texts as 'unheard-of' does"),
+    ],
+    ids=["truncated", "another format", "another tokenizer"],
+)
+def test_what_cannot_be_read_is_refused_by_its_file(change, said, tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_model(file, "Q8_0")
+    change(file)
+    with pytest.raises(ModelCheckpointError, match=said) as refused:
+        checkpoint_folder(file)
+    assert "tiny.gguf" in str(refused.value)
+    assert "\n" not in str(refused.value)
