@@ -209,7 +209,7 @@ def test_an_adapter_beside_the_base_model_writes_what_the_merged_model_writes(gp
     folder = write_adapter(tmp_path / "adapter", base, std=0.12)
     adapter = llm.engine.loaded.parts["adapters"].inspect("adapter", folder)
     prompt, wanted = prompts(llm)[1], params("greedy", force_drafts=True)
-    requests = [Request("base", tuple(prompt), wanted), Request("adapted", tuple(prompt), wanted, adapter=adapter)]
+    requests = [Request("base", tuple(prompt), wanted), Request("adapted", tuple(prompt), wanted, variant=adapter)]
     found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         llm.engine.add_request(request)

@@ -138,7 +138,7 @@ def test_adapters_lie_on_top_of_rounded_weights(tmp_path):
     run.tokens = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         params = greedy_params(LENGTH)
-        engine.add_request(Request(str(index), tuple(prompt), params, adapter=names[index % 2]))
+        engine.add_request(Request(str(index), tuple(prompt), params, variant=names[index % 2]))
     try:
         assert run.finish() == [expected[index % 2][index] for index in range(len(prompts))]
     finally:

@@ -86,7 +86,7 @@ class Asking(Run):
         for index, (prompt, param) in enumerate(zip(prompts, params_of(row), strict=True)):
             grammar = None if param.grammar is None else grammars.compile(param.grammar)
             adapter = adapters[index % len(adapters)]
-            engine.add_request(Request(str(index), tuple(prompt), param, adapter=adapter), grammar)
+            engine.add_request(Request(str(index), tuple(prompt), param, variant=adapter), grammar)
 
     def step(self):
         for output in self.engine.step():

@@ -43,7 +43,7 @@ def engine_of(world: LoraWorld, shape=None, device=None, on_host=None, **limits)
 def add(engine, world, which, index, params=None, name=None):
     params = params or greedy_params(NUM_TOKENS)
     prompt = tuple(world.prompts[index])
-    engine.add_request(Request(name or str(index), prompt, params, adapter=world.adapters[which]))
+    engine.add_request(Request(name or str(index), prompt, params, variant=world.adapters[which]))
 
 
 def finish(engine, on_step=lambda number: None):

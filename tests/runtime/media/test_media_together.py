@@ -150,7 +150,7 @@ class Adapted:
             for index, (prompt, media) in enumerate(zip(self.ref.prompts, self.ref.media, strict=True)):
                 name = str(number * len(self.ref.prompts) + index)
                 params = greedy_params(NUM_TOKENS)
-                yield Request(name, tuple(prompt), params, media=media, adapter=adapter), expected[index]
+                yield Request(name, tuple(prompt), params, media=media, variant=adapter), expected[index]
 
 
 def prefixed(folder):

@@ -100,11 +100,11 @@ def test_a_prefix_is_of_its_adapter_alone_and_comes_back_for_it(tmp_path):
         engine = build_engine(world.loaded, limits, drafter, InProcessChannel)
         keeper = PrefixKeeper(engine, store_of(tmp_path))
         if is_first:
-            save(engine, keeper, prefix_of(prompt[:42], adapter=adapter))
+            save(engine, keeper, prefix_of(prompt[:42], variant=adapter))
         else:
             keeper.open([adapter])
         for number, asked in enumerate((which, 0)):
-            request = Request(str(number), tuple(prompt), greedy_params(NUM_TOKENS), adapter=world.adapters[asked])
+            request = Request(str(number), tuple(prompt), greedy_params(NUM_TOKENS), variant=world.adapters[asked])
             engine.add_request(request)
             tokens, cached = [], 0
             while engine.has_unfinished_requests():

@@ -85,6 +85,6 @@ def test_a_feature_lives_with_each_sequence_and_each_round(monkeypatch):
 def test_a_column_is_there_where_a_row_needs_it():
     loaded = lora_world().loaded
     assert all(not batch.columns for batch in passes_of(new_engine(loaded, engine_config())))
-    adapted = passes_of(new_engine(loaded, engine_config()), adapter=lora_world().adapters[1])
+    adapted = passes_of(new_engine(loaded, engine_config()), variant=lora_world().adapters[1])
     assert all(isinstance(batch.columns[AdapterRows], AdapterRows) for batch in adapted)
     assert loaded.parts["adapters"].rows is None, "outside of a pass"

@@ -9,7 +9,7 @@ from tests.runtime.scheduling_world import make, names, play, request
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.kv.blocks import IntegrityError
 from wingbeat.runtime.lora.resident import ResidentAdapters
-from wingbeat.runtime.scheduling.request import AdapterName, FinishReason
+from wingbeat.runtime.scheduling.request import FinishReason, Variant
 
 
 def test_prompts_share_the_budget_in_order_of_arrival():
@@ -296,8 +296,8 @@ def test_a_request_whose_adapter_finds_no_place_is_deferred():
     seats = ResidentAdapters(1, lambda _adapter, _place: None, lambda _place: None)
     scheduler = make(seats=seats)
     for name in "abc":
-        adapter = None if name == "c" else AdapterName(name, f"/adapters/{name}", name)
-        scheduler.add(replace(request(name, 3, max_tokens=2), adapter=adapter))
+        adapter = None if name == "c" else Variant(name, f"/adapters/{name}", name)
+        scheduler.add(replace(request(name, 3, max_tokens=2), variant=adapter))
     play(scheduler, scheduler.schedule())
     assert names(scheduler.waiting) == ["b", "c"]
     assert scheduler.num_deferred == 1

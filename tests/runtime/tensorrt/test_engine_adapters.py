@@ -30,7 +30,7 @@ def texts(engine, which):
     world, tokens = lora_world(), {}
     for index, adapter in enumerate(which):
         params = greedy_params(NUM_TOKENS)
-        engine.add_request(Request(str(index), tuple(world.prompts[index]), params, adapter=world.adapters[adapter]))
+        engine.add_request(Request(str(index), tuple(world.prompts[index]), params, variant=world.adapters[adapter]))
     while engine.has_unfinished_requests():
         for output in engine.step():
             assert output.failure is None
@@ -73,7 +73,7 @@ def test_an_adapter_of_a_higher_rank_is_refused_by_name():
     adapter = lora_world().adapters[1]
     with pytest.raises(AdapterError, match="has rank 4, max_lora_rank is 2"):
         engine.loaded.parts["adapters"].inspect("wide", lora_world().folders[1])
-    engine.add_request(Request("0", (1, 2, 3), greedy_params(4), adapter=adapter))
+    engine.add_request(Request("0", (1, 2, 3), greedy_params(4), variant=adapter))
     [failed] = [output for output in (engine.step() or engine.step()) if output.failure]
     assert failed.request_id == "0"
 

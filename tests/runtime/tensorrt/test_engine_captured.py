@@ -25,7 +25,7 @@ def test_adapters_that_come_after_the_capture_write_what_their_merged_models_wri
     which = (1, 0, 2, 3, 1, 0)
     for index, adapter in enumerate(which):
         params, prompt = greedy_params(NUM_TOKENS), tuple(world.prompts[index])
-        pair.engine.add_request(Request(str(index), prompt, params, adapter=world.adapters[adapter]))
+        pair.engine.add_request(Request(str(index), prompt, params, variant=world.adapters[adapter]))
     tokens: dict[str, list[int]] = {}
     while pair.engine.has_unfinished_requests():
         for output in pair.engine.step():

@@ -139,7 +139,7 @@ def test_adapters_share_no_prefix_with_the_base_model():
     longest = max(range(len(world.prompts)), key=lambda index: len(world.prompts[index]))
     for which in (0, 1, 2, 1):
         params, prompt = greedy_params(16), tuple(world.prompts[longest])
-        engine.add_request(Request("0", prompt, params, adapter=world.adapters[which]))
+        engine.add_request(Request("0", prompt, params, variant=world.adapters[which]))
         tokens = []
         while engine.has_unfinished_requests():
             for output in engine.step():

@@ -211,7 +211,7 @@ def test_adapters_and_prefixes_by_onnx_runtime_give_the_text_of_merged_models(tm
     for rounds in range(2):
         for index, adapter in enumerate(which):
             prompt = tuple(world.prompts[index])
-            request = Request(f"{rounds}-{index}", prompt, greedy_params(NUM_TOKENS), adapter=world.adapters[adapter])
+            request = Request(f"{rounds}-{index}", prompt, greedy_params(NUM_TOKENS), variant=world.adapters[adapter])
             engine.add_request(request)
         tokens: dict[str, list[int]] = {}
         while engine.has_unfinished_requests():
