@@ -16,6 +16,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `extend_model(loaded, config)`: adds to a verifier that torch runs as a whole, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
+- `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where

@@ -196,7 +196,8 @@ FEATURES = {
             "tests/runtime/tensor_parallel/test_rank_adapters.py",
         ),
         words=(
-            *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "enable_lora"),
+            *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
+            *("enable_lora", "--enable-lora"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "vllm:lora_requests_info"),
         ),
     ),

@@ -53,9 +53,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 def operator_paths() -> tuple[str, ...]:
     """Both of them."""
-    from wingbeat.deployments.lora.routes import LOAD_PATH, UNLOAD_PATH
-
-    return LOAD_PATH, UNLOAD_PATH
+    return tuple(bodies())
 
 
 def bodies() -> "Mapping[str, type[RequestBody]]":

@@ -1,6 +1,7 @@
 """Settings of LoRA adapters."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,40 +34,34 @@ def _by_name(value: Any) -> Any:
     return {name: folder for name, _, folder in pairs}
 
 
-def _named(adapters: dict[str, str]) -> dict[str, str]:
-    for name in adapters:
+def _named(adapters: Any) -> Any:
+    for name in adapters or ():
         if (problem := name_problem(name)) is not None:
             raise ValueError(f"the name {name!r} {problem}")
     return adapters
 
 
-Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name)]
+Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
 """Folders of adapters by name; a text on the command line."""
+_field = partial(Field, json_schema_extra={"panel": FEATURES})
 
 
 def settings() -> dict[str, Any]:
     """Which adapters are served, and room for them."""
-    panel = {"panel": FEATURES}
-    modules = Field(
+    modules = _field(
         None,
         description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
         "commas, or a JSON object.",
-        json_schema_extra=panel,
     )
-    folder = Field(
+    folder = _field(
         None,
         description="Folder below which operators may load adapters while the server runs "
         "(/v1/load_lora_adapter); none serves no such path.",
-        json_schema_extra=panel,
     )
-    number = Field(
-        8,
-        ge=1,
-        le=MOST_LORAS,
-        description="Adapters an engine holds at once; others are read again when needed.",
-        json_schema_extra=panel,
+    number = _field(
+        8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
     )
-    rank = Field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.", json_schema_extra=panel)
+    rank = _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")
     return {
         "lora_modules": (Folders, modules),
         "lora_update_dir": (Path | None, folder),
@@ -77,14 +72,12 @@ def settings() -> dict[str, Any]:
 
 def live_settings() -> dict[str, Any]:
     """Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
-    return {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], Field(default_factory=dict))}
+    return {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
 
 
 def check_settings(config: "AppConfig") -> None:
     """Raises ValueError, one line, for an adapter that cannot be served, and for a folder that is none."""
     for name, folder in (config.lora_modules or {}).items():
-        if (problem := name_problem(name)) is not None:
-            raise ValueError(f"lora_modules: the name {name!r} {problem}")
         if name in config.model_names():
             raise ValueError(f"lora_modules: the name {name!r} is that of the base model")
         try:

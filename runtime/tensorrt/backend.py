@@ -1,11 +1,13 @@
 """The backend `tensorrt`: an engine in the place of the verifier's weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
@@ -22,7 +24,6 @@ from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_directory import BASE, VISUAL, EngineDirectory
 from wingbeat.runtime.tensorrt.engine_model import EngineModel, LinearRows
 from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages, RowCache
-from wingbeat.runtime.tensorrt.more_inputs import BoundInputs
 from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 from wingbeat.runtime.tensorrt.visual_encoder import VisualEncoder
@@ -86,7 +87,7 @@ class TensorRTBackend(Backend):
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding.
-        more: inputs of a part; None where the graph has none.
+        fixed: inputs of a part at addresses that stay.
     """
 
     on_host = False
@@ -96,12 +97,12 @@ class TensorRTBackend(Backend):
         directory: EngineDirectory,
         session: EngineSession,
         graph_device: GraphDevice | None = None,
-        more: BoundInputs | None = None,
+        fixed: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.directory = directory
         self.session = session
         self.graph_device = graph_device
-        self.more = more
+        self.fixed = fixed
 
     def parts(
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
@@ -117,7 +118,7 @@ class TensorRTBackend(Backend):
             blocks if config.enable_prefix_caching else NO_PAGES,
         )
         cache = RowCache(kv, blocks, block_bytes(loaded.layers, config.block_size, loaded.dtype))
-        runner = BaseRunner(self.session, base, kv, self.graph_device, self.more)
+        runner = BaseRunner(self.session, base, kv, self.graph_device, self.fixed)
         model = EngineModel(runner, cache, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
             runner.capture(config.speculation.num_nodes if model.taps_size else None)
@@ -170,17 +171,17 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     limits = engine_limits(limits, directory.base)
     session = directory.open_session(BASE, device)
     graphs = CudaGraphDevice(device) if device.type == "cuda" else None
-    loaded, more = load_engine(directory.base, limits, device)
+    loaded, fixed = load_engine(directory.base, limits, device)
     loaded.serve_images(_media_of(directory, device))
-    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, more))
+    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, fixed))
 
 
 def load_engine(
     config: BaseEngineConfig, limits: EngineConfig, device: torch.device
-) -> tuple[LoadedEngine, BoundInputs | None]:
-    """What a directory says of its verifier, and inputs of a part that its graph has."""
+) -> tuple[LoadedEngine, Mapping[str, Tensor]]:
+    """What a directory says of its verifier, and inputs of a part at addresses that stay."""
     loaded, more = LoadedEngine.of(config, device), config.more_inputs
-    return loaded, None if more is None else more.bind(loaded, limits)
+    return loaded, {} if more is None else more.bind(loaded, limits)
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:

@@ -11,7 +11,6 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.graph_shapes import SHOWN, base_shapes, mask_name, shown_names
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
-from wingbeat.runtime.tensorrt.more_inputs import BoundInputs
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
 from wingbeat.runtime.tensorrt.stage_runner import StageRunner
 
@@ -32,7 +31,7 @@ class BasePass(NamedTuple):
     masks: dict[int, Tensor]
     """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
     more: Mapping[str, Tensor] = MappingProxyType({})
-    """Inputs of a part, as `BoundInputs.of_pass`."""
+    """Inputs of a part, as `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
     """Rows that hold images, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] of each of `shown_names`;
     none where no row does."""
@@ -53,7 +52,7 @@ class BaseRunner:
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding; None runs them eagerly.
-        more: inputs of a part; None where the graph has none.
+        fixed: inputs of a part at addresses that stay.
     """
 
     def __init__(
@@ -62,9 +61,9 @@ class BaseRunner:
         config: BaseEngineConfig,
         kv: LinearKV,
         graph_device: GraphDevice | None = None,
-        more: BoundInputs | None = None,
+        fixed: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        self.config, self.more = config, more
+        self.config, self.more = config, config.more_inputs
         self.kv = kv
         shapes = base_shapes(
             [layer.attention() for layer in config.layers],
@@ -73,13 +72,12 @@ class BaseRunner:
             config.hidden_states_size,
             kv.capacity,
             config.torch_dtype,
-            config.more_inputs,
+            self.more,
             config.visual,
             config.hidden_size,
         )
         self._shown_names = [] if config.visual is None else [SHOWN, *shown_names(config.visual)]
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=session.device)
-        fixed = {} if more is None else more.tensors
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:

@@ -25,21 +25,6 @@ class TracedInputs(Protocol):
         ...
 
 
-class BoundInputs(Protocol):
-    """What inputs of a graph are bound to."""
-
-    tensors: Mapping[str, Tensor]
-    """At addresses that stay, by input."""
-
-    def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """Other inputs, of some rows of a batch, by input.
-
-        Args:
-            shape: sequences of these rows, and rows of each.
-        """
-        ...
-
-
 class MoreInputs(ABC):
     """Room of a part in the verifier's graph."""
 
@@ -56,5 +41,13 @@ class MoreInputs(ABC):
         """Let the model read them."""
 
     @abstractmethod
-    def bind(self, loaded: LoadedModel, limits: EngineConfig) -> BoundInputs:
-        """Inputs of an engine, which the verifier serves as far as `limits` say."""
+    def bind(self, loaded: LoadedModel, limits: EngineConfig) -> Mapping[str, Tensor]:
+        """Inputs at addresses that stay, by which the verifier serves what `limits` say."""
+
+    @abstractmethod
+    def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """All other inputs, of some rows of a batch.
+
+        Args:
+            shape: sequences of these rows, and rows of each.
+        """

@@ -77,12 +77,18 @@ class GraphAdapters(MoreInputs):
         """See `MoreInputs.trace`."""
         return AdaptedPass(model, self)
 
-    def bind(self, loaded: LoadedModel, limits: EngineConfig) -> "EngineAdapters":
+    def bind(self, loaded: LoadedModel, limits: EngineConfig) -> Mapping[str, Tensor]:
         """See `MoreInputs.bind`."""
         adapters = EngineAdapters(self, limits.max_loras, limits.max_lora_rank, loaded.dtype, loaded.device)
         if limits.max_loras:
             loaded.add(adapters)
-        return adapters
+        return adapters.tensors
+
+    def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """See `MoreInputs.of_pass`: the place of each sequence's adapter."""
+        adapted = batch.columns.get(AdapterRows)
+        ids = batch.token_ids.new_zeros(shape) if adapted is None else adapted.ids[rows].view(shape)
+        return {IDS: ids[:, 0].contiguous()}
 
 
 class EngineAdapters(AdapterPlaces):
@@ -103,12 +109,6 @@ class EngineAdapters(AdapterPlaces):
     def rows_of(self, ids: Tensor, on_host: bool) -> AdapterRows:
         """Which adapter each row of a pass has, int64 [num_rows]."""
         return AdapterRows(ids)
-
-    def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """See `BoundInputs.of_pass`: the place of each sequence's adapter."""
-        adapted = batch.columns.get(AdapterRows)
-        ids = batch.token_ids.new_zeros(shape) if adapted is None else adapted.ids[rows].view(shape)
-        return {IDS: ids[:, 0].contiguous()}
 
     def put(self, adapter_id: int, path: str, adapter: LinearAdapter) -> None:
         """See `AdapterPlaces.put`."""

@@ -178,9 +178,9 @@ def engine_on(
         media: of a model that takes images.
     """
     directory = FakeDirectory(config, None)
-    loaded, more = load_engine(config, limits, torch.device("cpu"))
+    loaded, fixed = load_engine(config, limits, torch.device("cpu"))
     loaded.serve_images(media)
-    backend = TensorRTBackend(directory, session, graph_device, more)
+    backend = TensorRTBackend(directory, session, graph_device, fixed)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
     if drafter is not None:
