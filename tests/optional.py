@@ -197,8 +197,9 @@ FEATURES = {
         ),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
-            *("enable_lora", "--enable-lora"),
-            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "vllm:lora_requests_info"),
+            *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+            *("vllm:lora_requests_info", "ray_vllm_lora_requests_info"),
         ),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
