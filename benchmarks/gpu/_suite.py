@@ -169,7 +169,8 @@ def sessions() -> dict[str, list[Part]]:
             *scripts("drafter_kinds", 240),
             *(
                 pytest_part(f"{name}_cases", [f"tests/gpu_of_numbers/{name}_cases.py"], 110, only="-m ''", workers=1)
-                for name in ("engine", "drafter", "pair")
+                for name in ("engine", "drafter", "pair", "adapter")
+                if (ROOT / "tests" / "gpu_of_numbers" / f"{name}_cases.py").is_file()
             ),
         ],
     }

@@ -15,7 +15,7 @@ POLL_S = 0.5
 
 
 class NamedAdapters:
-    """What one router has taken over; each router does so by itself, and the same twice is as once.
+    """Adapters that one router has taken over; each router does so by itself, and the same twice is as once.
 
     Args:
         fronts: the router's models.

@@ -29,7 +29,7 @@ IDS = "lora_ids"
 
 @dataclass(frozen=True)
 class GraphAdapters(MoreInputs):
-    """What a graph has room for."""
+    """Linear layers that have room in a graph, and for how many adapters."""
 
     linears: Mapping[str, LinearShape]
     """By path in the model."""
@@ -56,7 +56,7 @@ class GraphAdapters(MoreInputs):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of the matrices A and B of each linear layer in turn, by their names as inputs."""
+        """Shapes of the matrices A and B of each linear layer in turn, by their names as inputs."""
         width = self.max_loras * self.max_rank
         return {
             name: sizes
@@ -87,8 +87,8 @@ class GraphAdapters(MoreInputs):
     def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
         """See `MoreInputs.of_pass`: the place of each sequence's adapter."""
         adapted = batch.columns.get(AdapterRows)
-        ids = batch.token_ids.new_zeros(shape) if adapted is None else adapted.ids[rows].view(shape)
-        return {IDS: ids[:, 0].contiguous()}
+        nobodys = batch.token_ids.new_zeros(shape[0])
+        return {IDS: nobodys if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()}
 
 
 class EngineAdapters(AdapterPlaces):

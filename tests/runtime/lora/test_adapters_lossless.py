@@ -199,7 +199,7 @@ def test_an_engine_without_adapters_refuses_a_request_for_one():
     world = lora_world()
     plain = prepare_model(random_model("llama"), "llama")
     engine = build_engine(plain, engine_config(), None, InProcessChannel)
-    with pytest.raises(ValueError, match="model all is an adapter: this engine serves none"):
+    with pytest.raises(ValueError, match="model all is a variant: this engine serves none"):
         add(engine, world, 1, 0)
     assert not any("Adapted" in kind.__name__ for module in plain.model.modules() for kind in type(module).__mro__)
 

@@ -22,7 +22,7 @@ class Places(AdapterPlaces):
 def test_adapters_of_requests_are_told_by_name():
     def seq(name):
         adapter = None if name is None else Variant(name, "folder", name)
-        return SimpleNamespace(request=SimpleNamespace(adapter=adapter))
+        return SimpleNamespace(request=SimpleNamespace(variant=adapter))
 
     assert Places(8, 16).requests([seq("b"), seq("a"), seq(None), seq("b")], [seq("c")]) == {
         "max_lora": "8",
