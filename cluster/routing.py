@@ -23,16 +23,16 @@ class PromptBlocks:
     Args:
         block_size: tokens per block; 0 where engines cache none.
         salt: of the request; prompts share prefixes with others of the same salt only.
-        adapter: digest of the request's; the same holds for it.
+        variant: digest of the request's; the same holds for it.
     """
 
-    def __init__(self, token_ids: Sequence[int], block_size: int, salt: str = "", adapter: str = "") -> None:
+    def __init__(self, token_ids: Sequence[int], block_size: int, salt: str = "", variant: str = "") -> None:
         self.num_tokens = len(token_ids)
         self.block_size = block_size
         # At least the last token is left to compute, as in the engine.
         self.num_blocks = max(0, len(token_ids) - 1) // block_size if block_size else 0
         self._token_ids = token_ids
-        self._last = salted_root(salt, adapter)
+        self._last = salted_root(salt, variant)
         self._hashes: list[bytes] = []
 
     def hash(self, index: int) -> bytes:

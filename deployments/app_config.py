@@ -8,7 +8,6 @@ from pydantic import Field, PrivateAttr, create_model, field_validator, model_va
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
-from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
@@ -40,7 +39,6 @@ PartSettings = create_model(
 class AppConfig(
     ScalingOptions,
     DrafterPlaceOptions,
-    LoraOptions,
     MediaOptions,
     SurfaceOptions,
     WaitOptions,
@@ -186,8 +184,6 @@ class AppConfig(
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        for name in self.model_names():
-            self.check_adapters(name)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 
@@ -257,7 +253,7 @@ class AppConfig(
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
             drafter_beside=beside,
-            max_loras=self.max_loras if self.serves_adapters() else 0,
+            **{name: limit for of in hooks("engine_limits") for name, limit in of(self).items()},
         )
 
     def most_num_seqs(self) -> int:
@@ -275,7 +271,7 @@ class AppConfig(
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         dtype += " with weights of int8" if self.rounds_weights() else ""
         more = f" over {self.num_ranks()} ranks" if self.num_ranks() > 1 else ""
-        more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
+        more += "".join(words(self) for words in hooks("text_identity"))
         more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""
         more += ", deterministic" if self.deterministic else ""
         more += "" if self.forced_acceptance is None else f", forced to accept {self.forced_acceptance}"
@@ -373,8 +369,8 @@ class AppConfig(
         return self.model_names()[0]
 
     def all_names(self) -> tuple[str, ...]:
-        """Names that requests may give as `model`, adapters included."""
-        return (*self.model_names(), *(self.lora_modules or {}))
+        """Names that requests may give as `model`, those of variants included."""
+        return (*self.model_names(), *(name for of in hooks("variant_names") for name in of(self)))
 
     def served(self) -> "tuple[AppConfig, ...]":
         """The settings of each model, complete; of one model, these.

@@ -1,7 +1,7 @@
 """What a router has of one model: its engines, tokenizer and parsers, and what it measures of them."""
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -10,7 +10,6 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.media_prompts import media_reader
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.fleet.named_adapters import NamedAdapters
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
@@ -45,7 +44,6 @@ class ModelFront:
             may_sleep=config.may_sleep(),
             grace_s=config.shutdown_timeout_s,
         )
-        self._named_adapters = NamedAdapters(self.pool.adapters)
         self.own = RouterFigures(router_id, lambda: self.pool.num_admitted)
         self.figures = FleetFigures(config.model_name(), lambda: self.pool.engine_ids, self._stats, self.own)
 
@@ -57,32 +55,13 @@ class ModelFront:
         logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
 
-    async def take(self, live: LiveOptions) -> None:
-        """Let what was changed hold from now on, and what was not be as the settings say.
-
-        Raises:
-            ValueError: an adapter cannot be served; one line.
-        """
-        if (problem := self._problem_of(live.lora_modules)) is not None:
-            raise ValueError(f"user_config.lora_modules: {problem}")
-        await self._named_adapters.take(live.lora_modules)
+    def take(self, live: LiveOptions) -> None:
+        """Let what was changed hold from now on, and what was not be as the settings say."""
         queued, wait_s = live.max_queued_requests, live.engine_wait_s
         self.pool.limit(
             self.config.max_queued_requests if queued is None else queued,
             self.config.engine_wait_s if wait_s is None else wait_s,
         )
-
-    def _problem_of(self, adapters: Mapping[str, str]) -> str | None:
-        """Why none of these can be served, whatever is in their folders."""
-        config = self.config
-        if not adapters:
-            return None
-        if config.lora_update_dir is None:
-            return "there is no lora_update_dir, so engines have no room for adapters that come later"
-        if config.may_sleep():
-            return "with min_replicas 0 there may be no engine to read them; the setting lora_modules does"
-        taken = [name for name in adapters if name in config.all_names()]
-        return f"the settings have {taken[0]!r} already" if taken else None
 
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
         """What answers requests, once it has started; `beside`: of another model of the same router."""

@@ -10,6 +10,9 @@ Settings:
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
+- `engine_limits(config)`: limits of an engine, in the place of settings of their names.
+- `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.
+- `variant_names(config)`: names of variants of the model that requests may give as `model`.
 - `served(config)`, `with_served(config, served, names)`: see `AppConfig`, where settings are of several models.
 
 The command and HTTP:
@@ -27,14 +30,17 @@ The command and HTTP:
 - `bodies()`: what is posted to these routes, by path.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
 - `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
-- `beginning(pool, body, adapter)`: what a request's prompt begins by, see `api.prompts`.
+- `beginning(pool, body, variant)`: what a request's prompt begins by, see `api.prompts`.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
+- `live_settings()`: fields of `LiveOptions`, as `settings()` has those of `AppConfig`.
+- `follow_live(fronts)`: something whose `take(live)` lets a router's `LiveOptions` hold, before its models do.
 
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
 - `names()`: kinds of things that requests name and engines keep, see `fleet.catalog`.
+- `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
@@ -55,7 +61,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("vllm_words", "several_models", "one_pass"),
+    *("vllm_words", "several_models", "one_pass", "lora"),
 )
 """Their folders, in the order in which they add."""
 

@@ -55,6 +55,7 @@ class Router(HandleCalls):
         router_id = serve.get_replica_context().replica_id.unique_id
         pairs = list(zip(config.served(), engines, strict=True))
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
+        self._followers = [follower(self._fronts) for follower in hooks("follow_live")]
         if not any(front.has_media for front in self._fronts):
             keep_torch_out()
         with refusals():
@@ -98,10 +99,10 @@ class Router(HandleCalls):
         """
         try:
             live = LiveOptions.of(user_config)
-            if live.lora_modules and len(self._fronts) > 1:
-                raise ValueError("user_config.lora_modules: there are several models; load adapters by HTTP")
+            for follower in self._followers:
+                await follower.take(live)
             for front in self._fronts:
-                await front.take(live)
+                front.take(live)
         except ValueError as error:
             if not self._is_up:
                 raise
@@ -145,7 +146,6 @@ class Router(HandleCalls):
             adds_request_id=adds_request_id,
             monitor=self._monitor,
             marks=marks,
-            updates_adapters=any(front.config.lora_update_dir is not None for front in self._fronts),
             more_routes=[partial(add_routes, fronts=self._fronts) for add_routes in hooks("add_router_routes")],
         )
 

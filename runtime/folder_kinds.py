@@ -3,10 +3,10 @@
 Told by names of files and of tensors alone. Loads no torch.
 """
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+
+from wingbeat.runtime.parts import first
 
 from wingbeat.runtime.parts import hooks
 
@@ -71,9 +71,8 @@ def _without_config(folder: Path) -> str:
     if not found:
         return f"folder {folder} is empty"
     lacks = f"folder {folder} has no config.json"
-    if "adapter_config.json" in found:
-        base = _field(folder / "adapter_config.json", "base_model_name_or_path")
-        return f"{lacks} but an adapter_config.json: give its base model{base} as the model and it as --lora-modules"
+    if (other := first("other_folder", folder)) is not None:
+        return f"{lacks} but {other}"
     if "model_index.json" in found:
         return f"{lacks} but a model_index.json: pipelines of diffusers are no language models"
     gguf_files = [name for name in found if name.endswith(".gguf")]
@@ -89,13 +88,3 @@ def _without_config(folder: Path) -> str:
         path.parent for path in folder.glob("snapshots/*/config.json")
     )
     return f"{lacks}; {inner[0]} has one: give that folder" if inner else lacks
-
-
-def _field(file: Path, name: str) -> str:
-    """A field of a JSON file that is text, with a space before it; empty where there is none to be read."""
-    try:
-        fields: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    value = fields.get(name) if isinstance(fields, Mapping) else None
-    return f" {value}" if isinstance(value, str) and value else ""

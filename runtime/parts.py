@@ -16,12 +16,18 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `extend_model(loaded, config)`: adds to a verifier that torch runs as a whole, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
+- `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
+- `graph_limits()`, `graph_fields()`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
+  `pydantic.create_model` takes them.
+- `graph_room(loaded, limits)`, `graph_inputs(config)`: a `tensorrt.more_inputs.MoreInputs` of a verifier that is to be
+  exported, and that of an engine directory; None where there is none.
+- `beyond_graph(config, limits)`: name and value of a limit of an engine, and name and value of what its graph has.
 """
 
 from collections.abc import Callable
@@ -33,7 +39,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
     *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
-    *("lora", "tensor_parallel.lora"),
+    *("lora", "tensor_parallel.lora", "tensorrt.lora"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -102,6 +102,7 @@ FEATURES = {
         (
             *("deployments/weights", "runtime/successor.py"),
             *("tests/deployments/weights", "tests/runtime/test_successor.py", "tests/e2e/test_weights_update.py"),
+            "tests/e2e/test_adapters_of_pushed_weights.py",
         ),
         words=("/v1/weights", "/v1/weights/update", "weights show", "weights update", "wingbeat_weights_info"),
     ),
@@ -181,6 +182,25 @@ FEATURES = {
     "user_drafter": Feature(
         ("runtime/user_drafter", "tests/runtime/user_drafter", "examples/user_drafter"),
         words=("bigram_drafter", "some.module.Class", "nowhere.Drafter", "collections.OrderedDict"),
+    ),
+    "lora": Feature(
+        (
+            *("runtime/lora", "deployments/lora", "kernels/lora", "runtime/tensor_parallel/lora"),
+            *("runtime/tensorrt/lora", "docs/adapters.md", "examples/ray_llm/adapters.yaml", "tests/deployments/lora"),
+            *("tests/runtime/lora", "tests/runtime/lora_world.py", "tests/runtime/tensorrt/lora", "tests/kernels/lora"),
+            *("tests/e2e/test_adapters*.py", "tests/gpu_of_numbers/adapter_cases.py"),
+            "benchmarks/gpu/adapter_profile.py",
+            "tests/deployments/several_models/test_adapters_of_several.py",
+            "tests/runtime/prefixes/test_prefixes_of_adapters.py",
+            "tests/runtime/recordings/test_adapters.py",
+            "tests/runtime/tensor_parallel/test_rank_adapters.py",
+        ),
+        words=(
+            *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
+            *("max_lora_rank", "--max-lora-rank", "enable_lora", "--enable-lora", "request_labels"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+            *("vllm:lora_requests_info", "ray_vllm_lora_requests_info"),
+        ),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "responses": Feature(

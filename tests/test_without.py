@@ -15,8 +15,6 @@ from wingbeat.runtime.parts import PARTS as RUNTIME_PARTS
 
 LIBRARIES = {"deployments/api/media_prompts.py", "runtime/checks/kernel_check.py"}
 """Files that import ours under `try`, for a library that an environment need not have: Pillow or soundfile, Triton."""
-UNFINISHED = {"runtime/lora", "runtime/tensor_parallel/lora"}
-"""Parts that the runtime finds by their lines, and whose settings and endpoints the application still names."""
 
 
 @pytest.mark.parametrize("name", [name for name, one in FEATURES.items() if any(ROOT.glob(one.paths[0]))])
@@ -27,7 +25,7 @@ def test_no_import_is_left_behind(name: str):
 def test_every_part_is_a_feature():
     parts = [f"deployments.{part}" for part in PARTS] + [f"runtime.{part}" for part in RUNTIME_PARTS]
     folders = {part.replace(".", "/") for part in parts}
-    assert folders - UNFINISHED <= {path for one in FEATURES.values() for path in one.paths}
+    assert folders <= {path for one in FEATURES.values() for path in one.paths}
 
 
 TREE = {

@@ -152,7 +152,8 @@ def sessions() -> dict[str, list[Part]]:
         "next": [
             *scripts("doctor", 40),
             script("real_acceptance", 160),
-            script("kernel_profile", 80, "--only", "prompt", "fp8", "adapter"),
+            script("kernel_profile", 80, "--only", "prompt", "fp8"),
+            *scripts("adapter_profile", 40),
             script("served_8b", 130, "--only", "start", "64 at once", "killed"),
             script("moe", 60),
             script("two_processes", 60, "--only", "batch 1,"),
@@ -168,7 +169,8 @@ def sessions() -> dict[str, list[Part]]:
             *scripts("drafter_kinds", 240),
             *(
                 pytest_part(f"{name}_cases", [f"tests/gpu_of_numbers/{name}_cases.py"], 110, only="-m ''", workers=1)
-                for name in ("engine", "drafter", "pair")
+                for name in ("engine", "drafter", "pair", "adapter")
+                if (ROOT / "tests" / "gpu_of_numbers" / f"{name}_cases.py").is_file()
             ),
         ],
     }

@@ -2,8 +2,8 @@
 
 Rounds of the demo pair in float32, and of the 8B shape at batch 16 and 64, plainly and with chains, acceptance forced
 as in `engine_speed.py`, and with chains of a head of float8; prompts of 1,024 and 2,048 tokens; a plain step, a
-verification, without adapters and with one, and draft passes of the 8B shape at batch 1. Kernels by name, count and
-time; whole tables go to profile_*.txt in $OUT, or in this folder's results. `--only NAMES` chooses cases.
+verification and draft passes of the 8B shape at batch 1. Kernels by name, count and time; whole tables go to
+profile_*.txt in $OUT, or in this folder's results. `--only NAMES` chooses cases.
 """
 
 import os
@@ -27,14 +27,11 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.lora.adapter_files import LinearAdapter
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 CONTEXT, NODES, STEPS, TOP = 1024, 16, 5, 40
 PROMPTS, FP8_BATCHES = (1024, 2048), (1, 64)
-MAX_LORAS, LORA_RANK = 8, 16
 BATCHES = (16, 64)
 """Of whole rounds at the 8B shape; the stages are of batch 1."""
 DEMO_BATCHES = (1, 8)
@@ -121,19 +118,6 @@ def prompt(bench: Bench, loaded: LoadedModel, cases: Cases, length: int) -> list
     return profiled(bench, cases, f"prompt of {length} tokens", step)
 
 
-def adapted(bench: Bench, loaded: LoadedModel, cases: Cases, steps: Steps) -> list[Figure]:
-    """Profiles a verification whose rows all have one adapter; the model keeps its adapters."""
-    adapters = ModelAdapters(loaded.model, loaded.decoder_layers, MAX_LORAS, LORA_RANK, loaded.inner_linears)
-    for path, shape in adapters.linears.items():
-        a, b = torch.randn(LORA_RANK, shape.inputs) * 0.01, torch.randn(shape.outputs, LORA_RANK) * 0.01
-        adapters.put(1, path, LinearAdapter(a, b))
-    adapters.rows = adapters.rows_of(torch.ones(NODES, dtype=torch.int64, device=bench.device), on_host=False)
-    trees, runner = steps.random_inputs(1, NODES), steps.verify_runner([Bucket(1, NODES)])
-    name = f"verification of {NODES} with an adapter"
-    figures = profiled(bench, cases, name, lambda: runner.run(Bucket(1, NODES), trees))
-    return [*figures, Figure(name, bench.median_ms(lambda: runner.run(Bucket(1, NODES), trees)), "ms")]
-
-
 def whole_rounds(bench: Bench, loaded: LoadedModel, cases: Cases) -> None:
     """Of the 8B shape."""
 
@@ -173,8 +157,6 @@ def stages(bench: Bench, loaded: LoadedModel, cases: Cases, context: int) -> Non
     cases.run("verification", verify)
     for shape in SHAPES:
         cases.run(f"draft of a {shape.name}", partial(draft, shape))
-    # Last: the model's layers are others from then on.
-    cases.run("one adapter", partial(adapted, bench, loaded, cases, steps))
 
 
 def measure(bench: Bench) -> Result:

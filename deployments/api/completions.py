@@ -139,7 +139,7 @@ class CompletionService:
 
     def check_model(self, model: str | None) -> None:
         """Raises ApiError, 404, for the name of another model."""
-        self.prompts.adapter_of(model)
+        self.prompts.variant_of(model)
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
         limit = self.pool.max_requests
@@ -151,7 +151,7 @@ class CompletionService:
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
-        unique_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
+        unique_id, variant = f"{prefix}-{uuid.uuid4().hex}", self.prompts.variant_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         asked = body.speculation or SpeculationOptions(enabled=self.speculates)
@@ -176,13 +176,13 @@ class CompletionService:
                     # A prompt's first choice alone reports on it.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
-                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
+                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, variant=variant, media=prompt.media
                 )
                 choices.append(_choice(len(choices), request, body, prompt, is_echo_alone=max_tokens == 0))
         return Generation(
             response_id=unique_id if body.request_id is None else f"{prefix}-{body.request_id}",
             created=int(time.time()),
-            model=self.pool.info.model_name if adapter is None else adapter.name,
+            model=self.pool.info.model_name if variant is None else variant.name,
             seed=seed,
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,

@@ -65,12 +65,6 @@ def unknown_model(model: str, served: str) -> ApiError:
     return ApiError(message, status=404, param="model", code="model_not_found")
 
 
-def unknown_adapter(name: str) -> ApiError:
-    """404 for an adapter that is not loaded."""
-    message = f"The lora adapter {shown(name)!r} cannot be found."
-    return ApiError(message, status=404, param="lora_name", code="model_not_found")
-
-
 def shown(text: str) -> str:
     """A caller's own text, cut to what a message can hold."""
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -1,4 +1,4 @@
-"""Prompts of requests: templates, tokens, adapters, beginnings and media, each checked against the model.
+"""Prompts of requests: templates, tokens, variants, beginnings and media, each checked against the model.
 
 Work on long texts and bodies is outside the event loop, so that other streams keep moving.
 """
@@ -25,7 +25,7 @@ from wingbeat.deployments.api.errors import (
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.parts import first
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ class Prompts:
         return (self.pool.info.model_name, *self._aliases)
 
     def knows(self, model: str) -> bool:
-        """Whether it is a name of the base model or of an adapter."""
-        return model in self.names or self.pool.adapters.catalog.find(model) is not None
+        """Whether it is a name of the base model or of a variant."""
+        return model in self.names or self.pool.variants.find(model) is not None
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
@@ -149,7 +149,7 @@ class Prompts:
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
         if body.media:
-            self.adapter_of(body.model)
+            self.variant_of(body.model)
             media = await media_prompts.read_media(self.media, body)
             return await asyncio.to_thread(self._chat_prompt, body, media)
         # Tools are many short texts, and a template goes through all of them.
@@ -165,21 +165,21 @@ class Prompts:
         beginning = self._beginning(body)
         return body if beginning is None else beginning.before(body)
 
-    def adapter_of(self, model: str | None) -> AdapterName | None:
+    def variant_of(self, model: str | None) -> Variant | None:
         """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
         if model is None or model in self.names:
             return None
-        adapter = self.pool.adapters.catalog.find(model)
-        if adapter is None:
+        variant = self.pool.variants.find(model)
+        if variant is None:
             raise unknown_model(model, ", ".join(self.names))
-        return adapter
+        return variant
 
     def _beginning(self, body: GenerationBody) -> Beginning | None:
-        """Beginning that a request names; raises ApiError as `adapter_of`, and as parts do."""
-        adapter = self.adapter_of(body.model)
+        """Beginning that a request names; raises ApiError as `variant_of`, and as parts do."""
+        variant = self.variant_of(body.model)
         if all(getattr(body, name) is None for name in OF_PARTS):
             return None
-        return first("beginning", self.pool, body, adapter)
+        return first("beginning", self.pool, body, variant)
 
     def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
         return [self._completion_prompt(prompt, body) for prompt in body.prompt]

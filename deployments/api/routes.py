@@ -19,7 +19,6 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
-from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
@@ -37,15 +36,13 @@ def create_app(
     limits: HttpLimits | None = None,
     adds_request_id: bool = True,
     monitor: Monitor | None = None,
-    updates_adapters: bool = False,
     marks: Mapping[str, str] | None = None,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
     """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
-    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `updates_adapters`: whether operators may
-    load and unload LoRA adapters. `marks`: headers of every answer. `more_routes`: add routes that
-    need more than this.
+    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `marks`: headers of
+    every answer. `more_routes`: add routes that need more than this.
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
@@ -66,8 +63,6 @@ def create_app(
     add_token_routes(app, models)
     add_server_routes(app, models)
     add_model_routes(app, models)
-    if updates_adapters:
-        add_adapter_routes(app, models)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

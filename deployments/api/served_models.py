@@ -35,11 +35,11 @@ class ServedModels:
         return [service.pool for service in self._services]
 
     def names(self) -> list[str]:
-        """What a request may give as `model`, adapters not counted."""
+        """What a request may give as `model`, variants not counted."""
         return [name for service in self._services for name in service.prompts.names]
 
     def choose(self, model: str | None) -> CompletionService:
-        """The service of a model, or of one of its adapters. Where one model is served, no name is needed.
+        """The service of a model, or of one of its variants. Where one model is served, no name is needed.
 
         Raises:
             ApiError: 404, there is no such model; 400, several models are served and none is named.

@@ -35,7 +35,6 @@ _OF_CLASS = {
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,
     "MediaOptions": FEATURES,
-    "LoraOptions": FEATURES,
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
 }

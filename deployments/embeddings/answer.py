@@ -17,7 +17,7 @@ from wingbeat.deployments.embeddings.body import EmbeddingsBody
 from wingbeat.deployments.embeddings.settings import NO_EMBEDDINGS
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.scheduling.request import AdapterName, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, SamplingParams, Variant
 
 EMBEDDING_BYTES, FLOAT_BYTES, BASE64_BYTES = 64, 24, 6
 """Of JSON at most: around an embedding, and for a number of it in either form."""
@@ -44,7 +44,7 @@ class Embeddings:
             EngineUnavailable, RequestFailed, RequestRefused: one input could not be embedded.
         """
         name = self._pool.info.model_name
-        adapter = self._prompts.adapter_of(body.model)
+        variant = self._prompts.variant_of(body.model)
         if self.kind.pooling is None:
             problem = (
                 f"{name!r} is no embedding model here; the server's setting 'embeddings', mean or last, makes it one"
@@ -55,15 +55,15 @@ class Embeddings:
         prompts = await self._prompts.off_loop.run(sum(map(len, body.input)), self._read, body)
         self._check(prompts)
         with self._sizes.held(self._answer_bytes(body)):
-            return await self._embedded(prompts, body, adapter)
+            return await self._embedded(prompts, body, variant)
 
-    async def _embedded(self, prompts: Sequence[Prompt], body: EmbeddingsBody, adapter: AdapterName | None) -> bytes:
+    async def _embedded(self, prompts: Sequence[Prompt], body: EmbeddingsBody, variant: Variant | None) -> bytes:
         params = SamplingParams(
             1, 0.0, report=self.kind.pooling, speculation=False, ignore_eos=True, priority=body.priority or 0
         )
         unique_id = f"embd-{uuid.uuid4().hex}"
         requests = [
-            Request(f"{unique_id}-{index}", prompt.token_ids, params, adapter=adapter)
+            Request(f"{unique_id}-{index}", prompt.token_ids, params, variant=variant)
             for index, prompt in enumerate(prompts)
         ]
         found: list[bytes] = []
@@ -72,7 +72,7 @@ class Embeddings:
             found += await self._run(requests[begin : begin + at_once])
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        model = self._pool.info.model_name if adapter is None else adapter.name
+        model = self._pool.info.model_name if variant is None else variant.name
         answer = {"id": unique_id, "object": "list", "model": model, "usage": usage}
         # Thousands of numbers per input: others' streams must keep moving.
         return await asyncio.to_thread(lambda: _json(answer | {"data": _written(found, body)}))

@@ -4,15 +4,17 @@ Every router has the whole list, and so has every replica, which keeps it for ro
 replicas, and by each of them to its routers.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from wingbeat.deployments.parts import hooks
 
-ADAPTERS = "adapters"
-KEPT = tuple(kind for kinds in hooks("names") for kind in kinds())
-"""Kinds of things that engines keep, as a `Keeper` of theirs does; parts have them."""
+VARIANTS = "variants"
+"""Kind of the model's variants, which requests name in its place."""
+KINDS = (VARIANTS, *(kind for kinds in hooks("names") for kind in kinds()))
+"""Kinds of things that engines keep, as a `Keeper` of theirs does."""
 Thing = TypeVar("Thing")
 
 
@@ -35,6 +37,8 @@ class Catalog(Generic[Thing]):
     """Names and what they stand for."""
 
     def __init__(self) -> None:
+        self.changing = asyncio.Lock()
+        """Held while a router changes a name in all engines."""
         self._entries: dict[str, CatalogEntry[Thing]] = {}
 
     @property
@@ -79,7 +83,7 @@ class Names:
     """All that requests can name, beside the model: a catalog by kind."""
 
     def __init__(self) -> None:
-        self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in (ADAPTERS, *KEPT)}
+        self.catalogs: dict[str, Catalog[Any]] = {kind: Catalog() for kind in KINDS}
 
     def merge(self, changes: NameChanges) -> NameChanges:
         """Take over what is newer; returns the whole of each kind of which something was."""

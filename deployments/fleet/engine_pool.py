@@ -17,9 +17,8 @@ from wingbeat.cluster.routing import (
     num_missing_places,
     retry_after_s,
 )
-from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
-from wingbeat.deployments.fleet.catalog import ADAPTERS, CatalogEntry, Names
+from wingbeat.deployments.fleet.catalog import VARIANTS, Catalog, CatalogEntry, Names
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport, PatientEngines
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import (
@@ -31,7 +30,7 @@ from wingbeat.deployments.fleet.interface import (
 )
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.media import prefix_ids
-from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput, Variant
 
 logger = logging.getLogger(__name__)
 MAX_UNEXPLAINED = 2
@@ -77,8 +76,6 @@ class EnginePool:
         self._info: ModelInfo | None = None
         self.every_engine = EveryEngine(source.call, self._open_engines)
         self.names = Names()
-        self.adapters = FleetAdapters(self.names.catalogs[ADAPTERS], self.every_engine)
-        """LoRA adapters that requests may name."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -90,7 +87,7 @@ class EnginePool:
         """Wait for the first engine, learn its model and connect."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
-        self.adapters.catalog.merge(CatalogEntry(adapter.name, 0, adapter) for adapter in self._info.adapters)
+        self.variants.merge(CatalogEntry(variant.name, 0, variant) for variant in self._info.variants)
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
@@ -133,6 +130,11 @@ class EnginePool:
         if self._info is None:
             raise EngineUnavailable("No engine has started yet.")
         return self._info
+
+    @property
+    def variants(self) -> Catalog[Variant]:
+        """Variants of the model that requests may name."""
+        return self.names.catalogs[VARIANTS]
 
     def healthy(self) -> bool:
         """Whether some engine takes requests and makes progress, or will once it is asked."""
@@ -288,7 +290,7 @@ class EnginePool:
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         if request.media:
             token_ids = prefix_ids(token_ids, request.media)
-        return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.adapter_digest)
+        return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.variant_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:
         connections = (*self._connections.values(), *self._retired)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from wingbeat.deployments.fleet.catalog import KEPT, NameChanges
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class EveryEngine:
         self._sharing: list[asyncio.Future] = []
 
     async def operate(self, operation: str, *arguments: Any, works: bool = False) -> list[Any]:
-        """Every engine's answer to a method of `EngineOperations`.
+        """Every engine's answer to one of `operations_of`.
 
         Args:
             works: whether an engine may take its time for it.
@@ -68,7 +68,7 @@ class EveryEngine:
 
     async def _tell(self, engine_id: str, changes: NameChanges) -> None:
         # What engines keep is computed and written before this returns.
-        await self._try(engine_id, "tell", works=any(kind in KEPT for kind in changes), changes=changes)
+        await self._try(engine_id, "tell", works=True, changes=changes)
 
     async def _try(self, engine_id: str, name: str, **arguments: Any) -> None:
         """A call of an engine that may be gone."""

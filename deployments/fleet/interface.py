@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 
 class TryLater(Exception):
@@ -71,8 +71,8 @@ class ModelInfo:
     """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
     block_size: int = 0
     """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
-    adapters: tuple[AdapterName, ...] = ()
-    """LoRA adapters that it is served with from the start."""
+    variants: tuple[Variant, ...] = ()
+    """Variants of it that are served from the start."""
     takes: dict[str, str] = field(default_factory=dict)
     """By kind of media that the model has an encoder for: `served`, or why they are not."""
     text_identity: str = ""

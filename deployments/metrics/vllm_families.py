@@ -1,7 +1,6 @@
 """The application's figures under vLLM's names, so that its dashboards and benchmarks read them."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -13,7 +12,6 @@ from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 
 logger = logging.getLogger(__name__)
 LABELS = ("model_name", "engine")
-LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 Read = Callable[[dict[str, Any]], Any]
 """From an engine's figures to one of them; None where it has none, KeyError where it does not know such figures."""
 
@@ -93,7 +91,7 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
             yield kind(f"vllm:{name}", text, LABELS, rows(snapshot, read))
     yield gauge(
         "vllm:num_requests_waiting_by_reason",
-        "Waiting requests: capacity, for room; deferred, for an adapter's place or a request that runs alone.",
+        "Waiting requests: capacity, for room; deferred, for a seat of its variant or a request that runs alone.",
         (*LABELS, "reason"),
         by_key(snapshot, _waiting_by_reason),
     )
@@ -110,7 +108,6 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
         by_key(snapshot, figure("clients", "ended")),
     )
     yield _cache_config(snapshot)
-    yield _lora_requests(snapshot)
 
 
 def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -161,10 +158,3 @@ def in_labels(name: str, text: str, configs: Iterable[tuple[tuple[str, str], dic
     names = sorted({one for _, config in found for one in config})
     values = (((*labels, *(config.get(one, "") for one in names)), 1) for labels, config in found)
     return gauge(name, text, (*LABELS, *names), values)
-
-
-def _lora_requests(snapshot: FleetSnapshot) -> Metric:
-    """As vLLM has it, whose value is the moment it was read."""
-    found = list(rows(snapshot, figure("loras")))
-    values = (((*labels, *(loras[name] for name in LORA_LABELS)), time.time()) for labels, loras in found)
-    return gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)

@@ -2,11 +2,11 @@
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from wingbeat.deployments.log import LogLevel, level_at_start
 from wingbeat.deployments.options.problems import first_problem
-from wingbeat.runtime.lora.names import name_problem
+from wingbeat.deployments.parts import hooks
 
 
 class LiveLogOptions(BaseModel):
@@ -35,7 +35,15 @@ class LiveLogOptions(BaseModel):
             raise ValueError(problem if "user_config" in problem else f"user_config: {problem}") from None
 
 
-class LiveOptions(LiveLogOptions):
+PartOptions = create_model(
+    "PartOptions",
+    __base__=LiveLogOptions,
+    **{name: field for of in hooks("live_settings") for name, field in of().items()},
+)
+"""Options of the parts that are there."""
+
+
+class LiveOptions(PartOptions):
     """Of a `Router`. What is not given is as the settings say."""
 
     max_queued_requests: int | None = Field(None, ge=0, lt=2**31)
@@ -43,13 +51,3 @@ class LiveOptions(LiveLogOptions):
     engine_wait_s: float | None = Field(None, ge=0, le=1e7)
     speculation: bool = True
     """Whether requests are drafted for that do not say themselves whether they are; texts are the same either way."""
-    lora_modules: dict[str, str] = Field(default_factory=dict)
-    """Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
-
-    @field_validator("lora_modules")
-    @classmethod
-    def _names(cls, adapters: dict[str, str]) -> dict[str, str]:
-        for name in adapters:
-            if (problem := name_problem(name)) is not None:
-                raise ValueError(f"the name {name!r} {problem}")
-        return adapters

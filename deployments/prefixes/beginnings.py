@@ -11,7 +11,7 @@ from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.prefixes.fleet import PREFIXES
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
 VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
@@ -48,11 +48,11 @@ class PrefixBeginning(NamedTuple):
         return body.model_copy(update={"messages": [*first.messages, *body.messages], **variables})
 
 
-def beginning_of(pool: EnginePool, body: GenerationBody, adapter: AdapterName | None) -> PrefixBeginning | None:
+def beginning_of(pool: EnginePool, body: GenerationBody, variant: Variant | None) -> PrefixBeginning | None:
     """The prefix that a request names; None where it names none.
 
     Args:
-        adapter: that the request runs with.
+        variant: that the request runs with.
 
     Raises:
         ApiError: there is no such prefix, or it is another model's; or the prompt is to be cut.
@@ -65,7 +65,7 @@ def beginning_of(pool: EnginePool, body: GenerationBody, adapter: AdapterName | 
     if prefix is None:
         raise unknown_prefix(body.prefix)
     served = pool.info.model_name
-    own, asked = (served if one is None else one.name for one in (prefix.adapter, adapter))
+    own, asked = (served if one is None else one.name for one in (prefix.variant, variant))
     if own != asked:
         raise invalid("prefix", f"is of the model {own!r}, and the request of {asked!r}")
     return PrefixBeginning(prefix)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.replica.engine.engine_setup import Keeper
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
-    from wingbeat.runtime.scheduling.request import AdapterName
+    from wingbeat.runtime.scheduling.request import Variant
 
 __all__ = ["asked", "check_settings", "refusals", "settings"]
 
@@ -63,11 +63,11 @@ def generation_fields() -> "type[PrefixFields]":
     return PrefixFields
 
 
-def beginning(pool: "EnginePool", body: "GenerationBody", adapter: "AdapterName | None") -> "PrefixBeginning | None":
+def beginning(pool: "EnginePool", body: "GenerationBody", variant: "Variant | None") -> "PrefixBeginning | None":
     """The saved prefix that a request names."""
     from wingbeat.deployments.prefixes.beginnings import beginning_of
 
-    return beginning_of(pool, body, adapter)
+    return beginning_of(pool, body, variant)
 
 
 def names() -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class SavePrefixBody(RequestBody):
 
 def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
-    fleets = {service: FleetPrefixes.of(service.pool) for service in models}
+    fleets = {service: FleetPrefixes(service.pool) for service in models}
 
     @app.api_route(PREFIXES_PATH, methods=["GET", "POST"])
     async def prefixes(request: Request) -> dict[str, Any]:
@@ -94,7 +94,7 @@ async def _read(
 ) -> tuple[str, SavedPrefix]:
     """The prefix that a body describes, and the field that has it."""
     tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
-    adapter = service.pool.adapters.catalog.find(own.model) if own.model is not None else None
+    variant = service.pool.variants.find(own.model) if own.model is not None else None
     if chat.get("messages") is not None:
         if own.prompt is not None or own.add_special_tokens is not None:
             param = "prompt" if own.prompt is not None else "add_special_tokens"
@@ -112,22 +112,22 @@ async def _read(
         media = media_prompts.place(reader, token_ids, read) if read else ()
         # Images and audio are kept as they were sent.
         conversation = json.dumps(chat) if media else as_conversation(body)
-        return "messages", SavedPrefix(own.name, 0, token_ids, adapter, conversation, media)
+        return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, media)
     beside = sorted(name for name in chat if chat[name] is not None)
     if beside:
         raise invalid(beside[0], "needs 'messages'")
     if own.prompt is not None:
         adds = own.add_special_tokens is not False
         token_ids = await asyncio.to_thread(prompt_tokens, tokenizer, own.prompt, adds, limit)
-        return "prompt", SavedPrefix(own.name, 0, token_ids, adapter)
+        return "prompt", SavedPrefix(own.name, 0, token_ids, variant)
     prefix = await fleet.stored(own.name)
     if prefix is None:
         raise invalid("name", "is of no file in prefix_dir; give 'messages' or 'prompt'")
-    if prefix.adapter is not None:
-        adapter = service.pool.adapters.catalog.find(prefix.adapter.name)
-        if adapter is None:
-            raise invalid("name", f"is of the adapter {prefix.adapter.name!r}, which is not loaded")
-    return "name", prefix._replace(adapter=adapter)
+    if prefix.variant is not None:
+        variant = service.pool.variants.find(prefix.variant.name)
+        if variant is None:
+            raise invalid("name", f"is of the adapter {prefix.variant.name!r}, which is not loaded")
+    return "name", prefix._replace(variant=variant)
 
 
 async def _listed(fleets: Fleets) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _card(service: CompletionService, prefix: SavedPrefix, engines: list[dict[st
     return {
         "object": "prefix",
         "name": prefix.name,
-        "model": service.pool.info.model_name if prefix.adapter is None else prefix.adapter.name,
+        "model": service.pool.info.model_name if prefix.variant is None else prefix.variant.name,
         "tokens": len(prefix.token_ids),
         "blocks": figures["blocks"],
         "bytes": figures["bytes"],

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused, renamed
-from wingbeat.runtime.lora.adapter_config import CONFIG_FILE
 
 ACCELERATOR, GPU_PART = "accelerator_type", "part of a GPU"
 """What is read beside settings: Ray's name of a kind of GPU, and what of a GPU a pair gets, below 1."""
@@ -124,7 +123,7 @@ def _adapters(name: str, value: Any, given: Given) -> dict[str, Any]:
     if str(value).startswith(_BUCKETS):
         raise ValueError("nothing is fetched from buckets: copy the adapters to a folder that every node has")
     folder, model_id = Path(str(value)), given.get("model_loading_config.model_id")
-    there = sorted(file.parent for file in folder.glob(f"*/{CONFIG_FILE}"))
+    there = sorted(file.parent for file in folder.glob("*/adapter_config.json"))
     named = {f"{model_id}:{one.name}": str(one) for one in there}
     return {"lora_update_dir": str(folder)} | ({"lora_modules": named} if named else {})
 

@@ -12,7 +12,7 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
 from wingbeat.cluster.cores import waiting_env
 from wingbeat.cluster.memory_kills import MemoryKills
-from wingbeat.deployments.fleet.catalog import KEPT, Names
+from wingbeat.deployments.fleet.catalog import Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart, EngineStarted
@@ -139,8 +139,7 @@ class EngineLife:
         elif config.drafts_in_engine() and started.checks_drafter:
             await self._try_drafter()
         # Last, so that nothing of the drafter's self-test is in either.
-        for kind in KEPT:
-            catalog = self._names.catalogs[kind]
+        for kind, catalog in self._names.catalogs.items():
             catalog.merge(await self.client.call("open_names", kind, catalog.changes()))
         await self.client.call("observe")
 

@@ -18,7 +18,7 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.catalog import KEPT, NameChanges, Names
+from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
@@ -245,7 +245,7 @@ class Verifier(LiveReplica):
         await self._engines.client.call("check_integrity")
 
     async def operate(self, *, engine_id: str, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """A method of `EngineOperations`, between two rounds of the engine.
+        """One of `operations_of`, between two rounds of the engine.
 
         Raises:
             WrongEngine: this is another engine.
@@ -274,8 +274,8 @@ class Verifier(LiveReplica):
         changed = self._names.merge(changes)
         client = self._engines.client
         client.tell_names(changed)
-        for kind in (one for one in KEPT if one in changed):
-            await client.call("keep_names", kind, changed[kind])
+        for kind, entries in changed.items():
+            await client.call("keep_names", kind, entries)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""

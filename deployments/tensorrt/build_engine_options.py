@@ -9,7 +9,7 @@ from wingbeat.deployments.options.model_options import ModelFolder
 from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensor_files import weights_dtype
-from wingbeat.runtime.tensorrt.limits import Limits
+from wingbeat.runtime.tensorrt.limits import Limits, PartLimits
 
 if TYPE_CHECKING:
     from wingbeat.runtime.tensorrt.build import BuildPlan
@@ -18,7 +18,7 @@ _LIMITS = Limits()
 ENGINE_DTYPES = ("float16", "bfloat16")
 
 
-class BuildEngineConfig(ModelFolder):
+class BuildEngineConfig(PartLimits, ModelFolder):
     """Options of `wingbeat build-engine`."""
 
     drafter: str = Field(
@@ -50,15 +50,11 @@ class BuildEngineConfig(ModelFolder):
     max_draft_tree: int = Field(
         _LIMITS.max_draft_tree_size, ge=1, description="Most tree nodes that a draft grows from: (steps - 1) * top_k."
     )
-    max_loras: int = Field(
-        _LIMITS.max_loras, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any."
-    )
     max_image_tokens: int = Field(
         _LIMITS.max_image_tokens,
         ge=1,
         description="Tokens of the largest image, where a model takes several sizes.",
     )
-    max_lora_rank: int = Field(_LIMITS.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 
     @field_validator("dtype", mode="before")
     @classmethod
@@ -79,9 +75,8 @@ class BuildEngineConfig(ModelFolder):
             max_kv_cache_capacity=self.max_kv,
             max_verify_tree_size=self.max_verify_tree,
             max_draft_tree_size=self.max_draft_tree,
-            max_loras=self.max_loras,
-            max_lora_rank=self.max_lora_rank,
             max_image_tokens=self.max_image_tokens,
+            **{name: getattr(self, name) for name in PartLimits.model_fields},
         )
 
     def plan(self) -> "BuildPlan":

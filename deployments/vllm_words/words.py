@@ -47,6 +47,8 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
         raise UserError(str(error)) from None
     for name in found.settings.keys() & own.keys():
         raise UserError(f"{option_name(name)} {own[name]}: another option says {found.settings[name]}; give one")
+    for name in found.settings.keys() - flags.keys():
+        raise UserError(f"{option_name(name)} is no setting of this server")
     added = [word for name, value in found.settings.items() for word in _option(name, value, flags[name])]
     return Words(kept + added, found.notes)
 

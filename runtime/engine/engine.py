@@ -333,7 +333,7 @@ class Engine:
             graphs=graphs,
             stages=stages_of(graphs, self.clock.drafter),
             device_s=self.runner.device_clock.seconds | self.loaded.encoder_seconds() | self.clock.draft_s,
-            loras=self.loaded.requests(scheduler.running, scheduler.waiting),
+            request_labels=self.loaded.requests(scheduler.running, scheduler.waiting),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
             media=self.loaded.media_figures(),

@@ -58,8 +58,8 @@ class EngineStats:
     """The KV cache in words."""
     tree_config: dict[str, str] = field(default_factory=dict)
     """The shape of trees in words; empty without a drafter."""
-    loras: dict[str, str] | None = None
-    """The adapters of requests, in vLLM's words; None where none are served."""
+    request_labels: dict[str, str] | None = None
+    """Labels of requests in metrics beside their number; None where there are none."""
     stages: dict[str, dict[str, int]] = field(default_factory=dict)
     """By process, `verifier` and `drafter`: its stages at one shape by what became of them, as `GraphStats.counts`; a
     process that captures nothing is left out."""

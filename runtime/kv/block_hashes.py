@@ -14,16 +14,16 @@ def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def salted_root(salt: str, adapter: str = "") -> bytes:
-    """Parent hash of the first block of sequences that share prefixes only with others of the same salt and adapter.
+def salted_root(salt: str, variant: str = "") -> bytes:
+    """Parent hash of the first block of sequences that share prefixes only with others of the same salt and variant.
 
     Args:
-        adapter: digest of its files; empty for none.
+        variant: digest of its files; empty for none.
     """
-    if not (salt or adapter):
+    if not (salt or variant):
         return ROOT_HASH
     salted = salt.encode("utf-8", "surrogatepass")
-    return blake2b(salted, digest_size=16, key=adapter.encode(), person=b"salt").digest()
+    return blake2b(salted, digest_size=16, key=variant.encode(), person=b"salt").digest()
 
 
 HASH_BYTES = 8

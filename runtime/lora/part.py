@@ -1,14 +1,31 @@
 """LoRA adapters; imports what serves them where there is room for some."""
 
+import json
 from typing import TYPE_CHECKING
 
+from wingbeat.runtime.lora.adapter_config import CONFIG_FILE
 from wingbeat.runtime.lora.settings import check_limits, engine_settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from wingbeat.runtime.config import EngineConfig
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 __all__ = ["check_limits", "engine_settings"]
+
+
+def other_folder(folder: "Path") -> str | None:
+    """Folder of an adapter in the place of a model's."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    try:
+        fields = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        fields = None
+    base = fields.get("base_model_name_or_path") if isinstance(fields, dict) else None
+    named = f" {base}" if isinstance(base, str) and base else ""
+    return f"an {CONFIG_FILE}: give its base model{named} as the model and it as --lora-modules"
 
 
 def extend_model(loaded: "LoadedModel", config: "EngineConfig") -> None:

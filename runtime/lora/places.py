@@ -17,7 +17,7 @@ from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape, adap
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 
@@ -59,16 +59,16 @@ class AdapterPlaces(ModelPart, ABC):
     def clear(self, adapter_id: int) -> None:
         """Let a place stand for an adapter that changes nothing."""
 
-    def inspect(self, name: str, folder: Path) -> AdapterName:
+    def inspect(self, name: str, folder: Path) -> Variant:
         """An adapter under the name that requests shall give.
 
         Raises:
             AdapterError: it cannot be served by this model; one line that says why.
         """
         read_adapter(folder, self.linears, self.max_rank)
-        return AdapterName(name, str(folder), adapter_digest(folder))
+        return Variant(name, str(folder), adapter_digest(folder))
 
-    def _load(self, adapter: AdapterName, adapter_id: int) -> None:
+    def _load(self, adapter: Variant, adapter_id: int) -> None:
         folder = Path(adapter.path)
         if adapter_digest(folder) != adapter.digest:
             raise AdapterError(f"{folder}: the files of adapter {adapter.name} have changed since it was loaded")
@@ -110,4 +110,4 @@ class Adapters(Feature):
 
 
 def _names(seqs: Iterable[Sequence]) -> str:
-    return ",".join(sorted({seq.request.adapter.name for seq in seqs if seq.request.adapter is not None}))
+    return ",".join(sorted({seq.request.variant.name for seq in seqs if seq.request.variant is not None}))

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wingbeat.runtime.scheduling.request import AdapterName, Request
+from wingbeat.runtime.scheduling.request import Request, Variant
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ResidentAdapters:
         clear: empties a place.
     """
 
-    def __init__(self, max_loras: int, load: Callable[[AdapterName, int], None], clear: Callable[[int], None]) -> None:
+    def __init__(self, max_loras: int, load: Callable[[Variant, int], None], clear: Callable[[int], None]) -> None:
         self._load = load
         self._clear = clear
         self._free = list(range(max_loras, 0, -1))
@@ -37,18 +37,18 @@ class ResidentAdapters:
 
     def take(self, request: Request) -> int | None:
         """See `Seats.take`."""
-        return 0 if request.adapter is None else self.acquire(request.adapter)
+        return 0 if request.variant is None else self.acquire(request.variant)
 
     def give_back(self, request: Request) -> None:
         """See `Seats.give_back`."""
-        if request.adapter is not None:
-            self.release(request.adapter)
+        if request.variant is not None:
+            self.release(request.variant)
 
     def has_seat(self, request: Request) -> bool:
         """See `Seats.has_seat`."""
-        return request.adapter is None or self.has_place(request.adapter)
+        return request.variant is None or self.has_place(request.variant)
 
-    def acquire(self, adapter: AdapterName) -> int | None:
+    def acquire(self, adapter: Variant) -> int | None:
         """The place of an adapter for one more user, read from its files if need be; None where all are in use.
 
         Raises:
@@ -61,18 +61,18 @@ class ResidentAdapters:
         self._held.move_to_end(adapter.digest)
         return held.adapter_id
 
-    def has_place(self, adapter: AdapterName) -> bool:
+    def has_place(self, adapter: Variant) -> bool:
         """Whether `acquire` would find a place."""
         return bool(self._free) or adapter.digest in self._held or any(not one.num_users for one in self._held.values())
 
-    def release(self, adapter: AdapterName) -> None:
+    def release(self, adapter: Variant) -> None:
         """One user less."""
         held = self._held[adapter.digest]
         held.num_users -= 1
         if held.unwanted and not held.num_users:
             self._drop(adapter.digest)
 
-    def warm(self, adapter: AdapterName) -> None:
+    def warm(self, adapter: Variant) -> None:
         """Read an adapter ahead of its first request, where a place is free or comes free by that.
 
         Raises:
@@ -96,7 +96,7 @@ class ResidentAdapters:
         held = self._held.get(digest)
         return 0 if held is None else held.num_users
 
-    def _admit(self, adapter: AdapterName) -> _Resident | None:
+    def _admit(self, adapter: Variant) -> _Resident | None:
         if not self._free:
             idle = next((digest for digest, held in self._held.items() if not held.num_users), None)
             if idle is None:

@@ -20,7 +20,7 @@ from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
 from wingbeat.runtime.scheduling.media import MediaInput
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 FORMAT = "1"
 """Of both files."""
@@ -47,7 +47,7 @@ def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
         "name": prefix.name,
         "version": prefix.version,
         "tokenizer": tokenizer,
-        "adapter": None if prefix.adapter is None else prefix.adapter._asdict(),
+        "adapter": None if prefix.variant is None else prefix.variant._asdict(),
         "conversation": prefix.conversation,
         "token_ids": list(prefix.token_ids),
     }
@@ -76,7 +76,7 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
             raise PrefixFileError(f"{path} has tokens of another tokenizer")
         if fields["name"] != path.stem or not is_prefix_name(path.stem):
             raise PrefixFileError(f"{path} is of a prefix named {fields['name']!r}")
-        adapter = None if fields["adapter"] is None else AdapterName(**fields["adapter"])
+        adapter = None if fields["adapter"] is None else Variant(**fields["adapter"])
         media = tuple(_read_media(one) for one in fields.get("media", ()))
         token_ids = tuple(fields["token_ids"])
         return SavedPrefix(path.stem, fields["version"], token_ids, adapter, fields["conversation"], media)
@@ -132,7 +132,7 @@ def read_contents(path: Path, prefix: SavedPrefix, identity: Mapping[str, str]) 
 
 def prefix_digest(prefix: SavedPrefix) -> str:
     """Of what decides a prefix's keys and values beside the model: its tokens and its adapter."""
-    return hashlib.sha256(json.dumps([prefix.adapter_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 
 def _media_fields(one: MediaInput) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.round.rows import keeping
-from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, Variant
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
@@ -93,17 +93,17 @@ class PrefixKeeper:
         """By request."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-prefixes")
 
-    def open(self, adapters: Iterable[AdapterName] = ()) -> list[SavedPrefix]:
+    def open(self, variants: Iterable[Variant] = ()) -> list[SavedPrefix]:
         """Pin what is kept on disk, or begin to compute it; returns all that is kept there.
 
         Args:
-            adapters: that are served: a prefix is of the one that has its adapter's name now.
+            variants: that are served: a prefix is of the one that has its variant's name now.
         """
-        by_name = {adapter.name: adapter for adapter in adapters}
+        by_name = {variant.name: variant for variant in variants}
         found = []
         for prefix in [] if self._store is None else self._store.records():
-            own = prefix.adapter and by_name.get(prefix.adapter.name, prefix.adapter)
-            found.append(prefix._replace(adapter=own))
+            own = prefix.variant and by_name.get(prefix.variant.name, prefix.variant)
+            found.append(prefix._replace(variant=own))
             self._latest[prefix.name] = prefix.version
             self._start(found[-1], is_new=False)
         return found
@@ -276,7 +276,7 @@ class PrefixKeeper:
         fresh = self._engine.needs.keeps_context
         tokens = prefix.token_ids[:num_tokens]
         media = tuple(one for one in prefix.media if one.end < num_tokens)
-        request = Request(request_id, tokens, ONE_TOKEN, adapter=prefix.adapter, fresh=fresh, media=media)
+        request = Request(request_id, tokens, ONE_TOKEN, variant=prefix.variant, fresh=fresh, media=media)
         try:
             self._engine.add_request(request)
         except ValueError as error:
@@ -321,7 +321,7 @@ class PrefixKeeper:
 
     @staticmethod
     def _root(prefix: SavedPrefix) -> bytes:
-        return salted_root("", prefix.adapter_digest)
+        return salted_root("", prefix.variant_digest)
 
     @staticmethod
     def _key(prefix: SavedPrefix) -> Key:

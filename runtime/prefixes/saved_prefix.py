@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -16,8 +16,8 @@ class SavedPrefix(NamedTuple):
     version: int
     """Nanoseconds since 1970: of two prefixes of one name the later one counts."""
     token_ids: tuple[int, ...]
-    adapter: AdapterName | None = None
-    """The LoRA adapter for whose requests it is; None is the base model."""
+    variant: Variant | None = None
+    """The variant for whose requests it is; None is the base model."""
     conversation: str = ""
     """JSON of the messages that it was made of, and of what else their template read; empty for a plain prompt."""
     media: tuple[MediaInput, ...] = ()
@@ -36,9 +36,9 @@ class SavedPrefix(NamedTuple):
         return count
 
     @property
-    def adapter_digest(self) -> str:
-        """Of its adapter; empty for none."""
-        return "" if self.adapter is None else self.adapter.digest
+    def variant_digest(self) -> str:
+        """Digest of its variant; empty for the base model."""
+        return "" if self.variant is None else self.variant.digest
 
 
 def is_prefix_name(name: str) -> bool:

@@ -170,7 +170,7 @@ class LiveRecording(RoundObserver):
             self._sink.give_back(growing.num_bytes, dropped=False)
             return
         token_ids = growing.seq.token_ids[growing.position : growing.position + num_tokens]
-        adapter = growing.seq.request.adapter
+        adapter = growing.seq.request.variant
         self._sink.put(
             FinishedSequence(
                 token_ids,

@@ -52,15 +52,15 @@ class TooDear(Exception):
     """What a request asks for costs others more than it may; the message begins with the field's name."""
 
 
-class AdapterName(NamedTuple):
-    """An adapter as requests name it."""
+class Variant(NamedTuple):
+    """A variant of the served model, as requests name it."""
 
     name: str
     """Name that clients pass as `model`."""
     path: str
     """Its folder, on the machine of each engine."""
     digest: str
-    """Digest of its files, which another adapter of the same name does not share."""
+    """Digest of its files, which another variant of the same name does not share."""
 
 
 class GrammarSpec(NamedTuple):
@@ -247,17 +247,17 @@ class Request:
     """What another engine has generated already; `max_tokens` and `min_tokens` count it."""
     alone: bool = False
     """Whether engines have died under it: nothing runs beside it until it has written more than `ALONE_TOKENS`."""
-    adapter: AdapterName | None = None
-    """The LoRA adapter that it runs with; None is the base model."""
+    variant: Variant | None = None
+    """The variant of the model that it runs with; None is the base model."""
     media: tuple[MediaInput, ...] = field(default=(), compare=False)
     """Of the prompt, in the order of their tokens."""
     fresh: bool = False
     """Whether its prompt is computed from its first token on, wherever it is cached."""
 
     @property
-    def adapter_digest(self) -> str:
-        """Of its adapter; empty for none."""
-        return "" if self.adapter is None else self.adapter.digest
+    def variant_digest(self) -> str:
+        """Digest of its variant; empty for the base model."""
+        return "" if self.variant is None else self.variant.digest
 
     @property
     def num_tokens(self) -> int:

@@ -83,8 +83,8 @@ class Scheduler:
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
         """
-        if request.adapter is not None and self._seats is None:
-            raise ValueError(f"model {request.adapter.name} is an adapter: this engine serves none")
+        if request.variant is not None and self._seats is None:
+            raise ValueError(f"model {request.variant.name} is a variant: this engine serves none")
         if not request.prompt_token_ids:
             raise ValueError("prompt is empty: give at least one token")
         if (num_tokens := request.num_tokens) >= self.config.max_model_len:

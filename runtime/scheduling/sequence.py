@@ -135,7 +135,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.preempted = False
         """Whether it has run before and waits to be computed again."""
-        self.root_hash = salted_root(request.params.cache_salt, request.adapter_digest)
+        self.root_hash = salted_root(request.params.cache_salt, request.variant_digest)
         self.masker = masker
         """Which tokens may come next; None where all may."""
         params = request.params

@@ -1,11 +1,13 @@
 """The backend `tensorrt`: an engine in the place of the verifier's weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
@@ -14,10 +16,10 @@ from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.media.families import family_of
 from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.scheduling.media import IMAGE, SERVED
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
-from wingbeat.runtime.tensorrt.engine_adapters import EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_directory import BASE, VISUAL, EngineDirectory
 from wingbeat.runtime.tensorrt.engine_model import EngineModel, LinearRows
@@ -85,7 +87,7 @@ class TensorRTBackend(Backend):
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding.
-        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
+        fixed: inputs of a part at addresses that stay.
     """
 
     on_host = False
@@ -95,12 +97,12 @@ class TensorRTBackend(Backend):
         directory: EngineDirectory,
         session: EngineSession,
         graph_device: GraphDevice | None = None,
-        adapters: EngineAdapters | None = None,
+        fixed: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.directory = directory
         self.session = session
         self.graph_device = graph_device
-        self.adapters = adapters
+        self.fixed = fixed
 
     def parts(
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
@@ -116,7 +118,7 @@ class TensorRTBackend(Backend):
             blocks if config.enable_prefix_caching else NO_PAGES,
         )
         cache = RowCache(kv, blocks, block_bytes(loaded.layers, config.block_size, loaded.dtype))
-        runner = BaseRunner(self.session, base, kv, self.graph_device, self.adapters)
+        runner = BaseRunner(self.session, base, kv, self.graph_device, self.fixed)
         model = EngineModel(runner, cache, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
             runner.capture(config.speculation.num_nodes if model.taps_size else None)
@@ -169,22 +171,17 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     limits = engine_limits(limits, directory.base)
     session = directory.open_session(BASE, device)
     graphs = CudaGraphDevice(device) if device.type == "cuda" else None
-    loaded, adapters = load_engine(directory.base, limits, device)
+    loaded, fixed = load_engine(directory.base, limits, device)
     loaded.serve_images(_media_of(directory, device))
-    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, adapters))
+    return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, fixed))
 
 
 def load_engine(
     config: BaseEngineConfig, limits: EngineConfig, device: torch.device
-) -> tuple[LoadedEngine, EngineAdapters | None]:
-    """What a directory says of its verifier, and what its graph's inputs for adapters are bound to."""
-    loaded, adapters = LoadedEngine.of(config, device), None
-    if config.lora_linears:
-        ranks = limits.max_loras, limits.max_lora_rank
-        adapters = EngineAdapters(config.adapters, *ranks, loaded.dtype, device)
-        if limits.max_loras:
-            loaded.add(adapters)
-    return loaded, adapters
+) -> tuple[LoadedEngine, Mapping[str, Tensor]]:
+    """What a directory says of its verifier, and inputs of a part at addresses that stay."""
+    loaded, more = LoadedEngine.of(config, device), config.more_inputs
+    return loaded, {} if more is None else more.bind(loaded, limits)
 
 
 def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
@@ -202,8 +199,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     for name, value, field, most in (
         ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
         ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
-        ("max_loras", config.max_loras, "max_loras", limits.max_loras),
-        ("max_lora_rank", config.max_lora_rank if config.max_loras else 1, "max_lora_rank", limits.max_lora_rank),
+        *(row for rows in hooks("beyond_graph") for row in rows(config, limits)),
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from wingbeat.runtime.tensorrt.engine_adapters import AdaptedPass, GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import shown_names
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
 from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -47,7 +47,7 @@ class BaseGraph(nn.Module):
 
     Args:
         tap_layers: as for `LayerTaps`; empty leaves the output `hidden_states` out.
-        adapters: room for them.
+        more: inputs of a part.
         visual: of a model that takes images.
 
     Raises:
@@ -59,7 +59,7 @@ class BaseGraph(nn.Module):
         loaded: LoadedModel,
         tap_layers: tuple[int, ...],
         ops: GraphOps,
-        adapters: GraphAdapters = GraphAdapters(),
+        more: MoreInputs | None = None,
         visual: EngineVisual | None = None,
     ) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class BaseGraph(nn.Module):
         self.num_layers = len(loaded.layers)
         self._taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self._rows: list[Tensor] = []
-        self._adapted = AdaptedPass(loaded.model, adapters) if adapters.linears else None
-        self._num_adapted = 1 + len(adapters.shapes) if adapters.linears else 0
+        self._more = None if more is None else more.trace(loaded.model)
+        self._num_more = 0 if more is None else len(more.specs(loaded.dtype))
         self.visual = visual
         self._num_shown = 0 if visual is None else 1 + len(shown_names(visual))
         self._deep: list[Tensor] = []
@@ -96,19 +96,19 @@ class BaseGraph(nn.Module):
             kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
             last_token_ids: int64 [batch, selected], rows whose logits are wanted.
             others: masks, one for each of `windows`; of a model that takes images the rows that hold some, bool
-                [batch, rows], and what `shown_names` names; adapters as `AdaptedPass.enter` takes them, where there is
-                room for any; key and value of each layer in turn, [batch, kv_heads, capacity, dim].
+                [batch, rows], and what `shown_names` names; inputs of a part, as `TracedInputs.enter` takes them; key
+                and value of each layer in turn, [batch, kv_heads, capacity, dim].
 
         Returns:
             logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
         """
-        counts = (len(self.windows), self._num_shown, self._num_adapted, 2 * self.num_layers)
+        counts = (len(self.windows), self._num_shown, self._num_more, 2 * self.num_layers)
         ends = list(accumulate(counts, initial=0))
-        attention_masks, shown, adapters, caches = (others[begin:end] for begin, end in pairwise(ends))
+        attention_masks, shown, more, caches = (others[begin:end] for begin, end in pairwise(ends))
         self._taps.clear()
         self._rows[:] = [last_token_ids]
-        if self._adapted is not None:
-            self._adapted.enter(adapters)
+        if self._more is not None:
+            self._more.enter(more)
         pairs = list(zip(caches[::2], caches[1::2], strict=True))
         masks = dict(zip(self.windows, attention_masks, strict=True))
         now = _GraphPass(self.ops, kvcache_start_index, masks, pairs, {})
@@ -133,8 +133,8 @@ class BaseGraph(nn.Module):
         self._taps.remove()
         for hook in (self._hook, *self._deep_hooks):
             hook.remove()
-        if self._adapted is not None:
-            self._adapted.remove()
+        if self._more is not None:
+            self._more.remove()
 
     def _adding(self, index: int) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
         return lambda module, args, hidden: hidden + self._deep[index]

@@ -1,12 +1,13 @@
 """The verifier's engine: prompt chunks, token trees and single tokens over linear KV."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.tensorrt.engine_adapters import IDS, EngineAdapters
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.graph_shapes import SHOWN, base_shapes, mask_name, shown_names
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
@@ -29,8 +30,8 @@ class BasePass(NamedTuple):
     """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
     masks: dict[int, Tensor]
     """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
-    adapters: Tensor | None = None
-    """int64 [num_seqs]: place of each sequence's adapter, 0 is none; None where nobody has one."""
+    more: Mapping[str, Tensor] = MappingProxyType({})
+    """Inputs of a part, as `MoreInputs.of_pass`."""
     shown: tuple[Tensor, ...] = ()
     """Rows that hold images, bool [num_seqs, num_rows], and [num_seqs, num_rows, hidden_size] of each of `shown_names`;
     none where no row does."""
@@ -51,7 +52,7 @@ class BaseRunner:
     Args:
         session: of `eagle_base`.
         graph_device: captures verification and plain decoding; None runs them eagerly.
-        adapters: what the graph's inputs for adapters are bound to; None where it has no room for any.
+        fixed: inputs of a part at addresses that stay.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class BaseRunner:
         config: BaseEngineConfig,
         kv: LinearKV,
         graph_device: GraphDevice | None = None,
-        adapters: EngineAdapters | None = None,
+        fixed: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        self.config = config
+        self.config, self.more = config, config.more_inputs
         self.kv = kv
         shapes = base_shapes(
             [layer.attention() for layer in config.layers],
@@ -71,13 +72,12 @@ class BaseRunner:
             config.hidden_states_size,
             kv.capacity,
             config.torch_dtype,
-            config.adapters,
+            self.more,
             config.visual,
             config.hidden_size,
         )
         self._shown_names = [] if config.visual is None else [SHOWN, *shown_names(config.visual)]
         self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=session.device)
-        fixed = {} if adapters is None else adapters.tensors
         self.stages = StageRunner(session, shapes, kv, config.limits, graph_device, fixed)
 
     def capture(self, num_nodes: int | None) -> bool:
@@ -121,10 +121,8 @@ class BaseRunner:
             "attention_pos_id": batch.positions,
             "last_token_ids": batch.selected,
             **{name: mask[:, None] for name, mask in masks.items()},
+            **batch.more,
         }
-        if self.config.lora_linears:
-            nobodys = batch.token_ids.new_zeros(len(batch.kv_rows))
-            inputs[IDS] = nobodys if batch.adapters is None else batch.adapters
         if self.config.visual is not None:
             inputs |= dict(zip(self._shown_names, batch.shown or self._nothing_shown(batch.token_ids), strict=True))
         outputs = self.stages.run(self.stage_of(batch.token_ids.shape[1]), batch.kv_rows, batch.starts, inputs)

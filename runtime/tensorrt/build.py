@@ -21,20 +21,19 @@ from wingbeat.runtime.tensor_files import read_fields
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
 from wingbeat.runtime.tensorrt.draft_graph import media_of
-from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
     EngineBlock,
     EngineLayer,
-    EngineLinear,
     EngineVisual,
     GraphConfig,
     Limits,
 )
-from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual, room_for_adapters
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import Profile, base_profiles, draft_profiles, visual_profiles
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.tensorrt.session import EngineStage
 from wingbeat.runtime.tensorrt.visual_graph import visual_of
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -86,13 +85,13 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
-    adapters = room_for_adapters(loaded, plan.limits)
+    more = first("graph_room", loaded, plan.limits)
     visual = visual_of(loaded)
-    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters, visual)
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", more, visual)
     if visual is not None:
         progress("exporting the vision encoder")
         export_visual(loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
-    base = _base_config(plan, loaded, tap_layers, adapters, visual)
+    base = _base_config(plan, loaded, tap_layers, more, visual)
     if head is not None:
         progress("exporting the drafter")
         export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx", media_of(head, visual))
@@ -179,7 +178,7 @@ def _base_config(
     plan: BuildPlan,
     loaded: LoadedModel,
     tap_layers: tuple[int, ...],
-    adapters: GraphAdapters,
+    more: MoreInputs | None,
     visual: EngineVisual | None,
 ) -> BaseEngineConfig:
     config = loaded.model.config.get_text_config()
@@ -199,7 +198,7 @@ def _base_config(
         has_draft_model=plan.drafter is not None,
         is_vlm=visual is not None,
         visual=visual,
-        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in adapters.linears.items()),
+        **({} if more is None else more.fields()),
     )
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.one_pass.config import LayerMask
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
-from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.limits import Limits
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 
 FORMAT_VERSION = 3
 
@@ -73,17 +73,6 @@ class EngineLayer(BaseModel):
         return LayerAttention(**self.model_dump())
 
 
-class EngineLinear(BaseModel):
-    """A linear layer that adapters may act on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str
-    """In the model."""
-    inputs: int = Field(ge=1)
-    outputs: int = Field(ge=1)
-
-
 class EngineInterpolation(BaseModel):
     """How an encoder makes embeddings of positions of a grid of a table of them."""
 
@@ -128,7 +117,15 @@ class DraftMedia(NamedTuple):
     """Of the embeddings of images, which it reads in the place of their tokens' own; 0 reads the tokens' own."""
 
 
-class BaseEngineConfig(GraphConfig):
+PartConfig = create_model(
+    "PartConfig",
+    __base__=GraphConfig,
+    **{name: field for of in hooks("graph_fields") for name, field in of().items()},
+)
+"""Fields of the parts that are there."""
+
+
+class BaseEngineConfig(PartConfig):
     """base_config.json: the verifier."""
 
     layers: tuple[EngineLayer, ...]
@@ -139,7 +136,6 @@ class BaseEngineConfig(GraphConfig):
     tap_layers: tuple[int, ...]
     """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
     has_draft_model: bool
-    lora_linears: tuple[EngineLinear, ...] = ()
     is_vlm: bool = False
     visual: EngineVisual | None = None
     """Where `is_vlm`."""
@@ -155,10 +151,9 @@ class BaseEngineConfig(GraphConfig):
         return self
 
     @property
-    def adapters(self) -> GraphAdapters:
-        """What the graph has room for."""
-        linears = {one.path: LinearShape(one.inputs, one.outputs) for one in self.lora_linears}
-        return GraphAdapters(linears, self.limits.max_loras, self.limits.max_lora_rank)
+    def more_inputs(self) -> MoreInputs | None:
+        """Inputs of the graph that a part has added; None where there are none."""
+        return first("graph_inputs", self)
 
     @property
     def windows(self) -> tuple[int, ...]:

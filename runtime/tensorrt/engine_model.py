@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
-from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import unpack_mask
 from wingbeat.runtime.media.rows import MediaRows
 from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment
@@ -118,10 +117,9 @@ class EngineModel:
                     own = slice(index, index + 1)
                     self.cache.linear.fill(numbers[0, own], segment.block_tables[own], starts[index])
         ids = batch.token_ids[0, rows].view(shape)
-        adapted = batch.columns.get(AdapterRows)
-        adapters = None if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()
+        more = {} if self.runner.more is None else self.runner.more.of_pass(batch, rows, shape)
         shown = self._shown(batch, rows, shape)
-        output = self.runner.run(BasePass(kv_rows, starts, ids, rotated, selected, masks, adapters, shown))
+        output = self.runner.run(BasePass(kv_rows, starts, ids, rotated, selected, masks, more, shown))
         if owners is not None:
             self.cache.linear.keep(*numbers, batch.slot_mapping[rows].view(shape))
         return output

@@ -17,13 +17,10 @@ from torch.export import Dim
 
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.lora.adapted import linears_of_all_rows
-from wingbeat.runtime.lora.adapter_files import LinearShape
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph, layer_masks
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
-from wingbeat.runtime.tensorrt.engine_adapters import GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import (
@@ -36,6 +33,7 @@ from wingbeat.runtime.tensorrt.graph_shapes import (
     block_mask_name,
     draft_shapes,
 )
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_shapes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -55,7 +53,7 @@ def export_base(
     limits: Limits,
     ops: GraphOps,
     file: Path,
-    adapters: GraphAdapters = GraphAdapters(),
+    more: MoreInputs | None = None,
     visual: EngineVisual | None = None,
 ) -> None:
     """Write a verifier's graph, its weights in a file beside it, checked.
@@ -70,7 +68,7 @@ def export_base(
     """
     taps_size = len(tap_layers) * loaded.hidden_size
     with as_graph(loaded, ops):
-        module = BaseGraph(loaded, tap_layers, ops, adapters, visual)
+        module = BaseGraph(loaded, tap_layers, ops, more, visual)
         try:
             shapes = base_shapes(
                 loaded.layers,
@@ -79,32 +77,13 @@ def export_base(
                 taps_size=taps_size,
                 capacity=limits.capacity,
                 dtype=loaded.dtype,
-                adapters=adapters,
+                more=more,
                 visual=visual,
                 hidden_size=loaded.hidden_size,
             )
             _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()
-
-
-def room_for_adapters(loaded: LoadedModel, limits: Limits) -> GraphAdapters:
-    """The linear layers of a verifier that adapters may act on, as many as torch adapts; none where limits have none.
-
-    Raises:
-        ValueError: it has no such layers.
-    """
-    if not limits.max_loras:
-        return GraphAdapters()
-    found = linears_of_all_rows(loaded.model, loaded.decoder_layers)
-    linears = {
-        path: LinearShape(module.in_features, module.out_features)
-        for path, module in loaded.model.named_modules()
-        if module in found
-    }
-    if not linears:
-        raise ValueError(f"max_loras is {limits.max_loras}: {loaded.name} has no linear layers that adapters act on")
-    return GraphAdapters(linears, limits.max_loras, limits.max_lora_rank)
 
 
 def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
@@ -201,7 +180,7 @@ def _export(
 
 
 def _name_weights(graph: Any) -> None:
-    """Weights get the names they have in the checkpoint, so that adapters find them.
+    """Weights get the names they have in the checkpoint, so that they are found there.
 
     What a linear layer multiplies by is stored [in, out] and has lost its name on the way; its module is known.
     """

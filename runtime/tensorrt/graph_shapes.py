@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.tensorrt.engine_adapters import IDS, GraphAdapters
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineStage, TensorSpec
 
 BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
@@ -49,7 +49,7 @@ def base_shapes(
     taps_size: int,
     capacity: int,
     dtype: torch.dtype,
-    adapters: GraphAdapters = GraphAdapters(),
+    more: MoreInputs | None = None,
     visual: EngineVisual | None = None,
     hidden_size: int = 0,
 ) -> GraphShapes:
@@ -58,6 +58,7 @@ def base_shapes(
     Args:
         windows: distinct sliding windows of the layers, each with a mask of its own; 0 stands for none.
         taps_size: width of the output `hidden_states`; 0 leaves it out.
+        more: inputs of a part.
         visual: of a model that takes images, whose embeddings are as wide as `hidden_size`.
     """
     positions = (BATCH, visual.num_axes, ROWS) if visual is not None and visual.num_axes else (BATCH, ROWS)
@@ -72,9 +73,8 @@ def base_shapes(
     if visual is not None:
         inputs[SHOWN] = TensorSpec(torch.bool, (BATCH, ROWS))
         inputs |= dict.fromkeys(shown_names(visual), TensorSpec(dtype, (BATCH, ROWS, hidden_size)))
-    if adapters.linears:
-        inputs[IDS] = TensorSpec(torch.int64, (BATCH,))
-        inputs |= {name: TensorSpec(dtype, sizes) for name, sizes in adapters.shapes.items()}
+    if more is not None:
+        inputs |= more.specs(dtype)
     outputs = {"logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size))}
     if taps_size:
         outputs["hidden_states"] = TensorSpec(dtype, (BATCH, ROWS, taps_size))

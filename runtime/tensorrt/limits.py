@@ -1,9 +1,14 @@
 """Limits of an engine's shapes. Loads no torch."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
+
+from wingbeat.runtime.parts import hooks
+
+PartLimits = create_model("PartLimits", **{name: field for of in hooks("graph_limits") for name, field in of().items()})
+"""Limits of the parts that are there; options of a build too."""
 
 
-class Limits(BaseModel):
+class Limits(PartLimits):
     """How large the shapes of an engine's stages get."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -18,10 +23,6 @@ class Limits(BaseModel):
     """Tree nodes that the verifier checks per sequence and round, the root included."""
     max_draft_tree_size: int = Field(64, ge=1)
     """Tree nodes that the drafter grows from per sequence."""
-    max_loras: int = Field(0, ge=0)
-    """LoRA adapters that the verifier's graph has room for."""
-    max_lora_rank: int = Field(16, ge=1)
-    """Of each."""
     max_image_tokens: int = Field(1024, ge=1)
     """Of an image, where images have grids of their own."""
 

@@ -31,10 +31,8 @@ class ThreadedEngine:
         # Of its own, so that the two sides can be closed one after the other.
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
         keepers = getattr(engine, "keepers", {})
-        adapters = getattr(engine, "adapters", None)
-        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, adapters=adapters, keepers=keepers)
-        config = AppConfig(lora_update_dir=getattr(engine, "adapters_dir", None))
-        calls = EngineCalls(setup, config, "fake")
+        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, keepers=keepers)
+        calls = EngineCalls(setup, AppConfig(), "fake")
         self.client = EngineClient(link)
         own = {"grammars": getattr(engine, "grammars", None), "take_own": partial(_taken, keepers)}
         cache_log = getattr(engine, "cache_log", None)

@@ -21,8 +21,7 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.fleet.adapters import FleetAdapters
-from wingbeat.deployments.fleet.catalog import ADAPTERS, NameChanges, Names
+from wingbeat.deployments.fleet.catalog import VARIANTS, Catalog, NameChanges, Names
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
@@ -31,7 +30,7 @@ from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, Variant
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -80,22 +79,6 @@ class FakeOneEngine:
         return getattr(self, fields["operation"])(*fields["arguments"])
 
 
-class FakeAdapterFiles(FakeOneEngine):
-    """An engine that can load the adapters `good` and `other`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unloaded: list[str] = []
-
-    def load_adapter(self, name: str, path: str) -> tuple[AdapterName | None, str]:
-        if path not in ("good", "other"):
-            return None, f"{path}: it is not there"
-        return AdapterName(name, path, f"digest of {path}"), ""
-
-    def unload_adapter(self, digest: str) -> None:
-        self.unloaded.append(digest)
-
-
 class FakeCaches(FakeOneEngine):
     """An engine whose prefix cache is forgotten."""
 
@@ -117,9 +100,7 @@ class FakePool:
         engine_id: str = "",
     ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
-        self.files = FakeAdapterFiles()
         self.names = Names()
-        self.adapters = FleetAdapters(self.names.catalogs[ADAPTERS], self.files.engines)
         self.cache_engine = FakeCaches()
         self.every_engine = self.cache_engine.engines
         self._answer = answer if callable(answer) else lambda _request: answer
@@ -140,6 +121,10 @@ class FakePool:
         """Of those that were pushed and write what comes."""
         self.fail_after: tuple[int, Exception] | None = None
         """Outputs after which a request fails, and how."""
+
+    @property
+    def variants(self) -> Catalog[Variant]:
+        return self.names.catalogs[VARIANTS]
 
     def healthy(self) -> bool:
         return self.alive
@@ -204,7 +189,6 @@ def app_for(
     tokenizer: Tokenizer = TOKENIZER,
     parsers: Parsers | None = None,
     monitor: Monitor | None = None,
-    updates_adapters: bool = False,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,
     media: "MediaReader | MediaRefused | None" = None,
@@ -219,7 +203,6 @@ def app_for(
         access,
         limits,
         monitor=monitor,
-        updates_adapters=updates_adapters,
         marks=marks,
         more_routes=more_routes,
     )

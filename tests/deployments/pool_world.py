@@ -6,12 +6,12 @@ from typing import Any
 
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
-from wingbeat.deployments.fleet.catalog import KEPT, NameChanges, Names
+from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.runtime.scheduling.request import AdapterName, Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, Variant
 
 
 class LocalEngines:
@@ -65,16 +65,16 @@ class LocalEngines:
         client.abort(client_id, aborted)
 
     async def operate(self, engine_id: str, operation: str, arguments: tuple) -> Any:
-        if operation == "load_adapter" and not hasattr(self.engines[engine_id], "adapters"):
+        if operation == "load_adapter" and not hasattr(self.engines[engine_id], "keepers"):
             name, path = arguments
-            return AdapterName(name, path, f"digest of {path}"), ""
+            return Variant(name, path, f"digest of {path}"), ""
         return await self.loops[engine_id].client.call("operate", operation, arguments)
 
     async def tell(self, engine_id: str, changes: NameChanges) -> None:
         changed, client = self.names[engine_id].merge(changes), self.loops[engine_id].client
         client.tell_names(changed)
-        for kind in (one for one in KEPT if one in changed):
-            await client.call("keep_names", kind, changed[kind])
+        for kind, entries in changed.items():
+            await client.call("keep_names", kind, entries)
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""

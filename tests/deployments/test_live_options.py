@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployments.fleet.test_serve_engines import FakeHandle
 from tests.deployments.http_world import TOKENIZER, FakePool
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica import live_replica
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.live_replica import LiveReplica
@@ -25,9 +23,7 @@ class Front:
     def __init__(self) -> None:
         self.taken: list[LiveOptions] = []
 
-    async def take(self, live: LiveOptions) -> None:
-        if live.lora_modules:
-            raise ValueError("user_config.lora_modules: no")
+    def take(self, live: LiveOptions) -> None:
         self.taken.append(live)
 
 
@@ -42,6 +38,7 @@ class Unserved(Router):
 def router() -> Router:
     made = Unserved.__new__(Unserved)
     made._fronts, made._reporting, made._is_up = [Front(), Front()], [], False
+    made._followers = [follower(made._fronts) for follower in hooks("follow_live")]
     made._pool = FakePool()
     made._models, made._refuses_unknown_fields = ServedModels(CompletionService(made._pool, TOKENIZER)), False
     return made
@@ -102,22 +99,6 @@ def test_a_router_that_runs_goes_on_as_it_was_and_says_why(router: Router, caplo
     (said,) = caplog.messages
     assert said.startswith("user_config.log_level loud")
     assert said.endswith("This replica goes on as it was.")
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({}, "there is no lora_update_dir"),
-        ({"autoscaling_config": {"min_replicas": 0, "max_replicas": 1}}, "with min_replicas 0"),
-        ({"served_model_name": "sql"}, "the settings have 'sql' already"),
-    ],
-    ids=["no room", "asleep", "taken"],
-)
-def test_adapters_that_cannot_be_served_are_refused_before_any_is_loaded(tmp_path, settings, line: str):
-    given = settings if line.startswith("there is no") else settings | {"lora_update_dir": tmp_path}
-    front = ModelFront(AppConfig(**given), FakeHandle(), "a router")
-    with pytest.raises(ValueError, match=f"^user_config.lora_modules: {line}"):
-        asyncio.run(front.take(LiveOptions(lora_modules={"sql": "folder"})))
 
 
 class Engines:

@@ -70,9 +70,8 @@ def serving(
         pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
         await pool.start()
         try:
-            yield create_app(
-                CompletionService(pool, llm.tokenizer, parsers), access, more_routes=more_routes, updates_adapters=True
-            )
+            service = CompletionService(pool, llm.tokenizer, parsers, of_parts={"loads_adapters": True})
+            yield create_app(service, access, more_routes=more_routes)
         finally:
             await pool.close()
             engines.close()

@@ -1,6 +1,5 @@
 """What can be asked and taken away by the page: keys, kept texts, models, commands, texts of every script."""
 
-import asyncio
 import json
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ from tests.deployments.api.answers.test_round_trace import TracedPool
 from tests.deployments.http_world import TOKENIZER, app_for
 from tests.e2e.page_driver import MARKS, choose_round, drawn, fill, open_page, send, spans, text, until_done
 from tests.e2e.page_server import listening
+from wingbeat.runtime.scheduling.request import Variant
 
 pytestmark = list(MARKS)
 FAMILY, FLAG = "👩‍👩‍👧", "🇯🇵"
@@ -27,7 +27,7 @@ SCRIPTS = {
 
 
 class Tracer(TracedPool):
-    """Answers with what its test says, and has an adapter."""
+    """Answers with what its test says, and has a variant."""
 
     def __init__(self):
         super().__init__(lambda request: self.says, 5)
@@ -44,7 +44,7 @@ def served():
 
     @asynccontextmanager
     async def application():
-        await pool.adapters.load("clerk", "good")
+        pool.variants.put("clerk", Variant("clerk", "good", "digest"))
         yield app_for(pool)
 
     with listening(application) as url:
@@ -116,14 +116,14 @@ def test_a_conversation_has_its_system_prompt_and_the_chosen_adapter(page, pool)
     send(page)
     page.until("document.querySelectorAll('.turn .tools').length === 2")
     assert prompts(pool) == ["Be short.first>", "Be short.firsthello worldnext>"]
-    assert [request.adapter.name for request in pool.requests] == ["clerk", "clerk"]
+    assert [request.variant.name for request in pool.requests] == ["clerk", "clerk"]
 
 
 def test_an_adapter_that_was_loaded_meanwhile_can_be_chosen(page, pool, served):
     names = "[...document.querySelector('#adapter').options].map(option => option.textContent)"
     assert page.value(names) == ["demo", "clerk (adapter)"]
     page.value("document.querySelector('#settings').open = false; document.querySelector('#adapter').value = 'clerk'")
-    asyncio.run(pool.adapters.load("other", "other"))
+    pool.variants.put("other", Variant("other", "other", "digest of other"))
     page.click("#settings summary")
     page.until(f"{names}.length === 3")
     assert page.value("document.querySelector('#adapter').value") == "clerk"

@@ -7,11 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from transformers import AutoModelForCausalLM
 
 from tests.e2e.operators_cluster import ROOT, START_S, Cluster, completion, on_this_machine
-from tests.runtime.lora_world import write_adapter
-from wingbeat.runtime.demo import demo_pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 NUM_ROUTERS = 2
@@ -86,32 +83,4 @@ def test_what_is_wrong_stops_no_replica(cluster: Cluster, tmp_path: Path):
     assert deployed.running() == deployed.replicas
     deployed.deploy(Router={"speculation": False})
     deployed.until(lambda answers: not any(map(is_drafted, answers)))
-    assert deployed.running() == deployed.replicas
-
-
-def test_adapters_come_change_and_go_in_the_same_replicas(cluster: Cluster, tmp_path: Path):
-    root = tmp_path / "adapters"
-    model = AutoModelForCausalLM.from_pretrained(demo_pair().verifier)
-    for seed, name in enumerate(("one", "two")):
-        write_adapter(root / name, model, seed=seed, std=0.3)
-    settings = {"lora_update_dir": str(root), "max_loras": 2, "max_lora_rank": 8, "num_replicas": 2}
-    deployed = Deployed(cluster, tmp_path, **settings)
-
-    def texts(name: str) -> set[str]:
-        """What all routers have written once all know the adapter."""
-        served = deployed.until(lambda answers: {answer.status_code for answer in answers} == {200}, model=name)
-        return {text(answer) for answer in served}
-
-    base = {text(answer) for answer in deployed.answers()}
-    deployed.deploy(Router={"lora_modules": {"sql": "one"}})
-    one = texts("sql")
-    deployed.deploy(Router={"lora_modules": {"sql": "two", "code": "one"}})
-    assert texts("code") == one
-    two = texts("sql")
-    assert len(base | one | two) == 3
-    deployed.deploy(Router={"lora_modules": {"sql": "nowhere"}})
-    assert (texts("sql"), texts("code")) == (two, one)
-    deployed.deploy(Router={"lora_modules": {"code": "one"}})
-    deployed.until(lambda answers: {answer.status_code for answer in answers} == {404}, model="sql")
-    assert texts("code") == one
     assert deployed.running() == deployed.replicas

@@ -4,17 +4,16 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.conftest import MODEL, App
-from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.pushed_folder import edit, pushed_folder, rewrite, tensors
 from tests.small_verifiers import save_hybrid, save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -32,12 +31,14 @@ PREFIX, BEHIND = "import json\nimport os\nimport sys\n\n\nclass Reader:\n    def
 NUM_TOKENS, NUM_CLIENTS = 40, 3
 
 
-def generated(folder: Path, adapter: Path | None = None) -> list[str]:
-    """transformers' own greedy continuations of the prompts, and of what is behind the saved prefix."""
+def generated(folder: Path, change: Callable[[PreTrainedModel], object] = lambda model: None) -> list[str]:
+    """transformers' own greedy continuations of the prompts, and of what is behind the saved prefix.
+
+    Args:
+        change: writes into the model's weights first.
+    """
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-    if adapter is not None:
-        with torch.no_grad():
-            merge(model, adapter)
+    change(model)
     texts = []
     for parts in (*((prompt,) for prompt in PROMPTS), (PREFIX, BEHIND)):
         ids = torch.tensor([[token for part in parts for token in tokenizer(part)["input_ids"]]])
@@ -161,27 +162,6 @@ def test_weights_pushed_under_load_lose_no_request_and_nothing_of_the_old_ones_i
         # The folder of the settings is one to push as any other.
         push(app, demo_pair().verifier)
         assert texts(app) == old
-
-
-def test_adapters_stay_and_versions_of_the_head_go_on(start_app, tmp_path: Path):
-    model = AutoModelForCausalLM.from_pretrained(demo_pair().verifier)
-    write_adapter(tmp_path / "adapters" / "one", model, seed=1, std=0.3)
-    folder = pushed_folder(tmp_path / "step-1", std=0.02)
-    settings = {"learn": {"trains": False, "dir": tmp_path / "heads"}, "lora_update_dir": tmp_path / "adapters"}
-    with start_app("weights-names", max_loras=1, max_lora_rank=8, **settings) as app:
-        loaded = app.http.post("/v1/load_lora_adapter", json={"lora_name": "one", "lora_path": "one"}, timeout=60)
-        assert loaded.status_code == 200, loaded.text
-        heads = Path(app.http.get("/v1/drafter").json()["folder"])
-        assert text(app, PROMPTS[0], model="one") == generated(demo_pair().verifier, tmp_path / "adapters" / "one")[0]
-        push(app, folder)
-        assert text(app, PROMPTS[0], model="one") == generated(folder, tmp_path / "adapters" / "one")[0]
-        assert text(app, PROMPTS[0]) == generated(folder)[0]
-        # A trainer pushes a head beside the weights: by the same folder as before, and it is drafted by.
-        shutil.copytree(demo_pair().drafter, heads / "incoming" / "step-1")
-        promoted = app.http.post("/v1/drafter/promote", json={"folder": "step-1"}, timeout=60)
-        assert promoted.status_code == 200, promoted.text
-        assert texts(app) == generated(folder)[:3]
-        assert app.engine()["head_version"] == promoted.json()["served"] == 1
 
 
 @pytest.mark.parametrize("kind", ["ranks", "shared drafters", "within the engine", "recurrent state"])

@@ -6,15 +6,13 @@ captures on both sides, the drafter's self-test. Whatever is drafted, the tokens
 
 import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from tests.gpu_of_numbers.device import CUDA
 from tests.near_ties import GAP, Written, check_same_texts
-from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.written_texts import scores_of
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -198,29 +196,3 @@ def test_an_aborted_request_leaves_the_others_their_tokens(llm):
     assert 0 < len(found[0]) < NUM_TOKENS
     assert found[1:] == expected[1:]
     llm.engine.check_integrity()
-
-
-def test_an_adapter_beside_the_base_model_writes_what_the_merged_model_writes(gpu, tmp_path: Path, dtype):
-    if dtype != "float32":
-        return
-    limits = config(SHAPES["tree"], max_loras=1, max_lora_rank=4)
-    llm = LLM(PAIR.verifier, PAIR.drafter, limits, FACTORY, device="cuda", dtype=dtype)
-    base = AutoModelForCausalLM.from_pretrained(PAIR.verifier, dtype=torch.float32)
-    folder = write_adapter(tmp_path / "adapter", base, std=0.12)
-    adapter = llm.engine.loaded.parts["adapters"].inspect("adapter", folder)
-    prompt, wanted = prompts(llm)[1], params("greedy", force_drafts=True)
-    requests = [Request("base", tuple(prompt), wanted), Request("adapted", tuple(prompt), wanted, adapter=adapter)]
-    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        llm.engine.add_request(request)
-    while llm.engine.has_unfinished_requests():
-        for output in llm.engine.step():
-            found[output.request_id] += output.token_ids
-    options = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
-
-    def written(model: PreTrainedModel) -> list[int]:
-        return model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
-
-    assert found["base"] == written(base)
-    assert found["adapted"] == written(merge(base, folder))
-    assert found["base"] != found["adapted"]

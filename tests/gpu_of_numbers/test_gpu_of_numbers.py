@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.runtime.hybrids import needs_states
 from wingbeat.kernels.cpu.library import compiler
 
@@ -71,7 +72,13 @@ def test_captured_trees_of_every_kind_of_drafter(kind):
 @pytest.mark.parametrize("shape", ["chain", "tree", "adaptive"])
 def test_the_demo_pair_from_its_load_to_its_tokens(shape):
     """As compiled for sm_90: interpreted, its 24 layers take an hour."""
-    run("pair_cases.py", "--ptx", "90", "-k", f"{shape} or (adapter and {shape == 'tree'})")
+    run("pair_cases.py", "--ptx", "90", "-k", shape)
+
+
+@needs("lora")
+@pytest.mark.slow
+def test_the_demo_pair_with_an_adapter():
+    run("adapter_cases.py", "--ptx", "90")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_config import read_config
 from wingbeat.runtime.lora.adapter_files import WEIGHTS_FILE
 from wingbeat.runtime.lora.resident import ResidentAdapters
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -101,7 +101,7 @@ class LoraWorld:
         self.prompts = random_prompts(PROMPT_LENS)
         self.loaded: LoadedModel = prepare_model(random_model(name), name)
         self.loaded.add(ModelAdapters(self.loaded.model, self.loaded.decoder_layers, max_loras, max_rank))
-        self.adapters: list[AdapterName | None] = [None]
+        self.adapters: list[Variant | None] = [None]
         self.folders: list[Path | None] = [None]
         self.expected = [greedy(random_model(name), self.prompts, NUM_TOKENS)[0]]
         """By adapter and prompt."""

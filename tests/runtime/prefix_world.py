@@ -9,7 +9,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 IDENTITY = {"weights": "w1", "dtype": "float32", "block_size": "4"}
 SMALL = kept({"block_size": 4, "num_kv_blocks": 200, "state_interval": 8})
@@ -35,9 +35,9 @@ def save(engine: Engine, keeper: PrefixKeeper, prefix: SavedPrefix) -> None:
     keeper.keep([(prefix.name, prefix.version, prefix)]).result(10)
 
 
-def prefix_of(tokens: list[int], name: str = "system", version: int = 1, adapter: AdapterName | None = None):
+def prefix_of(tokens: list[int], name: str = "system", version: int = 1, variant: Variant | None = None):
     """A prefix of plain tokens."""
-    return SavedPrefix(name, version, tuple(tokens), adapter)
+    return SavedPrefix(name, version, tuple(tokens), variant)
 
 
 class Kept:

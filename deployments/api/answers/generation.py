@@ -181,7 +181,7 @@ class Generation:
 
     def fingerprint(self, weights: str) -> str:
         """OpenAI's `system_fingerprint` of what was written by these weights; see `ChoiceDelta.weights`."""
-        return fingerprint(self.text_identity, weights, self.choices[0].request.adapter_digest)
+        return fingerprint(self.text_identity, weights, self.choices[0].request.variant_digest)
 
     @property
     def shares_prompt(self) -> bool:

@@ -1,4 +1,4 @@
-"""`/v1/models`: the base models with all their names, and the adapters that are served on top of them."""
+"""`/v1/models`: the base models with all their names, and the variants of them that are served."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def add_model_routes(app: FastAPI, models: ServedModels) -> None:
 
 
 def _names(service: CompletionService) -> list[str]:
-    return [*service.prompts.names, *(adapter.name for adapter in service.pool.adapters.catalog.things)]
+    return [*service.prompts.names, *(variant.name for variant in service.pool.variants.things)]
 
 
 def _card(service: CompletionService, name: str) -> dict[str, Any]:

@@ -58,11 +58,6 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         engine, _, _, check, grammars = engine_of_pair(settings, config.resolved_device(), needs)
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {error}") from None
-    adapters = engine.loaded.parts.get("adapters")
-    names = config.lora_modules or {}
-    served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
-    for adapter in served[: config.max_loras]:
-        adapters.resident.warm(adapter)
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=engine.config.max_model_len,
@@ -74,7 +69,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
-        adapters=served,
+        variants=tuple(one for of_part in hooks("variants") for one in of_part(config, engine)),
         takes=engine.loaded.takes,
     )
     spec = engine.channel_spec if config.has_drafter() and not config.drafts_in_engine() else None
@@ -83,7 +78,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         inner.take(engine, read_as, channel_factory)
 
     keepers = {kind: keeper for of_part in hooks("keepers") for kind, keeper in of_part(config, engine).items()}
-    kept = engine.block_manager.log, adapters, keepers
+    kept = engine.block_manager.log, keepers
     served_grammars = None if grammars is None else first("serve_grammars", grammars)
     return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 

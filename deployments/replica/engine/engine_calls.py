@@ -53,8 +53,8 @@ class EngineCalls:
     ) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
-        self._operations = operations_of(setup, config)
-        self._served_adapters = setup.info.adapters
+        self._operations = operations_of(setup)
+        self._variants = setup.info.variants
         self._keepers = setup.keepers
         self._config = config
         self._engine_id = engine_id
@@ -94,7 +94,7 @@ class EngineCalls:
         """Keep what is on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
         if kind not in self._keepers:
             return ()
-        found = self._keepers[kind].open(self._served_adapters)
+        found = self._keepers[kind].open(self._variants)
         self.keep_names(kind, entries)
         return tuple(CatalogEntry(thing.name, thing.version, thing) for thing in found)
 

@@ -1,14 +1,12 @@
 """What the engine's process is made of: an engine from some factory, and what is asked of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.maskers import CompiledGrammar
-from wingbeat.runtime.scheduling.request import AdapterName, GrammarSpec, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOutput, Variant
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -66,14 +64,6 @@ class ServedEngine(Protocol):
     def detach_drafter(self) -> None: ...
 
 
-class ServedAdapters(Protocol):
-    """What the calls need of an engine's LoRA adapters."""
-
-    resident: ResidentAdapters
-
-    def inspect(self, name: str, folder: Path) -> AdapterName: ...
-
-
 class ServedGrammars(Protocol):
     """Compiles what requests give as their grammar, on any thread; what that takes is bounded."""
 
@@ -93,11 +83,15 @@ class ServedGrammars(Protocol):
 class Keeper(Protocol):
     """Keeps in an engine what names of one kind stand for; all calls come from the engine's thread."""
 
-    def open(self, adapters: Iterable[AdapterName] = ()) -> Sequence[Any]:
-        """Keep what is on disk; returns it: things with `name` and `version`."""
+    def open(self, variants: Iterable[Variant] = ()) -> Sequence[Any]:
+        """Keep what is on disk; returns it: things with `name` and `version`.
+
+        Args:
+            variants: that are served from the start.
+        """
         ...
 
-    def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None]":
+    def keep(self, entries: Iterable[tuple[str, int, Any]]) -> "Future[None] | None":
         """Let names stand for things, None for no longer; ends once what is there has been written."""
         ...
 
@@ -121,8 +115,6 @@ class EngineSetup(NamedTuple):
     """Called with the idle engine once the first drafter is attached; raises where it is unfit."""
     cache_log: "CacheLog | None" = None
     """Of its prefix cache; None where routers are told nothing of it."""
-    adapters: ServedAdapters | None = None
-    """On top of its model; None where it serves none."""
     keepers: Mapping[str, Keeper] = MappingProxyType({})
     """By kind of names: what keeps in the engine what these stand for."""
     take_drafter_in: "Callable[[ChannelFactory], None] | None" = None

@@ -12,12 +12,12 @@ from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.round.rows import Rows
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
-"""A place, and the `AdapterName` that it now holds; None where it was cleared."""
+"""A place, and the `Variant` that it now holds; None where it was cleared."""
 
 
 class RankAdapters(ModelAdapters):
@@ -73,9 +73,9 @@ class RankAdapters(ModelAdapters):
             if name is None:
                 super().clear(adapter_id)
             else:
-                super()._load(AdapterName(*name), adapter_id)
+                super()._load(Variant(*name), adapter_id)
 
-    def _load(self, adapter: AdapterName, adapter_id: int) -> None:
+    def _load(self, adapter: Variant, adapter_id: int) -> None:
         super()._load(adapter, adapter_id)
         # The others read the files themselves, wherever rank 0 was started.
         path = str(Path(adapter.path).absolute())

@@ -206,7 +206,7 @@ class WideLinear(nn.Linear):
 def widen_logits(model: nn.Module) -> bool:
     """Let a model's output matrix leave float32 where it is a plain one in half precision on a GPU; whether it does.
 
-    Adapters are on decoder layers alone, and weights stay what they are, tied or not.
+    Parts change decoder layers alone, and weights stay what they are, tied or not.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or not head.weight.is_cuda or head.weight.dtype not in HALVES:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.deployments.engine_in_process import build_in_process
+from tests.optional import kept
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
@@ -192,7 +193,7 @@ def assert_one_line(got: SimpleNamespace, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.few(10)
-@pytest.mark.parametrize("mistake", FOLDERS)
+@pytest.mark.parametrize("mistake", kept(FOLDERS))
 def test_a_folder_that_is_wrong(mistake: str, tiny_model: Path, tmp_path: Path, run):
     change, command, words = FOLDERS[mistake]
     shutil.copytree(tiny_model, tmp_path / "model")
@@ -201,7 +202,7 @@ def test_a_folder_that_is_wrong(mistake: str, tiny_model: Path, tmp_path: Path, 
 
 
 @pytest.mark.few(14)
-@pytest.mark.parametrize("mistake", LINES)
+@pytest.mark.parametrize("mistake", kept(LINES))
 def test_a_command_line_that_is_wrong(mistake: str, tiny_model: Path, port: int, run):
     command, words = LINES[mistake]
     places = {"model": tiny_model, "head": HEAD, "verifier": VERIFIER, "port": port}

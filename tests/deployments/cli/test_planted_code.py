@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.deployments.engine_in_process import build_in_process
+from tests.needs import needs
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
@@ -194,6 +195,7 @@ def test_a_head_runs_none_either(unknown: bool, tmp_path: Path, trace: Path, run
     assert "Traceback" not in got.err
 
 
+@needs("lora")
 def test_an_adapter_runs_none_either(tmp_path: Path, trace: Path, run):
     folder = plant(HEAD, tmp_path / "adapter", trace, unknown=False)
     got = run("serve", VERIFIER, "--lora-modules", json.dumps({"planted": str(folder)}))

@@ -46,7 +46,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
         "tree_config": {"draft_steps": "5", "adaptive": "True"},
-        "loras": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},
+        "request_labels": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},
         "stages": {"verifier": {"captured": 9, "failed": 1, "eager": 2}},
         "device_s": {"verify": 1.5, "draft_levels": 0.5},
     }

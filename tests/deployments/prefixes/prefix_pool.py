@@ -41,4 +41,4 @@ class PrefixPool(FakePool):
         super().__init__(*given, **more)
         self.prefix_engine = FakePrefixes()
         self.every_engine = self.prefix_engine.engines
-        self.prefixes = FleetPrefixes.of(self)
+        self.prefixes = FleetPrefixes(self)

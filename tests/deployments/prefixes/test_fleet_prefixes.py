@@ -25,7 +25,7 @@ def keeping_engine(round_s: float = 0.0, folder=None):
     return engine
 
 
-prefixes = FleetPrefixes.of
+prefixes = FleetPrefixes
 
 
 async def until(condition) -> None:

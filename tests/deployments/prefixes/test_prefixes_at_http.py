@@ -8,7 +8,7 @@ from tests.deployments.prefixes.prefix_pool import PrefixPool
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 PATH = "/v1/prefixes"
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -23,7 +23,7 @@ ALTERNATING = (
     "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TURNS
 )
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-SQL = AdapterName("sql", "/adapters/sql", "d1")
+SQL = Variant("sql", "/adapters/sql", "d1")
 
 
 def save(pool, name="p", template=TURNS, **fields):
@@ -125,10 +125,10 @@ def test_the_tokens_of_messages_are_those_that_every_conversation_has(template, 
 
 def test_a_prefix_of_an_adapter_is_for_its_requests_alone():
     pool = PrefixPool()
-    pool.adapters.catalog.put("sql", SQL)
+    pool.variants.put("sql", SQL)
     made = save(pool, prompt="Be brief.", model="sql")
     assert made.json()["model"] == "sql"
-    assert pool.prefixes.catalog.find("p").adapter == SQL
+    assert pool.prefixes.catalog.find("p").variant == SQL
     assert complete(pool, prefix="p", model="sql").status_code == 200
     for fields in ({"model": "demo"}, {"model": None}):
         error = complete(pool, prefix="p", **fields).json()["error"]
@@ -169,9 +169,9 @@ def test_a_file_of_an_adapter_that_is_not_loaded_is_refused():
     pool = PrefixPool()
     pool.prefix_engine.files["p"] = SavedPrefix("p", 3, (5, 6, 7, 8), SQL)
     assert "'sql', which is not loaded" in save(pool).json()["error"]["message"]
-    pool.adapters.catalog.put("sql", SQL._replace(digest="d2"))
+    pool.variants.put("sql", SQL._replace(digest="d2"))
     save(pool)
-    assert pool.prefixes.catalog.find("p").adapter.digest == "d2"
+    assert pool.prefixes.catalog.find("p").variant.digest == "d2"
 
 
 @pytest.mark.parametrize(

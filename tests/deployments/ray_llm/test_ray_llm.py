@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ray.serve import Application
 
+from tests.needs import needs
 from tests.optional import is_gone
 from wingbeat.deployments import ray_llm
 from wingbeat.deployments.app_config import AppConfig
@@ -112,6 +113,7 @@ def test_part_of_a_gpu_is_shared_with_a_drafter_that_has_weights(drafter: str, s
     assert (found["num_gpus_per_verifier"], found["num_gpus_per_drafter"]) == pytest.approx(shares)
 
 
+@needs("lora")
 def test_adapters_of_a_folder_have_the_names_that_clients_of_ray_give(tmp_path: Path) -> None:
     adapter = tmp_path / "sql"
     adapter.mkdir()

@@ -13,25 +13,25 @@ from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 class World:
-    """Two models, the second one of two names and with an adapter."""
+    """Two models, the second one of two names and with a variant."""
 
-    def __init__(self, kind: type[FakePool] = FakePool) -> None:
+    def __init__(self, kind: type[FakePool] = FakePool, **more: Any) -> None:
         self.one, self.two = kind("from one"), kind("from two")
         self.two.info = replace(self.two.info, model_name="other", max_model_len=32)
-        first = CompletionService(self.one, TOKENIZER)
-        second = CompletionService(self.two, TOKENIZER, aliases=("second",), beside=first)
-        self.two.adapters.catalog.put("clerk", AdapterName("clerk", "good", "digest"))
+        first = CompletionService(self.one, TOKENIZER, **more)
+        second = CompletionService(self.two, TOKENIZER, aliases=("second",), beside=first, **more)
+        self.two.variants.put("clerk", Variant("clerk", "good", "digest"))
         self.models = ServedModels(first, second)
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> httpx.Response:
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(create_app(self.models, updates_adapters=True))
+            transport = httpx.ASGITransport(create_app(self.models))
             async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
                 return await client.request(method or ("GET" if body is None else "POST"), path, json=body)
 
@@ -106,17 +106,6 @@ def test_the_server_is_healthy_while_one_model_is_and_says_which(world: World):
     assert world.ask("/health").status_code == world.ask("/ping").status_code == 503
     world.ask("/reset_prefix_cache", method="POST")
     assert (world.one.cache_engine.num_resets, world.two.cache_engine.num_resets) == (1, 1)
-
-
-def test_an_adapter_is_loaded_onto_the_model_it_names(world: World):
-    path, body = "/v1/load_lora_adapter", {"lora_name": "maid", "lora_path": "good"}
-    assert world.ask(path, body).json()["error"]["param"] == "base_model_name"
-    taken = world.ask(path, body | {"lora_name": "clerk", "base_model_name": "demo"})
-    assert (taken.status_code, taken.json()["error"]["param"]) == (400, "lora_name")
-    assert world.ask(path, body | {"base_model_name": "demo"}).status_code == 200
-    assert world.ask("/v1/completions", {"model": "maid", "prompt": "x"}).json()["choices"][0]["text"] == "from one"
-    assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 200
-    assert world.ask("/v1/unload_lora_adapter", {"lora_name": "maid"}).status_code == 404
 
 
 def test_a_handle_chooses_by_name_too(world: World):

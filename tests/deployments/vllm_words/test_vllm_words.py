@@ -174,6 +174,7 @@ def test_a_model_that_is_to_be_rounded_to_int8_has_that_as_its_dtype(tmp_path: P
     assert without_vllm([str(tmp_path), "-q", "int8"], AppConfig).args == [str(tmp_path), "--dtype", "int8"]
 
 
+@needs("lora")
 def test_adapters_stand_one_word_after_the_other_as_in_vllm():
     words = """--enable-lora --lora-modules a=/a '{"name": "b", "path": "/b"}' --max-loras 4"""
     args = without_vllm([MODEL, *shlex.split(words)], AppConfig).args

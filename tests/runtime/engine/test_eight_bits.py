@@ -9,7 +9,6 @@ from torch import nn
 
 from tests.runtime.hybrids import CONFIGS as HYBRIDS
 from tests.runtime.hybrids import needs_states, random_hybrid
-from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.models import (
     CHAIN,
     CONFIGS,
@@ -32,8 +31,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
@@ -122,27 +120,6 @@ def test_accepted_paths_leave_the_text_as_it_is():
     finally:
         engine.model.remove_taps()
     assert engine.speculation.acceptance_length > 4
-
-
-@pytest.mark.slow
-def test_adapters_lie_on_top_of_rounded_weights(tmp_path):
-    model, prompts = random_model("llama"), random_prompts(PROMPT_LENS)
-    base = by_hand(model)
-    folder = write_adapter(tmp_path / "a", model)
-    expected = [greedy(base, prompts, LENGTH)[0], greedy(merge(base, folder), prompts, LENGTH)[0]]
-    loaded = prepare_model(model, "llama", eight_bits=True)
-    loaded.add(ModelAdapters(loaded.model, loaded.decoder_layers, 2, 8))
-    names = [None, loaded.parts["adapters"].inspect("a", folder)]
-    engine = new_engine(loaded, engine_config(CHAIN, max_loras=2, max_lora_rank=8), eagle_drafter(loaded, CHAIN))
-    run = Run(engine, [], [])
-    run.tokens = [[] for _ in prompts]
-    for index, prompt in enumerate(prompts):
-        params = greedy_params(LENGTH)
-        engine.add_request(Request(str(index), tuple(prompt), params, adapter=names[index % 2]))
-    try:
-        assert run.finish() == [expected[index % 2][index] for index in range(len(prompts))]
-    finally:
-        engine.model.remove_taps()
 
 
 def test_rows_are_alike_where_that_is_asked_for():

@@ -10,7 +10,6 @@ import pytest
 
 from tests.covering import pairwise
 from tests.runtime.drafter_kinds import KINDS
-from tests.runtime.lora_world import lora_world
 from tests.runtime.models import CHAIN, TREE, Run, engine_config, greedy_params, new_engine, reference
 from tests.runtime.small_tokenizers import EOS, metaspace_tokenizer
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -23,9 +22,9 @@ LENGTH = 24
 FAMILIES = ["eagle3", "eagle3_latent", "eagle3_layers", "dflash", "jetspec", "dspark", "dflash2", "peagle"]
 STAGES = ["answer", "commit", "propose"]
 """Of a drafter: all of a round at once, where kernels run it; else its keys and values, then its trees."""
-ASKED = ["grammar", "lora", "logprobs", "prompt logprobs", *(f"killed in {stage}" for stage in STAGES)]
+ASKED = ["grammar", "logprobs", "prompt logprobs", *(f"killed in {stage}" for stage in STAGES)]
 SHAPES = {"chain": CHAIN, "tree": TREE}
-AXES = {"asked": ASKED, "family": FAMILIES, "shape": list(SHAPES), "batch": ["8", "1"], "text": ["greedy", "sampled"]}
+AXES = {"family": FAMILIES, "shape": list(SHAPES), "batch": ["8", "1"], "text": ["greedy", "sampled"]}
 TOKENIZER = metaspace_tokenizer()
 
 
@@ -34,10 +33,10 @@ def allowed(row):
     return row["batch"] == "8" or not row["asked"].startswith("killed")
 
 
-def table():
+def table(asked):
     """Rows in which all pairs of values meet; the first of everything that is asked for is in every run."""
     seen, params = set(), []
-    for row in pairwise(AXES, allowed):
+    for row in pairwise({"asked": asked} | AXES, allowed):
         params.append(
             pytest.param(row, id="-".join(row.values()), marks=pytest.mark.slow if row["asked"] in seen else ())
         )
@@ -45,8 +44,8 @@ def table():
     return params
 
 
-@pytest.fixture(scope="module")
-def drafter_of(tmp_path_factory):
+def drafters(tmp_path_factory):
+    """Makes the drafter of a row, each family's files once."""
     made = {}
 
     def drafter(row):
@@ -78,15 +77,15 @@ def params_of(row, **fields):
 
 
 class Asking(Run):
-    """Requests with grammars and adapters, and all that outputs report."""
+    """Requests with grammars and variants, and all that outputs report."""
 
-    def __init__(self, engine, row, prompts, grammars, adapters):
+    def __init__(self, engine, row, prompts, grammars, variants):
         self.engine, self.tokens, self.last = engine, [[] for _ in prompts], {}
         self.logprobs = [[] for _ in prompts]
         for index, (prompt, param) in enumerate(zip(prompts, params_of(row), strict=True)):
             grammar = None if param.grammar is None else grammars.compile(param.grammar)
-            adapter = adapters[index % len(adapters)]
-            engine.add_request(Request(str(index), tuple(prompt), param, adapter=adapter), grammar)
+            variant = variants[index % len(variants)]
+            engine.add_request(Request(str(index), tuple(prompt), param, variant=variant), grammar)
 
     def step(self):
         for output in self.engine.step():
@@ -111,14 +110,14 @@ def fails_in(drafter, stage, monkeypatch):
     return calls
 
 
-def run(row, ref, drafter, monkeypatch, adapters=(None,), successor=None):
+def run(row, ref, drafter, monkeypatch, variants=(None,), successor=None):
     """What is written, and what is reported of it."""
     limits = {"max_num_seqs": int(row["batch"])}
     engine = new_engine(ref.loaded, engine_config(SHAPES[row["shape"]], **limits), drafter)
     grammars = grammar_compiler(TOKENIZER, ref.loaded.vocab_size, frozenset({TOKENIZER.encode(EOS)[-1]}))
     stage = row["asked"].removeprefix("killed in ")
     calls = fails_in(drafter, stage, monkeypatch) if successor is not None else []
-    asking = Asking(engine, row, ref.prompts, grammars, adapters)
+    asking = Asking(engine, row, ref.prompts, grammars, variants)
     try:
         while successor is not None and engine.drafter_state is DrafterState.ATTACHED:
             assert engine.has_unfinished_requests()
@@ -133,21 +132,25 @@ def run(row, ref, drafter, monkeypatch, adapters=(None,), successor=None):
             assert engine.drafter_state is DrafterState.ATTACHED
     finally:
         engine.model.remove_taps()
-        if "adapters" in ref.loaded.parts:
-            ref.loaded.parts["adapters"].rows = None
     return asking.tokens, asking.logprobs
 
 
+drafter_of = pytest.fixture(drafters, scope="module")
+
+
 @pytest.mark.few(4)
-@pytest.mark.parametrize("row", table())
+@pytest.mark.parametrize("row", table(ASKED))
 def test_the_text_is_that_of_plain_decoding(row, drafter_of, monkeypatch):
-    world = lora_world() if row["asked"] == "lora" else reference("llama")
-    adapters = world.adapters if row["asked"] == "lora" else (None,)
-    expected, reported = run(row, world, None, monkeypatch, adapters)
+    check(row, reference("llama"), drafter_of, monkeypatch)
+
+
+def check(row, world, drafter_of, monkeypatch, variants=(None,)):
+    """The text of plain decoding, and its reports."""
+    expected, reported = run(row, world, None, monkeypatch, variants)
     drafter, successor = drafter_of(row), None
     if row["asked"].startswith("killed"):
         successor = drafter_of(row)
-    tokens, found = run(row, world, drafter, monkeypatch, adapters, successor)
+    tokens, found = run(row, world, drafter, monkeypatch, variants, successor)
     assert tokens == expected
     for mine, theirs in zip(found, reported, strict=True):
         assert [one.logprob for one in mine] == pytest.approx([one.logprob for one in theirs], abs=1e-4)

@@ -43,7 +43,7 @@ def engine_of(world: LoraWorld, shape=None, device=None, on_host=None, **limits)
 def add(engine, world, which, index, params=None, name=None):
     params = params or greedy_params(NUM_TOKENS)
     prompt = tuple(world.prompts[index])
-    engine.add_request(Request(name or str(index), prompt, params, adapter=world.adapters[which]))
+    engine.add_request(Request(name or str(index), prompt, params, variant=world.adapters[which]))
 
 
 def finish(engine, on_step=lambda number: None):
@@ -199,7 +199,7 @@ def test_an_engine_without_adapters_refuses_a_request_for_one():
     world = lora_world()
     plain = prepare_model(random_model("llama"), "llama")
     engine = build_engine(plain, engine_config(), None, InProcessChannel)
-    with pytest.raises(ValueError, match="model all is an adapter: this engine serves none"):
+    with pytest.raises(ValueError, match="model all is a variant: this engine serves none"):
         add(engine, world, 1, 0)
     assert not any("Adapted" in kind.__name__ for module in plain.model.modules() for kind in type(module).__mro__)
 

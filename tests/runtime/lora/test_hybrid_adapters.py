@@ -58,7 +58,7 @@ def test_rows_of_several_adapters_write_what_merged_models_write(name, kind, roo
     here = world(name)
     pairs = [
         (
-            Request(f"{number * len(here.prompts) + index}", tuple(prompt), greedy_params(NUM_TOKENS), adapter=adapter),
+            Request(f"{number * len(here.prompts) + index}", tuple(prompt), greedy_params(NUM_TOKENS), variant=adapter),
             text,
         )
         for number, (adapter, texts) in enumerate(zip(here.adapters, here.expected, strict=True))

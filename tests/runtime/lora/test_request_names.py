@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from wingbeat.runtime.lora.places import AdapterPlaces
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 
 class Places(AdapterPlaces):
@@ -21,8 +21,8 @@ class Places(AdapterPlaces):
 
 def test_adapters_of_requests_are_told_by_name():
     def seq(name):
-        adapter = None if name is None else AdapterName(name, "folder", name)
-        return SimpleNamespace(request=SimpleNamespace(adapter=adapter))
+        adapter = None if name is None else Variant(name, "folder", name)
+        return SimpleNamespace(request=SimpleNamespace(variant=adapter))
 
     assert Places(8, 16).requests([seq("b"), seq("a"), seq(None), seq("b")], [seq("c")]) == {
         "max_lora": "8",

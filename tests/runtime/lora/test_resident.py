@@ -7,7 +7,7 @@ import pytest
 from tests.runtime.lora_world import num_resident
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.resident import ResidentAdapters
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
 
 class Places:
@@ -19,7 +19,7 @@ class Places:
         self.num_loads = 0
         self.resident = ResidentAdapters(count, self.load, self.clear)
 
-    def load(self, adapter: AdapterName, adapter_id: int) -> None:
+    def load(self, adapter: Variant, adapter_id: int) -> None:
         assert adapter_id not in self.held
         self.num_loads += 1
         self.held[adapter_id] = adapter.digest
@@ -30,8 +30,8 @@ class Places:
         self.held.pop(adapter_id, None)
 
 
-def named(digest: str) -> AdapterName:
-    return AdapterName(f"name of {digest}", f"/adapters/{digest}", digest)
+def named(digest: str) -> Variant:
+    return Variant(f"name of {digest}", f"/adapters/{digest}", digest)
 
 
 def test_the_least_recently_used_adapter_makes_room():

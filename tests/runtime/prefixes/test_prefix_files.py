@@ -11,7 +11,7 @@ from tests.runtime.models import random_model, reference
 from tests.runtime.prefix_world import Kept, finish, prefix_of, warnings_of
 from wingbeat.runtime.prefixes.prefix_files import PrefixFileError, read_contents, read_record, write_record
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.verifier.checkpoints.digests import tokenizer_digest, weights_digest
 
 TOKENS = list(range(5, 47))
@@ -102,13 +102,13 @@ def test_contents_of_other_tokens_or_another_adapter_are_refused(folder):
     identity = {"weights": "w1", "dtype": "float32", "block_size": "4"}
     path = folder / "system.safetensors"
     assert read_contents(path, prefix_of(TOKENS), identity)
-    for other in (prefix_of(TOKENS[1:]), prefix_of(TOKENS, adapter=AdapterName("sql", "/a", "d1"))):
+    for other in (prefix_of(TOKENS[1:]), prefix_of(TOKENS, variant=Variant("sql", "/a", "d1"))):
         with pytest.raises(PrefixFileError, match="has another prefix"):
             read_contents(path, other, identity)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    prefix = SavedPrefix("a.b-c", 7, (1, 2), AdapterName("sql", "/a", "d1"), '{"messages": []}')
+    prefix = SavedPrefix("a.b-c", 7, (1, 2), Variant("sql", "/a", "d1"), '{"messages": []}')
     write_record(tmp_path / "a.b-c.json", prefix, "t1")
     assert read_record(tmp_path / "a.b-c.json", "t1") == prefix
     assert (tmp_path / "a.b-c.json").stat().st_mode & 0o777 == 0o600

@@ -80,7 +80,7 @@ def test_live_requests_are_recorded_under_their_adapter(engine, tmp_path):
     writer = LiveWriter(tmp_path / "engine", tmp_path, spec(97, 64), 10**9)
     engine.observe(LiveRecording(writer, 1.0, 128, torch.bfloat16))
     for index, adapter in enumerate((None, world.adapters[1], world.adapters[2])):
-        engine.add_request(Request(f"{index}", tuple(world.prompts[2]), greedy_params(12), adapter=adapter))
+        engine.add_request(Request(f"{index}", tuple(world.prompts[2]), greedy_params(12), variant=adapter))
     while engine.has_unfinished_requests():
         engine.step()
     engine.observe(None)

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.lora_world import lora_world
 from tests.runtime.models import engine_config, greedy_params, new_engine, prepare_model, random_model
-from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime import round, verifier
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.scheduling.request import Request
@@ -80,11 +78,3 @@ def test_a_feature_lives_with_each_sequence_and_each_round(monkeypatch):
     passes_of(new_engine(loaded, engine_config()))
     prompt, decode = [("prepare", 0), "column"], [("prepare", 1), "column", ("took", [0], [1])]
     assert watched.calls == [("admit", 0), *prompt, *decode, *decode, ("leave", 0)]
-
-
-def test_a_column_is_there_where_a_row_needs_it():
-    loaded = lora_world().loaded
-    assert all(not batch.columns for batch in passes_of(new_engine(loaded, engine_config())))
-    adapted = passes_of(new_engine(loaded, engine_config()), adapter=lora_world().adapters[1])
-    assert all(isinstance(batch.columns[AdapterRows], AdapterRows) for batch in adapted)
-    assert loaded.parts["adapters"].rows is None, "outside of a pass"

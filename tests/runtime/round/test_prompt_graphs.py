@@ -5,8 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.runtime.lora.test_adapters_lossless import add, engine_of, finish
-from tests.runtime.lora_world import lora_world
 from tests.runtime.models import (
     TREE,
     Run,
@@ -221,18 +219,3 @@ def test_above_what_is_free_less_than_a_third_is_padding():
     free = 384 // PIECE_ROWS
     for smaller, bucket in pairwise(pieces):
         assert bucket <= free or (bucket - smaller - 1) * 3 < bucket
-
-
-@pytest.mark.slow
-def test_prompts_of_several_adapters_share_a_captured_round():
-    """Which adapter a piece has is read from its slot when the graph runs."""
-    world = lora_world()
-    with engine_of(world, None, RecordingDevice(), max_num_batched_tokens=256) as engine:
-        which = {index: index % len(world.adapters) for index in range(len(world.prompts))}
-        for index, adapter in which.items():
-            add(engine, world, adapter, index)
-        tokens, _ = finish(engine)
-        stats = engine.stats().graphs
-    assert tokens == {str(index): world.expected[adapter][index] for index, adapter in which.items()}
-    assert stats.replays[Stage.BASE_PROMPTS] > 0
-    assert not stats.eager_runs

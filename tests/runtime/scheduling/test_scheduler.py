@@ -1,15 +1,13 @@
 """Scheduling without a model: budgets, order, blocks, preemption and the prefix cache, on scripted tokens."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from tests.runtime.scheduling_world import make, names, play, request
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.kv.blocks import IntegrityError
-from wingbeat.runtime.lora.resident import ResidentAdapters
-from wingbeat.runtime.scheduling.request import AdapterName, FinishReason
+from wingbeat.runtime.scheduling.request import FinishReason
 
 
 def test_prompts_share_the_budget_in_order_of_arrival():
@@ -290,17 +288,3 @@ def test_a_slot_held_twice_is_noticed():
     scheduler.running[0].slot += 1
     with pytest.raises(IntegrityError, match="slots free or held are"):
         scheduler.check_integrity()
-
-
-def test_a_request_whose_adapter_finds_no_place_is_deferred():
-    seats = ResidentAdapters(1, lambda _adapter, _place: None, lambda _place: None)
-    scheduler = make(seats=seats)
-    for name in "abc":
-        adapter = None if name == "c" else AdapterName(name, f"/adapters/{name}", name)
-        scheduler.add(replace(request(name, 3, max_tokens=2), adapter=adapter))
-    play(scheduler, scheduler.schedule())
-    assert names(scheduler.waiting) == ["b", "c"]
-    assert scheduler.num_deferred == 1
-    while scheduler.waiting:
-        play(scheduler, scheduler.schedule())
-    assert scheduler.num_deferred == 0

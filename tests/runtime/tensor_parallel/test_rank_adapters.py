@@ -48,7 +48,7 @@ def finish(engine, which):
     """Tokens of every prompt, each with the adapter of its place in `which`; None is the base model."""
     for index, prompt in enumerate(PROMPTS):
         adapter = which[index % len(which)]
-        engine.add_request(Request(str(index), tuple(prompt), greedy_params(LENGTH), adapter=adapter))
+        engine.add_request(Request(str(index), tuple(prompt), greedy_params(LENGTH), variant=adapter))
     tokens = {str(index): [] for index in range(len(PROMPTS))}
     while engine.has_unfinished_requests():
         for output in engine.step():

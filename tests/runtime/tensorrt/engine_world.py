@@ -15,6 +15,7 @@ from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine, media_part
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
@@ -25,12 +26,10 @@ from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
     EngineLayer,
-    EngineLinear,
     EngineVisual,
     Limits,
 )
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
-from wingbeat.runtime.tensorrt.export import room_for_adapters
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
@@ -100,7 +99,7 @@ class TorchSession:
 
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
-    linears = room_for_adapters(loaded, limits).linears
+    more = first("graph_room", loaded, limits)
     visual = visual_of(loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
@@ -115,7 +114,7 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         has_draft_model=bool(tap_layers),
         is_vlm=visual is not None,
         visual=visual,
-        lora_linears=tuple(EngineLinear(path=path, **one._asdict()) for path, one in linears.items()),
+        **({} if more is None else more.fields()),
     )
 
 
@@ -131,11 +130,11 @@ def draft_config(head: DecoderHead | OnePassHead, visual: EngineVisual | None = 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
     sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
-    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.adapters, config.visual, loaded.hidden_size)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes, config.more_inputs, config.visual, loaded.hidden_size)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
         with as_graph(loaded, OPS):
-            graph = BaseGraph(loaded, config.tap_layers, OPS, config.adapters, config.visual)
+            graph = BaseGraph(loaded, config.tap_layers, OPS, config.more_inputs, config.visual)
             try:
                 return graph(*graph.arguments(list(tensors.values())))
             finally:
@@ -179,9 +178,9 @@ def engine_on(
         media: of a model that takes images.
     """
     directory = FakeDirectory(config, None)
-    loaded, adapters = load_engine(config, limits, torch.device("cpu"))
+    loaded, fixed = load_engine(config, limits, torch.device("cpu"))
     loaded.serve_images(media)
-    backend = TensorRTBackend(directory, session, graph_device, adapters)
+    backend = TensorRTBackend(directory, session, graph_device, fixed)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
     if drafter is not None:

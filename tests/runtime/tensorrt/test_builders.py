@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
+from tests.needs import needs
 from tests.runtime.media_world import random_model
 from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
@@ -12,10 +13,11 @@ from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
 from wingbeat.runtime.one_pass.head import OnePassHead
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, Limits
-from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual, room_for_adapters
+from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes, visual_profiles
 from wingbeat.runtime.tensorrt.session import EngineStage
@@ -76,15 +78,15 @@ def of_shape(name: str, dtype: torch.dtype) -> LoadedModel:
         ("demo", torch.float16, 0),
         ("llama-3.1-8b", torch.float16, 0),
         ("llama-3.1-8b", torch.bfloat16, 0),
-        ("llama-3.1-8b", torch.bfloat16, 4),
+        pytest.param("llama-3.1-8b", torch.bfloat16, 4, marks=needs("lora")),
     ],
     ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16", "llama-8b-bfloat16-adapters"],
 )
 def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, max_loras, tmp_path):
     loaded, file = of_shape(name, dtype), tmp_path / "eagle_base.onnx"
     taps = tuple(range(len(loaded.layers)))
-    room = room_for_adapters(loaded, LIMITS.model_copy(update={"max_loras": max_loras}))
-    assert len(room.linears) == (7 if max_loras else 0)
+    room = first("graph_room", loaded, LIMITS.model_copy(update={"max_loras": max_loras} if max_loras else {}))
+    assert room is None if max_loras == 0 else len(room.specs(dtype)) == 1 + 2 * 7
     export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file, room)
     for capability in CAPABILITIES:
         engine = tmp_path / f"{capability}.engine"

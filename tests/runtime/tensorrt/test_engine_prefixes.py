@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.runtime.lora_world import lora_world
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
 from tests.runtime.prefix_world import finish, prefix_of, save, store_of
 from tests.runtime.tensorrt.engine_world import LIMITS, torch_pair
@@ -128,23 +127,6 @@ def test_a_saved_prefix_is_loaded_by_another_engine_and_hit(with_drafter, tmp_pa
         assert texts == expected
         assert min(cached) >= 28
         assert not with_drafter or engine.speculation.num_drafts > 0
-
-
-@pytest.mark.slow
-def test_adapters_share_no_prefix_with_the_base_model():
-    world = lora_world()
-    built = LIMITS.model_copy(update={"max_loras": 2, "max_lora_rank": 8})
-    config = engine_config(TREE, max_loras=2, max_lora_rank=8, **SMALL)
-    engine, _, _ = torch_pair(reference("llama").loaded, TREE, config, built=built)
-    longest = max(range(len(world.prompts)), key=lambda index: len(world.prompts[index]))
-    for which in (0, 1, 2, 1):
-        params, prompt = greedy_params(16), tuple(world.prompts[longest])
-        engine.add_request(Request("0", prompt, params, adapter=world.adapters[which]))
-        tokens = []
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                tokens += output.token_ids
-        assert tokens == world.expected[which][longest][:16]
 
 
 def test_what_an_engine_computed_is_not_taken_for_torchs(tmp_path):

@@ -7,7 +7,6 @@ import torch
 
 from tests.runtime import media_world
 from tests.runtime.hybrids import hybrid, needs_states
-from tests.runtime.lora_world import NUM_TOKENS, lora_world
 from tests.runtime.media.test_drafter_sees import GRIDS, Dense, check, head_for
 from tests.runtime.media_world import ShownRun, shown
 from tests.runtime.models import (
@@ -40,7 +39,7 @@ from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.one_pass.one_pass_drafter import build_one_pass
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensorrt.backend import open_backend
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
 from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
@@ -199,27 +198,6 @@ def test_text_by_onnx_runtime_is_that_of_generate(pair, written, shape, batch):
     prompts, expected = written
     engine = engine_by_onnx_runtime(pair, CHAIN if shape == "chain" else TREE, batch, shape != "plain")
     assert Run(engine, prompts, greedy_params(64)).finish() == expected
-
-
-@pytest.mark.slow
-def test_adapters_and_prefixes_by_onnx_runtime_give_the_text_of_merged_models(tmp_path):
-    world = lora_world()
-    room = LIMITS.model_copy(update={"max_loras": 3, "max_lora_rank": 8})
-    pair = exported_pair(tmp_path, limits=room)
-    engine = engine_by_onnx_runtime(pair, TREE, 4, max_loras=3, max_lora_rank=8, block_size=4)
-    which = [0, 1, 2, 3, 1]
-    for rounds in range(2):
-        for index, adapter in enumerate(which):
-            prompt = tuple(world.prompts[index])
-            request = Request(f"{rounds}-{index}", prompt, greedy_params(NUM_TOKENS), adapter=world.adapters[adapter])
-            engine.add_request(request)
-        tokens: dict[str, list[int]] = {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        expected = {f"{rounds}-{index}": world.expected[adapter][index] for index, adapter in enumerate(which)}
-        assert tokens == expected
-    assert engine.block_manager.hit_tokens > 0
 
 
 @pytest.mark.slow

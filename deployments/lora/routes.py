@@ -7,9 +7,9 @@ from pydantic import Field
 from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
-from wingbeat.deployments.api.errors import field_names, invalid, unknown_adapter
+from wingbeat.deployments.api.errors import ApiError, field_names, invalid, shown
 from wingbeat.deployments.api.served_models import ServedModels
-from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused
+from wingbeat.deployments.lora.fleet import AdapterExists, AdapterRefused, FleetAdapters
 from wingbeat.runtime.lora.names import MOST_NAME_CHARS, name_problem
 
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -51,7 +51,7 @@ def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
         if any(other is not service and other.prompts.knows(body.lora_name) for other in models):
             raise invalid("lora_name", "is that of an adapter of another model")
         try:
-            await service.pool.adapters.load(body.lora_name, body.lora_path, bool(body.load_inplace))
+            await FleetAdapters(service.pool).load(body.lora_name, body.lora_path, bool(body.load_inplace))
         except AdapterExists:
             raise invalid("lora_name", "is loaded already; set 'load_inplace' to replace it") from None
         except AdapterRefused as error:
@@ -63,8 +63,9 @@ def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
         with none_ignored():
             body = await read_body(UnloadAdapterBody, request)
         for service in models:
-            if await service.pool.adapters.unload(body.lora_name) is not None:
+            if await FleetAdapters(service.pool).delete(body.lora_name) is not None:
                 break
         else:
-            raise unknown_adapter(body.lora_name)
+            message = f"The lora adapter {shown(body.lora_name)!r} cannot be found."
+            raise ApiError(message, status=404, param="lora_name", code="model_not_found")
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

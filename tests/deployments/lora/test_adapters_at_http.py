@@ -6,10 +6,11 @@ import pytest
 from pydantic import SecretStr
 
 from tests.deployments.http_world import FakePool, call, chat, chunks, complete
+from tests.deployments.lora.adapter_pool import SERVED, AdapterPool
 from wingbeat.deployments.api.access import Access
-from wingbeat.runtime.scheduling.request import AdapterName
+from wingbeat.runtime.scheduling.request import Variant
 
-SQL = AdapterName("sql", "/adapters/sql", "d1")
+SQL = Variant("sql", "/adapters/sql", "d1")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 MESSAGES = [{"role": "user", "content": "hi"}]
 ENDPOINTS = {
@@ -24,18 +25,18 @@ ENDPOINTS = {
 
 
 @pytest.fixture
-def pool() -> FakePool:
-    made = FakePool()
+def pool() -> AdapterPool:
+    made = AdapterPool()
     made.adapters.catalog.put("sql", SQL)
     return made
 
 
 def load(pool: FakePool, **fields):
-    return call(pool, LOAD, fields, updates_adapters=True)
+    return call(pool, LOAD, fields, of_parts=SERVED)
 
 
 def unload(pool: FakePool, **fields):
-    return call(pool, UNLOAD, fields, updates_adapters=True)
+    return call(pool, UNLOAD, fields, of_parts=SERVED)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -51,7 +52,7 @@ def test_engines_are_told_the_adapter_of_each_request(pool):
     for name in ("sql", "demo", None):
         complete(pool, model=name, n=2)
     chat(pool, model="sql")
-    assert [request.adapter for request in pool.requests] == [SQL, SQL, None, None, None, None, SQL]
+    assert [request.variant for request in pool.requests] == [SQL, SQL, None, None, None, None, SQL]
 
 
 def test_every_chunk_of_a_stream_names_the_adapter(pool):
@@ -67,12 +68,12 @@ def test_models_are_the_base_model_and_the_adapters_with_their_parent(pool):
 
 
 def test_an_adapter_is_served_from_its_loading_to_its_unloading():
-    pool = FakePool()
+    pool = AdapterPool()
     assert complete(pool, model="new").status_code == 404
     loaded = load(pool, lora_name="new", lora_path="good")
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'new' added successfully.")
     assert complete(pool, model="new").status_code == 200
-    assert pool.requests[-1].adapter == AdapterName("new", "good", "digest of good")
+    assert pool.requests[-1].variant == Variant("new", "good", "digest of good")
     removed = unload(pool, lora_name="new", lora_int_id=3)
     assert (removed.status_code, removed.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
     assert complete(pool, model="new").status_code == 404
@@ -80,19 +81,19 @@ def test_an_adapter_is_served_from_its_loading_to_its_unloading():
 
 
 def test_a_name_is_taken_until_it_is_replaced_in_place():
-    pool = FakePool()
+    pool = AdapterPool()
     load(pool, lora_name="new", lora_path="good")
     again = load(pool, lora_name="new", lora_path="other")
     assert again.status_code == 400
     assert again.json()["error"]["param"] == "lora_name"
     assert load(pool, lora_name="new", lora_path="other", load_inplace=True).status_code == 200
     complete(pool, model="new")
-    assert pool.requests[-1].adapter.digest == "digest of other"
+    assert pool.requests[-1].variant.digest == "digest of other"
     assert pool.files.unloaded == ["digest of good"]
 
 
 def test_files_that_another_name_still_has_are_kept():
-    pool = FakePool()
+    pool = AdapterPool()
     for name in ("one", "two"):
         load(pool, lora_name=name, lora_path="good")
     unload(pool, lora_name="one")
@@ -116,7 +117,7 @@ def test_files_that_another_name_still_has_are_kept():
     ],
 )
 def test_what_is_wrong_is_refused_by_the_fields_name(path, fields, status, param, code):
-    answer = call(FakePool(), path, fields, updates_adapters=True)
+    answer = call(AdapterPool(), path, fields, of_parts=SERVED)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (status, param, code)
 
@@ -132,14 +133,14 @@ def test_an_operators_key_opens_them_and_a_clients_does_not():
     for key, status in (("client", 401), ("operator", 200)):
         headers = {"Authorization": f"Bearer {key}"}
         body = {"lora_name": "new", "lora_path": "good"}
-        answer = call(FakePool(), LOAD, body, headers=headers, access=access, updates_adapters=True)
+        answer = call(AdapterPool(), LOAD, body, headers=headers, access=access, of_parts=SERVED)
         assert answer.status_code == status
 
 
 def test_two_that_load_one_name_at_once_do_not_both_get_it():
     async def both() -> list:
-        pool = FakePool()
+        pool = AdapterPool()
         calls = [pool.adapters.load("new", path) for path in ("good", "other")]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    assert [type(one).__name__ for one in asyncio.run(both())] == ["AdapterName", "AdapterExists"]
+    assert [type(one).__name__ for one in asyncio.run(both())] == ["Variant", "AdapterExists"]

@@ -10,8 +10,10 @@ import pytest
 from tests.deployments.pool_world import LocalEngines, collect, run, tokens
 from tests.runtime.lora_world import KINDS, NUM_TOKENS, lora_world, write_adapter
 from tests.runtime.models import engine_config, greedy_params, new_engine, random_model
-from wingbeat.deployments.fleet.adapters import AdapterRefused
+from wingbeat.deployments.fleet.catalog import VARIANTS
 from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.lora.fleet import AdapterRefused, FleetAdapters
+from wingbeat.deployments.lora.keeper import AdapterKeeper
 from wingbeat.runtime.scheduling.request import Request
 
 
@@ -32,16 +34,16 @@ def engine_in(folder: Path):
 
     def make(round_s: float):
         engine = new_engine(lora_world().loaded, engine_config(max_num_seqs=4))
-        engine.adapters, engine.adapters_dir = engine.loaded.parts["adapters"], folder
+        engine.keepers = {VARIANTS: AdapterKeeper(engine.loaded.parts["adapters"], folder)}
         return engine
 
     return make
 
 
 def requests(pool: EnginePool, kind: str, count: int = 4) -> list[Request]:
-    adapter = pool.adapters.catalog.find(kind)
+    adapter = pool.variants.find(kind)
     return [
-        replace(Request(f"{kind} {index}", tuple(prompt), greedy_params(NUM_TOKENS)), adapter=adapter)
+        replace(Request(f"{kind} {index}", tuple(prompt), greedy_params(NUM_TOKENS)), variant=adapter)
         for index, prompt in enumerate(lora_world().prompts[:count])
     ]
 
@@ -52,14 +54,14 @@ def expected(kind: str, count: int = 4) -> list[tuple[int, ...]]:
 
 def test_loading_and_unloading_under_traffic_loses_nothing(folder):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        await pool.adapters.load("all", "all")
+        await FleetAdapters(pool).load("all", "all")
         first = [asyncio.create_task(collect(pool, request)) for request in requests(pool, "all", 6)]
         await asyncio.sleep(0.02)
-        await pool.adapters.load("attention", str(folder / "attention"))
+        await FleetAdapters(pool).load("attention", str(folder / "attention"))
         second = [asyncio.create_task(collect(pool, request)) for request in requests(pool, "attention")]
-        await pool.adapters.unload("all")
-        assert pool.adapters.catalog.find("all") is None
-        await pool.adapters.load("plain", "plain")
+        await FleetAdapters(pool).delete("all")
+        assert pool.variants.find("all") is None
+        await FleetAdapters(pool).load("plain", "plain")
         third = [asyncio.create_task(collect(pool, request)) for request in requests(pool, "plain")]
         done = [[tokens(outputs) for outputs in await asyncio.gather(*tasks)] for tasks in (first, second, third)]
         assert done == [expected("all", 6), expected("attention"), expected("plain")]
@@ -80,7 +82,7 @@ def test_loading_and_unloading_under_traffic_loses_nothing(folder):
 def test_what_engines_cannot_serve_is_not_listed(folder, path, problem):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         with pytest.raises(AdapterRefused, match=problem):
-            await pool.adapters.load("new", path)
-        assert pool.adapters.catalog.things == ()
+            await FleetAdapters(pool).load("new", path)
+        assert pool.variants.things == ()
 
     run(scenario, "a", engine=engine_in(folder))

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from tests.runtime.lora_world import num_resident
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import VARIANTS, CatalogEntry
 from wingbeat.deployments.replica.engine.build import build_setup
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -33,8 +34,8 @@ def setup_of(model: Path, **fields):
     return build_setup(config, lambda convention: DrafterNeeds()), config
 
 
-def text(engine, adapter=None) -> tuple[int, ...]:
-    engine.add_request(Request("r", (5, 6, 7), SamplingParams(8, 0.0, ignore_eos=True), adapter=adapter))
+def text(engine, variant=None) -> tuple[int, ...]:
+    engine.add_request(Request("r", (5, 6, 7), SamplingParams(8, 0.0, ignore_eos=True), variant=variant))
     tokens = []
     while engine.has_unfinished_requests():
         tokens += [token for output in engine.step() for token in output.token_ids]
@@ -44,17 +45,22 @@ def text(engine, adapter=None) -> tuple[int, ...]:
 def test_settings_and_calls_load_adapters_that_requests_run_with(tiny_model, tmp_path):
     listed, other = write_adapter(tmp_path / "listed"), write_adapter(tmp_path / "other", seed=1)
     setup, config = setup_of(tiny_model, lora_modules={"listed": listed}, lora_update_dir=tmp_path, max_loras=2)
-    (adapter,) = setup.info.adapters
+    (adapter,) = setup.info.variants
+    resident = setup.engine.loaded.parts["adapters"].resident
     assert (adapter.name, adapter.path) == ("listed", str(listed))
-    assert num_resident(setup.adapters.resident) == 1
+    assert num_resident(resident) == 1
     calls = EngineCalls(setup, config, "engine")
     loaded, problem = calls.operate("load_adapter", ("other", "other"))
     assert (problem, loaded[:2]) == ("", ("other", str(other)))
-    assert num_resident(setup.adapters.resident) == 2
+    assert num_resident(resident) == 2
     texts = {text(setup.engine), text(setup.engine, adapter), text(setup.engine, loaded)}
     assert len(texts) == 3
-    calls.operate("unload_adapter", (loaded.digest,))
-    assert num_resident(setup.adapters.resident) == 1
+    assert calls.open_names(VARIANTS, (CatalogEntry("other", 1, loaded),)) == ()
+    for entry, number in ((CatalogEntry("listed", 2, loaded), 1), (CatalogEntry("other", 3, None), 1)):
+        calls.keep_names(VARIANTS, (entry,))
+        assert num_resident(resident) == number
+    calls.keep_names(VARIANTS, (CatalogEntry("listed", 4, None),))
+    assert num_resident(resident) == 0
 
 
 def test_an_adapter_of_another_model_ends_the_start_by_one_line(tiny_model, tmp_path):

@@ -5,36 +5,90 @@ What a layer adds is (x A * chosen) B, with A [inputs, max_loras * rank] and B [
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.lora.adapted import linears_of_all_rows
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
+from wingbeat.runtime.round.rows import Rows
+from wingbeat.runtime.tensorrt.graph_shapes import BATCH
+from wingbeat.runtime.tensorrt.limits import Limits
+from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
+from wingbeat.runtime.tensorrt.session import TensorSpec
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 IDS = "lora_ids"
 """int64 [batch], an input: the place of each sequence's adapter; 0 is none."""
 
 
-class GraphAdapters(NamedTuple):
-    """What a graph has room for."""
+@dataclass(frozen=True)
+class GraphAdapters(MoreInputs):
+    """Linear layers that have room in a graph, and for how many adapters."""
 
-    linears: Mapping[str, LinearShape] = {}
-    """By path in the model; none where there is no room."""
-    max_loras: int = 0
-    max_rank: int = 0
+    linears: Mapping[str, LinearShape]
+    """By path in the model."""
+    max_loras: int
+    max_rank: int
+
+    @classmethod
+    def of_model(cls, loaded: LoadedModel, limits: Limits) -> "GraphAdapters":
+        """The linear layers of a verifier that adapters may act on, as many as torch adapts.
+
+        Raises:
+            ValueError: it has no such layers.
+        """
+        found = linears_of_all_rows(loaded.model, loaded.decoder_layers)
+        linears = {
+            path: LinearShape(module.in_features, module.out_features)
+            for path, module in loaded.model.named_modules()
+            if module in found
+        }
+        if not linears:
+            problem = f"{loaded.name} has no linear layers that adapters act on"
+            raise ValueError(f"max_loras is {limits.max_loras}: {problem}")
+        return cls(linears, limits.max_loras, limits.max_lora_rank)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of the matrices A and B of each linear layer in turn, by their names as inputs."""
+        """Shapes of the matrices A and B of each linear layer in turn, by their names as inputs."""
         width = self.max_loras * self.max_rank
         return {
             name: sizes
             for path, (inputs, outputs) in self.linears.items()
             for name, sizes in ((f"lora_a.{path}", (inputs, width)), (f"lora_b.{path}", (width, outputs)))
         }
+
+    def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        """See `MoreInputs.specs`: `IDS`, and the matrices."""
+        matrices = {name: TensorSpec(dtype, sizes) for name, sizes in self.shapes.items()}
+        return {IDS: TensorSpec(torch.int64, (BATCH,))} | matrices
+
+    def fields(self) -> dict[str, Any]:
+        """See `MoreInputs.fields`."""
+        return {"lora_linears": [{"path": path, **one._asdict()} for path, one in self.linears.items()]}
+
+    def trace(self, model: nn.Module) -> "AdaptedPass":
+        """See `MoreInputs.trace`."""
+        return AdaptedPass(model, self)
+
+    def bind(self, loaded: LoadedModel, limits: EngineConfig) -> Mapping[str, Tensor]:
+        """See `MoreInputs.bind`."""
+        adapters = EngineAdapters(self, limits.max_loras, limits.max_lora_rank, loaded.dtype, loaded.device)
+        if limits.max_loras:
+            loaded.add(adapters)
+        return adapters.tensors
+
+    def of_pass(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """See `MoreInputs.of_pass`: the place of each sequence's adapter."""
+        adapted = batch.columns.get(AdapterRows)
+        nobodys = batch.token_ids.new_zeros(shape[0])
+        return {IDS: nobodys if adapted is None else adapted.ids[rows].view(shape)[:, 0].contiguous()}
 
 
 class EngineAdapters(AdapterPlaces):
@@ -91,7 +145,7 @@ class AdaptedPass(nn.Module):
         self._hooks = [linear.register_forward_hook(self._add) for linear in self._linears]
 
     def enter(self, inputs: list[Tensor]) -> None:
-        """What the pass to come reads: `IDS`, and the matrices in the order of `GraphAdapters.shapes`."""
+        """See `TracedInputs.enter`."""
         ids, *weights = inputs
         self._chosen[:] = [(ids[:, None] == self.columns)[:, None].to(weights[0].dtype)]
         self._weights.update(zip(self._linears, zip(weights[::2], weights[1::2], strict=True), strict=True))

@@ -1,0 +1,1 @@
+"""LoRA adapters that an application serves."""

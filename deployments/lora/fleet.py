@@ -1,0 +1,46 @@
+"""LoRA adapters by the names that requests give, as routers and replicas have them.
+
+Requests carry what an engine needs to read their adapter.
+"""
+
+from wingbeat.deployments.fleet.catalog import VARIANTS
+from wingbeat.deployments.fleet.fleet_names import FleetNames
+from wingbeat.runtime.scheduling.request import Variant
+
+
+class AdapterRefused(ValueError):
+    """An adapter cannot be loaded; says why."""
+
+
+class AdapterExists(ValueError):
+    """The name is taken."""
+
+
+class FleetAdapters(FleetNames[Variant]):
+    """A router's adapters, and how they are changed in all engines."""
+
+    kind = VARIANTS
+
+    async def load(self, name: str, path: str, in_place: bool = False) -> Variant:
+        """Have every engine read and check an adapter, then let requests name it.
+
+        Args:
+            in_place: it may take the place of another one of that name.
+
+        Raises:
+            AdapterExists: there is one of that name.
+            AdapterRefused: an engine cannot serve it.
+            EngineUnavailable: there is no engine, or one is gone before it answered.
+        """
+        async with self.catalog.changing:
+            if self.catalog.find(name) is not None and not in_place:
+                raise AdapterExists(name)
+            answers = await self._engines.operate("load_adapter", name, path, works=True)
+            for loaded, problem in answers:
+                if loaded is None:
+                    raise AdapterRefused(problem)
+            adapter, *others = (loaded for loaded, _ in answers)
+            if any(other != adapter for other in others):
+                raise AdapterRefused("its files differ from engine to engine")
+            await self._put(name, adapter)
+            return adapter

@@ -1,0 +1,71 @@
+"""Adapters that a router's `user_config` names: they are served, and those that it no longer names are not."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.lora.fleet import AdapterRefused, FleetAdapters
+from wingbeat.deployments.model_front import ModelFront
+from wingbeat.deployments.options.live_options import LiveOptions
+
+ENGINES_S = 60.0
+"""For an engine to be there that reads an adapter: a router that starts is not connected yet."""
+POLL_S = 0.5
+
+
+class NamedAdapters:
+    """Adapters that one router has taken over; each router does so by itself, and the same twice is as once.
+
+    Args:
+        fronts: the router's models.
+    """
+
+    def __init__(self, fronts: Sequence[ModelFront]) -> None:
+        self._fronts = fronts
+        self._paths: dict[str, str] = {}
+
+    async def take(self, live: LiveOptions) -> None:
+        """Load what is new or has another folder, then unload what is named no longer.
+
+        Raises:
+            ValueError: an adapter cannot be served, or no engine answers; what was loaded until then stays.
+        """
+        paths, first = live.lora_modules, self._fronts[0]
+        if (problem := self._problem_of(paths)) is not None:
+            raise ValueError(f"user_config.lora_modules: {problem}")
+        for name, path in paths.items():
+            if self._paths.get(name) != path:
+                await _load(FleetAdapters(first.pool), name, path)
+                self._paths[name] = path
+        for name in [name for name in self._paths if name not in paths]:
+            await FleetAdapters(first.pool).delete(name)
+            del self._paths[name]
+
+    def _problem_of(self, adapters: Mapping[str, str]) -> str | None:
+        """Why none of these can be served, whatever is in their folders."""
+        if not adapters:
+            return None
+        if len(self._fronts) > 1:
+            return "there are several models; load adapters by HTTP"
+        config = self._fronts[0].config
+        if config.lora_update_dir is None:
+            return "there is no lora_update_dir, so engines have no room for adapters that come later"
+        if config.may_sleep():
+            return "with min_replicas 0 there may be no engine to read them; the setting lora_modules does"
+        taken = [name for name in adapters if name in config.all_names()]
+        return f"the settings have {taken[0]!r} already" if taken else None
+
+
+async def _load(adapters: FleetAdapters, name: str, path: str) -> None:
+    deadline = time.monotonic() + ENGINES_S
+    while True:
+        try:
+            await adapters.load(name, path, in_place=True)
+            return
+        except AdapterRefused as error:
+            raise ValueError(f"user_config.lora_modules: {name!r} cannot be served: {error}") from None
+        except EngineUnavailable:
+            if time.monotonic() > deadline:
+                raise ValueError(f"user_config.lora_modules: no engine has read {name!r}") from None
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,107 @@
+"""Settings of LoRA adapters."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from wingbeat.deployments.options.panel_titles import FEATURES
+from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
+from wingbeat.runtime.lora.names import name_problem
+from wingbeat.runtime.lora.settings import MOST_LORAS, MOST_RANK, RANK
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+
+def _by_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+    pairs = [part.strip().partition("=") for part in value.split(",")]
+    bad = [name for name, sign, folder in pairs if not (name and sign and folder)]
+    if bad:
+        raise ValueError(f"{bad[0]!r} must read name=folder")
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("two adapters have the same name")
+    return {name: folder for name, _, folder in pairs}
+
+
+def _named(adapters: Any) -> Any:
+    for name in adapters or ():
+        if (problem := name_problem(name)) is not None:
+            raise ValueError(f"the name {name!r} {problem}")
+    return adapters
+
+
+Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
+"""Folders of adapters by name; a text on the command line."""
+_field = partial(Field, json_schema_extra={"panel": FEATURES})
+
+
+def settings() -> dict[str, Any]:
+    """Which adapters are served, and room for them."""
+    modules = _field(
+        None,
+        description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
+        "commas, or a JSON object.",
+    )
+    folder = _field(
+        None,
+        description="Folder below which operators may load adapters while the server runs "
+        "(/v1/load_lora_adapter); none serves no such path.",
+    )
+    number = _field(
+        8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
+    )
+    rank = _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")
+    return {
+        "lora_modules": (Folders, modules),
+        "lora_update_dir": (Path | None, folder),
+        "max_loras": (int, number),
+        "max_lora_rank": (int, rank),
+    }
+
+
+def live_settings() -> dict[str, Any]:
+    """Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
+    return {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError, one line, for an adapter that cannot be served, and for a folder that is none."""
+    for name, folder in (config.lora_modules or {}).items():
+        if name in config.model_names():
+            raise ValueError(f"lora_modules: the name {name!r} is that of the base model")
+        try:
+            read_config(folder)
+        except AdapterError as error:
+            raise ValueError(f"lora_modules: adapter {name!r}: {error}") from None
+    if config.lora_update_dir is not None and not config.lora_update_dir.is_dir():
+        raise ValueError(f"lora_update_dir is {str(config.lora_update_dir)!r}: must be a directory")
+
+
+def variant_names(config: "AppConfig") -> tuple[str, ...]:
+    """Names of the adapters of the settings."""
+    return tuple(config.lora_modules or ())
+
+
+def engine_limits(config: "AppConfig") -> dict[str, int]:
+    """No room for adapters where the settings ask for none."""
+    return {} if _serves_adapters(config) else {"max_loras": 0}
+
+
+def text_identity(config: "AppConfig") -> str:
+    """Highest rank of adapters, where some are served."""
+    return f" with adapters of rank {config.max_lora_rank}" if _serves_adapters(config) else ""
+
+
+def _serves_adapters(config: "AppConfig") -> bool:
+    return bool(config.lora_modules) or config.lora_update_dir is not None

@@ -1,0 +1,1 @@
+"""LoRA adapters of a verifier that an engine runs."""
