@@ -25,7 +25,6 @@ from wingbeat.deployments.ray_cluster import PROXY_ENV
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import END_S, Router
-from wingbeat.deployments.surface import parsers_of
 
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
@@ -78,9 +77,6 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
     Args:
         accelerator_types: by model, Ray's name of the GPUs that verifiers are placed on; None: any.
-
-    Raises:
-        SettingsError: a parser of the user's own is none.
     """
     served = config.served()
     kinds = accelerator_types or [None] * len(served)
@@ -89,10 +85,6 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
-    try:
-        parsers_of(config, None)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
     pool = _drafter_pool(DRAFTER_POOL + mark).bind(config) if config.shares_drafters() else None
     # Serve's controller keeps it for the replicas of this build; what is pushed is gone with the next one.
     store_key = uuid.uuid4().hex

@@ -27,6 +27,8 @@ The command and HTTP:
 - `bodies()`: what is posted to these routes, by path.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
 - `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
+- `chat_fields()`, `message_fields()`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
+- `chat_reader(config, template)`: an `api.completions.ChatReader` of a model with this chat template.
 - `beginning(pool, body, adapter)`: what a request's prompt begins by, see `api.prompts`.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
@@ -54,7 +56,7 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
-    *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
+    *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
     *("vllm_words", "several_models", "one_pass"),
 )
 """Their folders, in the order in which they add."""

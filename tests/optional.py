@@ -183,11 +183,23 @@ FEATURES = {
         words=("bigram_drafter", "some.module.Class", "nowhere.Drafter", "collections.OrderedDict"),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
+    "parsing": Feature(
+        (
+            *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),
+            *("tests/deployments/api/test_tools.py", "tests/deployments/api/test_tool_histories.py"),
+            *("tests/deployments/grammars/test_forms_of_calls.py", "tests/deployments/clients/*agent_bodies.py"),
+        ),
+        words=(
+            *("tools", "tool_choice", "parallel_tool_calls", "tool_calls", "tool_call_id", "include_reasoning"),
+            *("tool_call_parser", "reasoning_parser", "--tool-call-parser"),
+        ),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
             "tests/clients/test_responses_client.py",
         ),
+        needs=("parsing",),
         words=("/v1/responses",),
     ),
     "messages": Feature(
@@ -195,6 +207,7 @@ FEATURES = {
             *("deployments/api/messages_api", "tests/deployments/api/test_messages_api.py"),
             "tests/clients/test_anthropic_client.py",
         ),
+        needs=("parsing",),
         words=("/v1/messages",),
     ),
 }

@@ -47,7 +47,7 @@ def without_vllm(args: Sequence[str], settings: type[BaseModel]) -> Words:
         raise UserError(str(error)) from None
     for name in found.settings.keys() & own.keys():
         raise UserError(f"{option_name(name)} {own[name]}: another option says {found.settings[name]}; give one")
-    added = [word for name, value in found.settings.items() for word in _option(name, value, flags[name])]
+    added = [word for name, value in found.settings.items() for word in _option(name, value, flags.get(name, False))]
     return Words(kept + added, found.notes)
 
 

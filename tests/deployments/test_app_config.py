@@ -13,7 +13,7 @@ from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
+from wingbeat.deployments.surface import access_of, media_limits_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import FALLBACK
@@ -274,15 +274,6 @@ def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
     assert AppConfig(**shares).engine_config().drafter_beside
     shared = AppConfig(**shares, drafters={"num": 1}).engine_config()
     assert (shared.gpu_share, shared.drafter_beside) == (0.7, False)
-
-
-def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
-    template = "{{ tools }}<tool_call></think>"
-    assert parsers_of(AppConfig(), template).names == ("hermes", "qwen3")
-    assert parsers_of(AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1"), template).names == (
-        None,
-        "deepseek_r1",
-    )
 
 
 def test_no_validator_takes_the_place_of_another_classs():
