@@ -178,8 +178,10 @@ class AppConfig(
             check_gpu_amount(name, getattr(self, name))
         if self.num_gpus_per_verifier > 1:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier:g}: one process runs on one GPU")
-        if self.has_drafter() and not self.drafts_in_engine() and not self.leaves_gpus_open():
+        if self.has_channel() and not self.leaves_gpus_open():
             self.channel_kind()
+        if (self.channel == "remote" or self.may_span_nodes()) and not hooks("network_channel"):
+            raise ValueError("no channel reaches another node here: leave out drafter_resources, and channel remote")
         if self.drafters is not None:
             self.drafters.check(self.most_num_seqs())
         for name in ("engine_factory", "drafter_factory"):

@@ -41,6 +41,8 @@ A replica and its processes:
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
+- `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
+- `network_channel()`: a kind of channel made as `(address, spec, device)`, whose name is no string.
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
@@ -57,7 +59,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("vllm_words", "several_models", "one_pass"),
+    *("two_nodes", "vllm_words", "several_models", "one_pass"),
 )
 """Their folders, in the order in which they add."""
 

@@ -194,6 +194,13 @@ FEATURES = {
             *("tool_call_parser", "reasoning_parser", "--tool-call-parser"),
         ),
     ),
+    "tcp": Feature(
+        (
+            *("cluster/channels/tcp", "deployments/two_nodes", "tests/cluster/channels/test_remote*.py"),
+            *("benchmarks/remote_channel.py", "benchmarks/delaying_proxy.py", "benchmarks/results/remote_channel.*"),
+        ),
+        words=("remote", "drafter_resources"),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -44,6 +44,10 @@ class DrafterPlaceOptions(ModelOptions):
         """Whether each verifier has a drafter beside it, not one that is shared, within the engine, or none at all."""
         return self.has_drafter() and self.drafters is None and not self.drafts_in_engine()
 
+    def has_channel(self) -> bool:
+        """Whether rounds go to another process."""
+        return self.has_drafter() and not self.drafts_in_engine()
+
     def shares_drafters(self) -> bool:
         """Whether drafters are placed by themselves, for all verifiers."""
         return self.has_drafter() and self.drafters is not None

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
-from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
+from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import KEPT, NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -73,9 +73,8 @@ class Verifier(LiveReplica):
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
-        address = self._address()
-        has_channel = config.has_drafter() and not config.drafts_in_engine()
-        self._channel = config.channel_kind(one_node=address is None) if has_channel else None
+        address = first("address", config)
+        self._channel = config.channel_kind(one_node=address is None) if config.has_channel() else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
@@ -314,14 +313,6 @@ class Verifier(LiveReplica):
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
         return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)
-
-    def _address(self) -> str | None:
-        """This node's, where rounds go over the network."""
-        if self._config.shares_drafters():
-            return address_of_node() if self._config.channel == "remote" else None
-        if not self._config.has_own_drafter() or not self._config.may_span_nodes():
-            return None
-        return address_of_node() if self._config.channel == "remote" else address_if_remote()
 
     def _check(self, engine_id: str, client_id: str | None = None) -> None:
         if engine_id != self._engine_id:

@@ -159,6 +159,7 @@ def test_a_pair_may_span_two_nodes_where_its_drafter_asks_for_others(values: dic
     assert (config.channel_kind(one_node=True), config.channel_kind(one_node=False)) == kinds
 
 
+@needs("tcp")
 def test_the_drafter_takes_its_resources_of_its_node():
     share = AppConfig(drafter_resources={"cheap": 0.5}).drafter_share()
     assert share.bundle() == {"CPU": 0.3, "cheap": 0.5}
@@ -176,6 +177,7 @@ def test_a_verifier_and_each_of_its_ranks_take_their_resources_of_their_node():
     assert deployment.placement_group_strategy == "STRICT_PACK"
 
 
+@needs("tcp")
 def test_a_pair_of_two_kinds_of_nodes_has_a_bundle_for_each():
     config = AppConfig(verifier_resources={"big": 0.5}, drafter_resources={"cheap": 1})
     deployment = _verifier(config)._replica_config
@@ -183,6 +185,7 @@ def test_a_pair_of_two_kinds_of_nodes_has_a_bundle_for_each():
     assert deployment.placement_group_strategy == "PACK"
 
 
+@needs("tcp")
 def test_a_drafter_that_may_be_elsewhere_has_no_part_in_its_verifiers_gpu():
     shares = {"num_gpus_per_verifier": 0.6, "num_gpus_per_drafter": 0.4}
     beside = AppConfig(**shares).engine_config()

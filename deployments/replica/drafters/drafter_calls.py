@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import transformers.modeling_utils  # noqa: F401 - every head's loading imports it late; here it is imported before a fork
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.drafters.drafter_messages import Placed

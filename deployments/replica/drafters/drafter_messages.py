@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.replica.actor_process import ActorProcess
 
 

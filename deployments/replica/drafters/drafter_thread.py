@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.cuda.lent_memory import Loan
 from wingbeat.cluster.channels.doorbell import POLL_NAP_S
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine.build import build_draft_worker, draft_room

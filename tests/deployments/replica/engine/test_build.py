@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cluster.fake_cuda import FakeCuda
+from tests.needs import needs
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
@@ -43,6 +44,7 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
     channel.verifier_end.close()
 
 
+@needs("tcp")
 def test_over_the_network_both_sides_meet_at_an_address():
     channel = PairChannel(AppConfig(), "unused", SPEC, "127.0.0.1")
     drafter = attach_channel(pickle.loads(pickle.dumps(channel.name)), 1, on_gpu=False)
