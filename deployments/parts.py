@@ -41,6 +41,10 @@ A replica and its processes:
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
+- `num_shared_drafters(config)`: drafters that verifiers share; `bind_drafters(config, mark)`: the Serve application of
+  these, of a model whose deployments' names end by the mark; `launch_drafter(config, bound, channel)`: gives a verifier
+  a place there, as a function of pickled `DrafterTerms` or None to a `DrafterHandle`.
+- `wait_for_any(bells, ready, timeout_s, quiet_since)`: for a round of several verifiers.
 - `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
 - `network_channel()`: a kind of channel made as `(address, spec, device)`, whose name is no string.
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
@@ -59,7 +63,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("two_nodes", "vllm_words", "several_models", "one_pass"),
+    *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass"),
 )
 """Their folders, in the order in which they add."""
 

@@ -199,7 +199,22 @@ FEATURES = {
             *("cluster/channels/tcp", "deployments/two_nodes", "tests/cluster/channels/test_remote*.py"),
             *("benchmarks/remote_channel.py", "benchmarks/delaying_proxy.py", "benchmarks/results/remote_channel.*"),
         ),
-        words=("remote", "drafter_resources"),
+        words=(
+            *("remote", "drafter_resources", "drafter on another node"),
+            "drafters of two nodes for verifiers of two",
+        ),
+    ),
+    "shared_drafters": Feature(
+        (
+            *("deployments/shared_drafters", "runtime/drafters/draft_room.py", "cluster/channels/any_bell.py"),
+            *("tests/deployments/shared_drafters", "tests/runtime/drafters/test_draft_room.py"),
+            *("tests/cluster/channels/*any_bell.py", "tests/e2e/test_shared_drafters.py"),
+            "examples/serve/shared_drafters.yaml",
+        ),
+        words=(
+            *("'drafters'", "shared drafters", "wingbeat_drafter_lacks_room"),
+            "drafters of two nodes for verifiers of two",
+        ),
     ),
     "responses": Feature(
         (

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from wingbeat.deployments.api import media_prompts
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage, Effort, fields_for_templates
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
 from wingbeat.deployments.api.bodies.request_body import read_object
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
@@ -30,7 +30,7 @@ Fleets = Mapping[CompletionService, FleetPrefixes]
 """By model."""
 
 
-class SavePrefixBody(fields_for_templates()):
+class SavePrefixBody(described(_CHAT_FIELDS)):
     """`POST /v1/prefixes`."""
 
     name: str
@@ -39,11 +39,6 @@ class SavePrefixBody(fields_for_templates()):
     """One text, or its token ids."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; true by default."""
-    messages: list[ChatMessage] | None = None
-    """As in a chat request, and so the three that follow."""
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     replace: bool | None = None
     """Whether it may take the place of another one of that name."""
 

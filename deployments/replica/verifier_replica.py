@@ -28,7 +28,6 @@ from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
-from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -58,7 +57,7 @@ class Verifier(LiveReplica):
     The engine's name is the replica's, so it stays when the engine's process is replaced.
 
     Args:
-        drafters: the `DrafterPool`, where drafters are shared.
+        drafters: those that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`.
         store_key: of `ClusterMemory`.
     """
 
@@ -304,12 +303,9 @@ class Verifier(LiveReplica):
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
         """Another engine, by settings that differ from those of the replica in their weights alone."""
-        launch = None
+        launch = first("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)
-        elif config.shares_drafters():
-            falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
-            launch = partial(PoolDrafter, ServedPool(self._drafters), falls_back=falls_back)
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
         return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)

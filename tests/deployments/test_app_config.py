@@ -239,14 +239,6 @@ def test_sequences_at_once_are_left_to_a_gpus_memory_unless_they_are_given():
     assert AppConfig(**of_another).most_num_seqs() == 16
 
 
-def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():
-    config = AppConfig(drafters='{"num": 2}')
-    assert config == AppConfig(drafters={"num": 2})
-    assert (config.has_drafter(), config.has_own_drafter(), config.shares_core()) == (True, False, False)
-    assert config.drafters.slots(config.most_num_seqs()) == 8 * 16
-    assert AppConfig(drafters="none").has_own_drafter()
-
-
 def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
     gpu = AppConfig(drafter_place="engine", num_gpus_per_verifier=1)
     assert (gpu.drafter_device(), gpu.engine_config().drafter_beside) == ("cuda", True)
@@ -270,13 +262,6 @@ def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
 )
 def test_an_engine_may_take_its_drafter_in_where_both_share_a_gpu_and_nothing_else_was_named(values, taken_in):
     assert AppConfig(**values).may_take_drafter_in() == taken_in
-
-
-def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
-    shares = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
-    assert AppConfig(**shares).engine_config().drafter_beside
-    shared = AppConfig(**shares, drafters={"num": 1}).engine_config()
-    assert (shared.gpu_share, shared.drafter_beside) == (0.7, False)
 
 
 def test_no_validator_takes_the_place_of_another_classs():

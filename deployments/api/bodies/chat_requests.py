@@ -1,6 +1,6 @@
 """Request body of `/v1/chat/completions`: its messages, what a chat template reads of them, and its fields."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import FailFast, Field, create_model, field_validator, model_validator
@@ -236,9 +236,10 @@ class ChatBody(MoreChatFields):
         return variables
 
 
-def fields_for_templates() -> type[RequestBody]:
-    """A body with the fields of parts that a chat template reads, for bodies that describe a conversation."""
+def described(names: Iterable[str]) -> type[RequestBody]:
+    """A body with these fields of a chat's, none of which must be given, for those that describe a conversation."""
     fields: dict[str, Any] = {
-        name: (ChatBody.model_fields[name].annotation, ChatBody.model_fields[name]) for name in ChatBody.template_names
+        name: (Annotated[ChatBody.model_fields[name].annotation | None, ChatBody.model_fields[name]], None)
+        for name in names
     }
-    return create_model("FieldsForTemplates", __base__=RequestBody, **fields)
+    return create_model("Described", __base__=RequestBody, **fields)

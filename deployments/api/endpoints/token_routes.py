@@ -10,7 +10,7 @@ from pydantic import Field
 
 from wingbeat.deployments.api.answers.answering import read_body, written_answer
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage, fields_for_templates
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
 from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
 from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService
@@ -40,7 +40,7 @@ class Fields(NamedTuple):
         return cls(read_object(body))
 
 
-class TokenizeBody(fields_for_templates()):
+class TokenizeBody(described(CHAT_FIELDS)):
     """`POST /tokenize` of a text, or of a conversation."""
 
     unserved: ClassVar = {
@@ -53,11 +53,6 @@ class TokenizeBody(fields_for_templates()):
     add_special_tokens: bool | None = None
     """By default those of a text are added; a conversation's template writes them."""
     return_token_strs: bool | None = None
-    messages: list[ChatMessage] | None = None
-    """As in a chat request, and so the three that follow."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(RequestBody):

@@ -6,14 +6,6 @@ from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.replica.actor_process import ActorProcess
 
 
-class Placed(NamedTuple):
-    """The answer to a verifier that wants to share a drafter."""
-
-    pid: int
-    refusal: str | None = None
-    """Why it has no place."""
-
-
 class DrafterStatus(NamedTuple):
     """What a drafter says of itself."""
 
