@@ -25,8 +25,8 @@ from report import RESULTS, Report, Table, machine_facts, middle, model_facts
 from workload import describe, held_out_prompts
 
 from wingbeat.cluster.channels.channel import VerifierSide
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.demo import demo_pair

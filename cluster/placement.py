@@ -114,28 +114,6 @@ def node_id() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-def address_if_remote() -> str | None:
-    """This node's address, where the calling verifier's drafter has its place on another one; None where on this.
-
-    Raises:
-        RuntimeError: the caller does not run in a placement group.
-    """
-    from ray.util.placement_group import get_current_placement_group, placement_group_table
-
-    group = get_current_placement_group()
-    if group is None:
-        raise RuntimeError("the caller has no placement group")
-    node = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE]
-    return None if node == node_id() else address_of_node()
-
-
-def address_of_node() -> str:
-    """This node's, by which the other ones reach it."""
-    from ray.util import get_node_ip_address
-
-    return get_node_ip_address()
-
-
 def check_gpu_amount(name: str, amount: float) -> None:
     """Refuse what Ray cannot assign: devices are shared by fractions below 1, or taken whole.
 

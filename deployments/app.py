@@ -21,11 +21,10 @@ from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.gpu_shares import shares_here, shares_in_cluster
 from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.ray_cluster import PROXY_ENV
-from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import END_S, Router
-from wingbeat.deployments.surface import parsers_of
 
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
@@ -44,7 +43,7 @@ SCALING_ENV = {
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 """Serve's controller hears of the load every second, and not every 6 to 10."""
-ROUTER, VERIFIER, DRAFTER_POOL = "Router", "Verifier", "DrafterPool"
+ROUTER, VERIFIER = "Router", "Verifier"
 HEALTH_CHECK_PERIOD_S = 1.0
 """How long Serve may take to see that a replica's process is gone, and to start another one."""
 HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
@@ -78,9 +77,6 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
     Args:
         accelerator_types: by model, Ray's name of the GPUs that verifiers are placed on; None: any.
-
-    Raises:
-        SettingsError: a parser of the user's own is none.
     """
     served = config.served()
     kinds = accelerator_types or [None] * len(served)
@@ -89,11 +85,7 @@ def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequenc
 
 
 def _engines(config: AppConfig, mark: str, accelerator_type: str | None) -> Application:
-    try:
-        parsers_of(config, None)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-    pool = _drafter_pool(DRAFTER_POOL + mark).bind(config) if config.shares_drafters() else None
+    pool = first("bind_drafters", config, mark)
     # Serve's controller keeps it for the replicas of this build; what is pushed is gone with the next one.
     store_key = uuid.uuid4().hex
     return _verifier(config, accelerator_type, VERIFIER + mark).bind(config, pool, store_key)
@@ -147,20 +139,6 @@ def _verifier(config: AppConfig, accelerator_type: str | None = None, name: str 
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_replicas, _with_load_policy(config)),
-    )
-
-
-def _drafter_pool(name: str) -> serve.Deployment:
-    return serve.deployment(
-        DrafterPool,
-        name=name,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV | level_environment()}},
-        max_ongoing_requests=UNLIMITED,
-        max_constructor_retry_count=START_ATTEMPTS,
-        logging_config=LoggingConfig(enable_access_log=False),
-        health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        graceful_shutdown_wait_loop_s=0.5,
-        num_replicas=1,
     )
 
 

@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
+from wingbeat.deployments.limits import MOST_SECONDS
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.node_resources import NodeResources
-from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
@@ -176,10 +176,10 @@ class AppConfig(
             check_gpu_amount(name, getattr(self, name))
         if self.num_gpus_per_verifier > 1:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier:g}: one process runs on one GPU")
-        if self.has_drafter() and not self.drafts_in_engine() and not self.leaves_gpus_open():
+        if self.has_channel() and not self.leaves_gpus_open():
             self.channel_kind()
-        if self.drafters is not None:
-            self.drafters.check(self.most_num_seqs())
+        if (self.channel == "remote" or self.may_span_nodes()) and not hooks("network_channel"):
+            raise ValueError("no channel reaches another node here: leave out drafter_resources, and channel remote")
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
@@ -244,7 +244,7 @@ class AppConfig(
     def _limits(self, max_model_len: int) -> EngineConfig:
         share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu" or self.drafts_in_engine()
         packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
-        if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
+        if not self.num_shared_drafters() and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
         return self._engine_config(
             max_num_seqs=self.most_num_seqs(),
@@ -316,7 +316,7 @@ class AppConfig(
     def num_threads(self) -> int:
         """As of one pair; each of several would take what all of them have, so that they have 1 where none is given."""
         scaled = self.autoscaling_config is not None or (self.num_replicas or 1) > 1
-        several = scaled or self.num_ranks() > 1 or self.drafters is not None
+        several = scaled or self.num_ranks() > 1 or self.num_shared_drafters() > 0
         return 1 if self.threads is None and several else super().num_threads()
 
     def drafter_device(self) -> str:
@@ -335,7 +335,7 @@ class AppConfig(
     def may_span_nodes(self) -> bool:
         """Whether Ray may put a drafter on another node than its verifier."""
         elsewhere = self.channel == "remote" or (self.channel == "auto" and self.drafter_resources is not None)
-        return elsewhere and self.drafters is None
+        return elsewhere and not self.num_shared_drafters()
 
     def verifier_share(self) -> Share:
         """Of a node that a verifier takes, or each of its ranks."""

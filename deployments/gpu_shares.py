@@ -79,8 +79,8 @@ def _groups(config: AppConfig) -> list[Group]:
     whose = "a verifier" if own is None else "a verifier with its drafter"
     bundles = pair_bundles(config.verifier_share(), own, config.num_ranks())
     groups = [Group(whose, bundles, _num_pairs(config), not config.may_span_nodes())]
-    if config.shares_drafters():
-        groups.append(Group("a shared drafter", [config.drafter_share().bundle()], config.drafters.num))
+    if shared := config.num_shared_drafters():
+        groups.append(Group("a shared drafter", [config.drafter_share().bundle()], shared))
     return groups
 
 
@@ -115,9 +115,9 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
     """Of a verifier, or each of its ranks, and of a drafter; `free` has the GPUs of each node."""
     ranks, pairs = config.num_ranks(), _num_pairs(config)
-    drafts = config.has_drafter() and not config.drafts_in_engine() and config.choice().needs_gpu
-    apart = config.drafters is not None or config.may_span_nodes()
-    drafters = 0 if not drafts else pairs if config.drafters is None else config.drafters.num
+    drafts, shared = config.has_channel() and config.choice().needs_gpu, config.num_shared_drafters()
+    apart = shared > 0 or config.may_span_nodes()
+    drafters = (shared or pairs) if drafts else 0
     beside = 1 if drafts and not apart else 0
     places = sum(number // (ranks + beside) for number in free)
     if places >= pairs and sum(free) >= pairs * ranks + drafters:

@@ -1,5 +1,9 @@
-"""What a request may ask for where an operator says nothing; settings and the HTTP surface share these."""
+"""How much an operator may set, and what a request may ask for where nothing is set; settings and HTTP share these."""
 
+MOST_PROCESSES = 10_000
+"""Of one kind in an application."""
+MOST_SECONDS = 1e7
+"""What waits may be set to: more overflows a clock."""
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 32 * 2**20
 MAX_IMAGES = 4

@@ -1,4 +1,4 @@
-"""What a router has of one model: its engines, tokenizer and parsers, and what it measures of them."""
+"""What a router has of one model: its engines and tokenizer, and what it measures of them."""
 
 import logging
 from collections.abc import Awaitable
@@ -15,8 +15,8 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.parts import hooks
-from wingbeat.deployments.surface import media_limits_of, parsers_of
+from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.surface import media_limits_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -50,9 +50,10 @@ class ModelFront:
     async def start(self) -> None:
         """Read the tokenizer; wait for the first engine."""
         self._tokenizer = Tokenizer.load(self._folder, self.config.own_template())
-        self._parsers = parsers_of(self.config, self._tokenizer.chat_template)
-        described = self._parsers.describe()
-        logger.info("%s.", described[:1].upper() + described[1:])
+        self._reader = first("chat_reader", self.config, self._tokenizer.chat_template)
+        if self._reader is not None:
+            described = self._reader.describe()
+            logger.info("%s.", described[:1].upper() + described[1:])
         await self.pool.start()
 
     def take(self, live: LiveOptions) -> None:
@@ -70,7 +71,7 @@ class ModelFront:
         return CompletionService(
             self.pool,
             self._tokenizer,
-            self._parsers,
+            self._reader,
             self.own,
             media,
             config.max_answer_bytes,

@@ -30,6 +30,8 @@ The command and HTTP:
 - `bodies()`: what is posted to these routes, by path.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
 - `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
+- `chat_fields()`, `message_fields()`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
+- `chat_reader(config, template)`: an `api.completions.ChatReader` of a model with this chat template.
 - `beginning(pool, body, variant)`: what a request's prompt begins by, see `api.prompts`.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
@@ -45,6 +47,12 @@ A replica and its processes:
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
+- `num_shared_drafters(config)`: drafters that verifiers share; `bind_drafters(config, mark)`: the Serve application of
+  these, of a model whose deployments' names end by the mark; `launch_drafter(config, bound, channel)`: gives a verifier
+  a place there, as a function of pickled `DrafterTerms` or None to a `DrafterHandle`.
+- `wait_for_any(bells, ready, timeout_s, quiet_since)`: for a round of several verifiers.
+- `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
+- `network_channel()`: a kind of channel made as `(address, spec, device)`, whose name is no string.
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
@@ -60,8 +68,8 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
-    *("embeddings", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("vllm_words", "several_models", "one_pass", "lora"),
+    *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
+    *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora"),
 )
 """Their folders, in the order in which they add."""
 

@@ -3,7 +3,6 @@
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 
 
@@ -16,15 +15,6 @@ def access_of(config: AppConfig, bound_host: str | None) -> Access:
         allowed_origins=config.allowed_origins,
         allowed_hosts=config.allowed_hosts,
     )
-
-
-def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
-    """What reads the answers of a model with this chat template.
-
-    Raises:
-        ValueError: there is no parser of a name, or a class is none; says which there are.
-    """
-    return Parsers.of_template(config.tool_call_parser, config.reasoning_parser, chat_template)
 
 
 def media_limits_of(config: AppConfig) -> MediaLimits:

@@ -6,9 +6,7 @@ Told by names of files and of tensors alone. Loads no torch.
 from collections.abc import Collection
 from pathlib import Path
 
-from wingbeat.runtime.parts import first
-
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first, hooks
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _GGUF = "GGUF files are not read: give the folder of the safetensors checkpoint that it was made from"

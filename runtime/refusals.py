@@ -31,7 +31,6 @@ class Feature(StrEnum):
     OTHER_NODE = "drafters on other nodes"
     OWN_ENGINE = "`engine_factory`"
     QUANTISED = "a quantised model"
-    SHARED_DRAFTERS = "`drafters`"
     SLEEP = "`min_replicas` 0"
     ENGINE_DIR = "`engine_dir`"
     TEXT_DRAFTER = "a `drafter` that copies earlier text"
@@ -88,9 +87,6 @@ REFUSED_TOGETHER = (
         "it would run on the CPU",
         "give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 and 1 of two",
     ),
-    Refusal(_F.SHARED_DRAFTERS, _F.NO_DRAFTER, "it leaves nothing to share", "leave drafters out"),
-    Refusal(_F.SHARED_DRAFTERS, _F.ENGINE_DIR, "each of its verifiers has a drafter of its own", "leave drafters out"),
-    Refusal(_F.DRAFTER_IN_ENGINE, _F.SHARED_DRAFTERS, "shared drafters have processes of their own"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NO_DRAFTER, "it leaves nothing to place", "leave drafter_place out"),
     Refusal(_F.DRAFTER_IN_ENGINE, _F.NAMED_CHANNEL, "there is no channel within a process", "leave channel out"),
     Refusal(

@@ -203,11 +203,45 @@ FEATURES = {
         ),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
+    "parsing": Feature(
+        (
+            *("deployments/parsing", "deployments/api/parsed", "tests/deployments/parsing"),
+            *("tests/deployments/api/test_tools.py", "tests/deployments/api/test_tool_histories.py"),
+            *("tests/deployments/grammars/test_forms_of_calls.py", "tests/deployments/clients/*agent_bodies.py"),
+        ),
+        words=(
+            *("tools", "tool_choice", "parallel_tool_calls", "tool_calls", "tool_call_id", "include_reasoning"),
+            *("tool_call_parser", "reasoning_parser", "--tool-call-parser"),
+        ),
+    ),
+    "tcp": Feature(
+        (
+            *("cluster/channels/tcp", "deployments/two_nodes", "tests/cluster/channels/test_remote*.py"),
+            *("benchmarks/remote_channel.py", "benchmarks/delaying_proxy.py", "benchmarks/results/remote_channel.*"),
+        ),
+        words=(
+            *("remote", "drafter_resources", "drafter on another node"),
+            "drafters of two nodes for verifiers of two",
+        ),
+    ),
+    "shared_drafters": Feature(
+        (
+            *("deployments/shared_drafters", "runtime/drafters/draft_room.py", "cluster/channels/any_bell.py"),
+            *("tests/deployments/shared_drafters", "tests/runtime/drafters/test_draft_room.py"),
+            *("tests/cluster/channels/*any_bell.py", "tests/e2e/test_shared_drafters.py"),
+            "examples/serve/shared_drafters.yaml",
+        ),
+        words=(
+            *("'drafters'", "shared drafters", "wingbeat_drafter_lacks_room"),
+            "drafters of two nodes for verifiers of two",
+        ),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),
             "tests/clients/test_responses_client.py",
         ),
+        needs=("parsing",),
         words=("/v1/responses",),
     ),
     "messages": Feature(
@@ -215,6 +249,7 @@ FEATURES = {
             *("deployments/api/messages_api", "tests/deployments/api/test_messages_api.py"),
             "tests/clients/test_anthropic_client.py",
         ),
+        needs=("parsing",),
         words=("/v1/messages",),
     ),
 }

@@ -14,6 +14,7 @@ import pytest
 import wingbeat
 from tests.deployments.http_world import URL, app_for
 from tests.deployments.pool_world import LocalEngines, run
+from tests.deployments.tool_world import named_parsers
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
@@ -90,7 +91,7 @@ def test_a_streamed_answer(kind: str, path: str, fields: dict):
 
     async def stream(source: LocalEngines, pool: EnginePool) -> None:
         body = {"model": "fake", "max_tokens": 8, "stream": True, **fields}
-        transport = httpx.ASGITransport(app_for(pool))
+        transport = httpx.ASGITransport(app_for(pool, parsers=named_parsers(None, None)))
         async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
             await client.post(path, json=body)
             with files_entered() as files:

@@ -38,9 +38,9 @@ ALLOWED = {
     ("deployments/launch.py", "application.wait"): "until a signal; it looks at the application all the time",
     ("deployments/replica/drafters/drafter_actor.py", "self._drafter.connection.recv"): "behind `poll` with a limit",
     ("deployments/replica/drafters/drafter_calls.py", "connection.recv"): "the kernel ends it with its fork server",
-    ("deployments/replica/drafters/pool_drafter.py", "await *"): "CANDIDATES_S, where it is called",
-    ("deployments/replica/drafters/pool_member.py", "asking.result"): OWN_FINISHED,
-    ("deployments/replica/drafters/shared_drafter.py", "await self._actor.status.remote"): "FIRST_S and PATIENCE_S "
+    ("deployments/shared_drafters/pool_drafter.py", "await *"): "CANDIDATES_S, where it is called",
+    ("deployments/shared_drafters/pool_member.py", "asking.result"): OWN_FINISHED,
+    ("deployments/shared_drafters/shared_drafter.py", "await self._actor.status.remote"): "FIRST_S and PATIENCE_S "
     "of `PoolMember`",
     ("deployments/replica/engine/engine_loop.py", "done.result"): OWN_FINISHED,
     ("deployments/replica/engine/engine_loop.py", "grammar.result"): OWN_FINISHED,

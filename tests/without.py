@@ -74,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.list:
         for name in FEATURES:
-            print(f"{name:12} {num_places(name):3} files beside its own")
+            print(f"{name:15} {num_places(name):3} files beside its own")
     runs = [{name} for name in FEATURES] if args.each else []
     runs += [set(args.names)] if args.names else []
     runs += [set(FEATURES)] if args.all else []

@@ -1,11 +1,16 @@
 """The words at the start of a channel's memory: what it is, whose it is, how far each end has come. Needs no torch."""
 
 import os
+from typing import Any
 
 from wingbeat.cluster.channels.doorbell import process_start
 
 NUM_WORDS = 64
 MAGIC = int.from_bytes(b"wingbeat", "little")
+
+
+ChannelName = str | tuple[Any, ...]
+"""What a drafter attaches by: the name of memory, or of a part's channel where that is."""
 
 
 class ChannelError(RuntimeError):

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.json_pieces import fragments
-from wingbeat.deployments.api.answers.parsed_chat import ParsedChatShape
-from wingbeat.deployments.api.answers.responses import CompletionShape, ResponseShape, event_stream, whole_response
+from wingbeat.deployments.api.answers.responses import (
+    CompletionShape,
+    ResponseShape,
+    chat_shape,
+    event_stream,
+    whole_response,
+)
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.bodies.unserved_fields import gather
@@ -66,7 +71,7 @@ class HandleCalls:
         name, body = self._begin(), ChatBody.of_fields(fields)
         service = self._models.choose(body.model)
         generation = await service.plan_chat(body)
-        return _Planned(service, generation, ParsedChatShape(generation), name)
+        return _Planned(service, generation, chat_shape(generation), name)
 
     def _begin(self) -> str:
         """What a log calls the request."""

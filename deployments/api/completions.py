@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
@@ -22,7 +22,6 @@ from wingbeat.deployments.api.answers.generation import (
     take_rounds,
 )
 from wingbeat.deployments.api.answers.merging import first_choices_first, merged
-from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import (
     DEFAULT_MAX_TOKENS,
@@ -36,7 +35,6 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
-from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import FinishReason, Request
@@ -49,6 +47,18 @@ if TYPE_CHECKING:
 _NOTHING = StreamedText("", 0, stopped=False)
 
 
+class ChatReader(Protocol):
+    """Reads the text of chat answers, whose form it may decide."""
+
+    def describe(self) -> str:
+        """One line of what is read, for a start."""
+        ...
+
+    def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
+        """The generation as its answer is read; raises ApiError where the request asks for what cannot be."""
+        ...
+
+
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
@@ -56,7 +66,7 @@ class CompletionService:
         self,
         pool: EnginePool,
         tokenizer: Tokenizer,
-        parsers: Parsers | None = None,
+        reader: ChatReader | None = None,
         figures: RouterFigures | None = None,
         media: "MediaReader | media_prompts.MediaRefused | None" = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
@@ -75,7 +85,7 @@ class CompletionService:
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
         self._tokenizer = tokenizer
-        self._parsers = parsers or Parsers()
+        self._reader = reader
         self.figures = figures or RouterFigures()
         self.of_parts = of_parts
 
@@ -100,11 +110,7 @@ class CompletionService:
         self._check_choices(1, body.num_choices)
         prompt = await self.prompts.of_chat(body)
         generation = self._plan(body, [prompt], "chatcmpl", None)
-        asked = generation.choices[0].request.params.grammar
-        reading = reading_of(self._parsers, body, prompt.end, asked)
-        shows_marks = reading.new_parser().keeps_special_tokens
-        choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
-        return replace(generation, choices=choices, new_parser=reading.new_parser)
+        return generation if self._reader is None else self._reader.read(body, prompt, generation)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generate all choices at once; yields what they gain, in order of arrival.
@@ -285,13 +291,6 @@ class CompletionService:
                     if delta.finish_reason is not None:
                         watch.end = str(delta.finish_reason)
                     yield delta
-
-
-def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
-    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
-    params = replace(choice.request.params, grammar=reading.grammar)
-    skips = choice.skip_special_tokens and not shows_marks
-    return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def _choice(index: int, request: Request, body: GenerationBody, prompt: Prompt, *, is_echo_alone: bool) -> Choice:

@@ -152,10 +152,10 @@ class Prompts:
             self.variant_of(body.model)
             media = await media_prompts.read_media(self.media, body)
             return await asyncio.to_thread(self._chat_prompt, body, media)
-        # Tools are many short texts, and a template goes through all of them.
+        # A template goes through all of these, which are many short texts.
         size = (
             LONG_TEXT_CHARS + 1
-            if body.tools or body.chat_template
+            if body.chat_template or any(getattr(body, name) for name in body.template_names)
             else sum(len(message.content) for message in body.messages)
         )
         return await self.off_loop.run(size, self._chat_prompt, body)

@@ -8,10 +8,10 @@ from fastapi.responses import Response
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.answers.answering import long_answer, read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.answers.generation import Generation
-from wingbeat.deployments.api.answers.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.answers.responses import (
     CompletionShape,
     ResponseShape,
+    chat_shape,
     event_stream,
     whole_response,
 )
@@ -74,7 +74,7 @@ def create_app(
     async def chat_completions(request: Request) -> Response:
         body = await read_body(ChatBody, request)
         generation = await (service := models.choose(body.model)).plan_chat(body)
-        return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
+        return await _answer(request, service, generation, chat_shape(generation), bool(body.stream))
 
     for add_more in more_routes:
         add_more(app)

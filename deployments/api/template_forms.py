@@ -12,17 +12,16 @@ Message = dict[str, Any]
 def other_forms(body: ChatBody, in_parts: bool) -> Iterator[list[Message]]:
     """Messages as a stricter template may read them, the first form that it takes being the one to use.
 
-    Templates that write calls argument by argument refuse arguments that are no object, and some templates refuse a
-    system message behind other messages.
+    Some templates refuse fields of parts as they came, and some refuse a system message behind other messages.
 
     Args:
         in_parts: as for `ChatMessage.as_template_input`.
     """
-    as_objects = body.template_messages(in_parts, objects_alone=True)
-    if as_objects != body.template_messages(in_parts):
-        yield as_objects
-    system_first = with_system_first(as_objects)
-    if system_first != as_objects:
+    stricter = body.template_messages(in_parts, is_strict=True)
+    if stricter != body.template_messages(in_parts):
+        yield stricter
+    system_first = with_system_first(stricter)
+    if system_first != stricter:
         yield system_first
 
 

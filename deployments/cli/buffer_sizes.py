@@ -62,7 +62,6 @@ def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
     budgets = {name: getattr(config, name) for name in _BUDGETS}
     if on_cpu:
         budgets["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
-        budgets["drafters.kv_cache_memory_bytes"] = config.drafters and config.drafters.kv_cache_memory_bytes
     for name, num_bytes in budgets.items():
         check_budget(name, num_bytes or 0, total_memory(), "cpu")
 

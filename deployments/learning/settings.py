@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from wingbeat.deployments.limits import MOST_SECONDS
 from wingbeat.deployments.options.panel_titles import LEARNING
-from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.drafters.choice import CHECKPOINT, TEXT_DRAFTERS
 from wingbeat.runtime.refusals import Feature, Refusal

@@ -121,12 +121,6 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
         (*LABELS, "state"),
         by_key(snapshot, lambda figures: {name: int(figures["drafter_state"] == name) for name in DRAFTER_STATES}),
     )
-    yield gauge(
-        "wingbeat_drafter_lacks_room",
-        "1 while the engine decodes plainly because the shared drafters have no room for it.",
-        LABELS,
-        rows(snapshot, lambda figures: int(figures["drafter_lacks_room"])),
-    )
     yield counter(
         "wingbeat_drafter_restarts",
         "Drafters attached after the first one.",

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from wingbeat.deployments.limits import MOST_PROCESSES
 from wingbeat.deployments.options.model_options import ModelOptions
-from wingbeat.deployments.options.pool_options import MOST_PROCESSES
 from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.refusals import Feature
 

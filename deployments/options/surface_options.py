@@ -1,4 +1,4 @@
-"""What an operator can set about the HTTP surface: who may use it, what it logs, and how it reads answers."""
+"""What an operator can set about the HTTP surface: who may use it, and what it logs."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from wingbeat.deployments.host_names import host_name, origin_name
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES, MAX_BODY_BYTES
 from wingbeat.deployments.options.model_options import ModelOptions
-from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, check_parser
 from wingbeat.deployments.options.span_packages import check_packages
 from wingbeat.deployments.options.words import listed
 
@@ -65,16 +64,6 @@ class SurfaceOptions(ModelOptions):
         description=f"File with a Jinja template in the place of the model's, or {OF_REQUESTS!r}: a chat request may "
         "have one of its own as `chat_template`, run within limits of time and memory.",
     )
-    tool_call_parser: str | None = Field(
-        BY_TEMPLATE,
-        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, module:Class of yours, or none;"
-        " auto is what the chat template says.",
-    )
-    reasoning_parser: str | None = Field(
-        BY_TEMPLATE,
-        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, module:Class of yours, or none; "
-        "auto is what the chat template says.",
-    )
 
     @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
@@ -118,9 +107,7 @@ class SurfaceOptions(ModelOptions):
         return Path(self.chat_template).read_text(encoding="utf-8")
 
     @model_validator(mode="after")
-    def _packages_and_parsers_exist(self) -> Self:
+    def _packages_exist(self) -> Self:
         if self.otlp_traces_endpoint is not None:
             check_packages()
-        check_parser(self.tool_call_parser, TOOL_CALL_PARSERS, "tool_call_parser")
-        check_parser(self.reasoning_parser, REASONING_PARSERS, "reasoning_parser")
         return self

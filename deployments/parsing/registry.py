@@ -1,15 +1,18 @@
 """Parsers by name, or of a user by import path; which ones a server has."""
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
-from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, find_class
 from wingbeat.deployments.parsing.call_format import Format, Function, in_order
 from wingbeat.deployments.parsing.harmony import HarmonyParser
 from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
+from wingbeat.deployments.parsing.names import (
+    BY_TEMPLATE,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    load_parser,
+)
 from wingbeat.deployments.parsing.recognition import recognise
-
-PACKAGE = __name__.rpartition(".")[0]
-NewParser = Callable[..., Parser]
 
 
 class Parsers:
@@ -28,15 +31,15 @@ class Parsers:
         """
         self.names = tool_call_parser, reasoning_parser
         self.shows_tools = shows_tools
-        self._calls = load_tool_call_parser(tool_call_parser) if tool_call_parser else None
-        self._reasoning = load_reasoning_parser(reasoning_parser) if reasoning_parser else None
+        self._calls = load_parser(tool_call_parser, TOOL_CALL_PARSERS, "tool_call_parser")
+        self._reasoning = load_parser(reasoning_parser, REASONING_PARSERS, "reasoning_parser")
         # Thoughts, calls and answers of this format are one stream of messages, which one parser reads.
         self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
         if self._is_harmony:
             self._reasoning = None
 
     @classmethod
-    def of_template(cls, tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> "Parsers":
+    def of_template(cls, tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Self:
         """Those of names, each of which may be `BY_TEMPLATE`; raises as `Parsers`."""
         found = recognise(template)
         calls = found.tool_call_parser if tool_call_parser == BY_TEMPLATE else tool_call_parser
@@ -106,29 +109,3 @@ class Parsers:
         if self._reasoning is None:
             return rest
         return ReasoningThenCalls(self._reasoning(prompt), rest)
-
-
-def load_tool_call_parser(name: str) -> NewParser:
-    """A class whose instances, made without arguments, read tool calls.
-
-    Raises:
-        ValueError: there is none of this name; says which there are.
-    """
-    return _load(name, TOOL_CALL_PARSERS, "tool_call_parser")
-
-
-def load_reasoning_parser(name: str) -> NewParser:
-    """A class whose instances, made from the text of the prompt, take the thoughts out.
-
-    Raises:
-        ValueError: there is none of this name; says which there are.
-    """
-    return _load(name, REASONING_PARSERS, "reasoning_parser")
-
-
-def _load(name: str, known: dict[str, str], setting: str) -> NewParser:
-    path = f"{PACKAGE}.{known[name]}" if name in known else name
-    found = find_class(path, known, setting)
-    if not issubclass(found, Parser):
-        raise ValueError(f"{setting} is {name!r}: must be a class derived from {Parser.__module__}.{Parser.__name__}")
-    return found

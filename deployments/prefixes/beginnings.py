@@ -14,7 +14,7 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import TextTooLong, Tokenizer
 
-VARIABLES = ("tools", "documents", "reasoning_effort", "chat_template_kwargs")
+VARIABLES = (*ChatBody.template_names, "documents", "reasoning_effort", "chat_template_kwargs")
 """Of a chat request, what its template reads beside the messages."""
 _PROBES = ("0", "x")
 """Contents of messages that differ from their first character on."""

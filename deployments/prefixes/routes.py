@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import Field
 
 from wingbeat.deployments.api import media_prompts
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage, Effort
-from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
-from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
+from wingbeat.deployments.api.bodies.request_body import read_object
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError, invalid
@@ -32,7 +30,7 @@ Fleets = Mapping[CompletionService, FleetPrefixes]
 """By model."""
 
 
-class SavePrefixBody(RequestBody):
+class SavePrefixBody(described(_CHAT_FIELDS)):
     """`POST /v1/prefixes`."""
 
     name: str
@@ -41,12 +39,6 @@ class SavePrefixBody(RequestBody):
     """One text, or its token ids."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; true by default."""
-    messages: list[ChatMessage] | None = None
-    """As in a chat request, and so the four that follow."""
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     replace: bool | None = None
     """Whether it may take the place of another one of that name."""
 

@@ -239,14 +239,12 @@ class EngineLife:
             config.drafter_back_off_s,
             takes_in=config.may_take_drafter_in(),
         )
-        shared, checks = config.drafters, started.checks_drafter
+        patience_s, checks = getattr(self._drafter, "patience_s", None), started.checks_drafter
         try:
-            async with asyncio.timeout(None if shared is None else shared.start_timeout_s):
+            async with asyncio.timeout(patience_s):
                 await self.supervisor.start(self._drafter, started.channel_problem)
         except TimeoutError:
-            logger.warning(
-                "no drafter of the pool within %.0f s: serving without one until there is", shared.start_timeout_s
-            )
+            logger.warning("no drafter of the pool within %.0f s: serving without one until there is", patience_s)
             checks = False
         if checks:
             await self._try_drafter()

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
-from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
+from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -28,7 +28,6 @@ from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
-from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -58,7 +57,7 @@ class Verifier(LiveReplica):
     The engine's name is the replica's, so it stays when the engine's process is replaced.
 
     Args:
-        drafters: the `DrafterPool`, where drafters are shared.
+        drafters: those that all verifiers share, see `bind_drafters` in `wingbeat.deployments.parts`.
         store_key: of `ClusterMemory`.
     """
 
@@ -73,9 +72,8 @@ class Verifier(LiveReplica):
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
-        address = self._address()
-        has_channel = config.has_drafter() and not config.drafts_in_engine()
-        self._channel = config.channel_kind(one_node=address is None) if has_channel else None
+        address = first("address", config)
+        self._channel = config.channel_kind(one_node=address is None) if config.has_channel() else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
@@ -305,23 +303,12 @@ class Verifier(LiveReplica):
 
     def _new_life(self, config: AppConfig, weights: str) -> EngineLife:
         """Another engine, by settings that differ from those of the replica in their weights alone."""
-        launch = None
+        launch = first("launch_drafter", config, self._drafters, self._channel)
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, self._start.core)
-        elif config.shares_drafters():
-            falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
-            launch = partial(PoolDrafter, ServedPool(self._drafters), falls_back=falls_back)
         start = self._start._replace(config=config, log_level=self.log_level, weights=weights)
         is_first = not self._engines.num_restarts
         return EngineLife(start, launch, first("launch_ranks", config), self._names, is_first)
-
-    def _address(self) -> str | None:
-        """This node's, where rounds go over the network."""
-        if self._config.shares_drafters():
-            return address_of_node() if self._config.channel == "remote" else None
-        if not self._config.has_own_drafter() or not self._config.may_span_nodes():
-            return None
-        return address_of_node() if self._config.channel == "remote" else address_if_remote()
 
     def _check(self, engine_id: str, client_id: str | None = None) -> None:
         if engine_id != self._engine_id:

@@ -1,6 +1,5 @@
 """What the verifiers of a shared drafter may take of it together: slots, and memory for its own KV."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -53,13 +52,3 @@ class DraftRoom:
                 f"the verifier's blocks take {spec.num_blocks * block / MIB:.0f} MiB of the drafter's KV, and "
                 f"{max(left, 0) / MIB:.0f} MiB are left"
             )
-
-
-def first_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
-    """Where a range of `size` begins that meets none of the ranges (first, length) that are taken."""
-    first = 0
-    for begin, length in sorted(taken):
-        if begin - first >= size:
-            break
-        first = max(first, begin + length)
-    return first

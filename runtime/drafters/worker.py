@@ -15,7 +15,6 @@ import torch
 
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.drafters.base import Drafter, NextHead
-from wingbeat.runtime.drafters.draft_room import DraftRoom, first_gap
 from wingbeat.runtime.drafters.merged_batch import Attachment, merge
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, DrafterFigures, Outcome, RoundHeader, TokenTree
@@ -48,10 +47,10 @@ class DraftWorker:
     attached. All attached verifiers have the same tree shape, taps and block size.
 
     Args:
-        room: what they may take together; None takes whatever they need.
+        room: what they may take together, a `DraftRoom`; None takes whatever they need.
     """
 
-    def __init__(self, drafter: Drafter, room: DraftRoom | None = None) -> None:
+    def __init__(self, drafter: Drafter, room: Any = None) -> None:
         self.drafter = drafter
         self.room = room
         self.most_threads: int | None = None
@@ -67,8 +66,7 @@ class DraftWorker:
         """Serve the verifier behind this end from the next pass on.
 
         Raises:
-            NoRoomError: the others have taken too much of the room.
-            ValueError: the name is taken, or the channel's shapes differ from those already served.
+            ValueError: the name is taken, the channel's shapes differ from those already served, or the room is full.
         """
         self._drop_closed()
         if name in self._attached:
@@ -319,3 +317,13 @@ def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_
         into = getattr(reply, name)
         into = into[:, :width] if into.dim() == 2 else into
         into[slots] = field.to(where)
+
+
+def first_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
+    """Where a range of `size` begins that meets none of the ranges (first, length) that are taken."""
+    first = 0
+    for begin, length in sorted(taken):
+        if begin - first >= size:
+            break
+        first = max(first, begin + length)
+    return first

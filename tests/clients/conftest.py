@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.deployments.tool_world import named_parsers
 from tests.e2e.page_server import serving
-from wingbeat.deployments.parsing.registry import Parsers
 
 MODEL = "wingbeat-demo"
 
@@ -13,5 +13,5 @@ MODEL = "wingbeat-demo"
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """Of a server that finds tool calls; thoughts the demo model would open and never end."""
-    with serving(parsers=Parsers("hermes")) as found:
+    with serving(parsers=named_parsers("hermes", None)) as found:
         yield found

@@ -58,6 +58,7 @@ class TestOpenAI:
         assert {len(token.top_logprobs) for token in tokens} == {2}
 
     @needs("grammars")
+    @needs("parsing")
     def test_tools_whole_and_streamed(self, client):
         fields = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "seed": 3, "max_tokens": 150}
         got = client.chat.completions.create(**fields, tool_choice="required", parallel_tool_calls=False)
@@ -91,6 +92,7 @@ class TestLangchain:
         assert whole.usage_metadata["output_tokens"] == 12
 
     @needs("grammars")
+    @needs("parsing")
     def test_it_binds_tools_and_sends_their_results(self, model):
         messages = pytest.importorskip("langchain_core.messages")
         bound = model.bind_tools([TOOL], tool_choice="weather", parallel_tool_calls=False)
@@ -101,6 +103,7 @@ class TestLangchain:
         assert model.bind(max_tokens=4).invoke(history).response_metadata["finish_reason"] == "length"
 
     @needs("grammars")
+    @needs("parsing")
     @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
     def test_it_gets_structured_output(self, model, method):
         assert isinstance(model.with_structured_output(City, method=method).invoke("x"), City)
@@ -124,6 +127,7 @@ class TestLitellm:
         assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
 
     @needs("grammars")
+    @needs("parsing")
     def test_it_calls_tools(self, complete):
         pytest.importorskip("mcp", reason="litellm imports it where there are tools")
         got = complete(tools=[TOOL], tool_choice="required", max_tokens=150, seed=2)
@@ -131,6 +135,7 @@ class TestLitellm:
 
 
 @needs("grammars")
+@needs("parsing")
 class TestInstructor:
     @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
     def test_it_gets_a_model_of_pydantic(self, url, mode):
@@ -142,6 +147,7 @@ class TestInstructor:
         assert isinstance(got, City)
 
 
+@needs("parsing")
 class TestPydanticAI:
     def test_an_agent_gets_a_model_of_pydantic(self, url):
         ai = pytest.importorskip("pydantic_ai")

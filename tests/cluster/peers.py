@@ -24,7 +24,6 @@ from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TreeReply
 
 ROOT = Path(__file__).parents[2]
@@ -205,24 +204,7 @@ class ProcessRig:
         return lambda: eventually(lambda: not is_alive(pid))
 
 
-class RemoteRig:
-    """The drafter is another thread, at the other end of a connection over loopback."""
-
-    def __init__(self) -> None:
-        self.channel = RemoteChannel("127.0.0.1", SPEC)
-        self.verifier = self.channel.verifier_end
-        self.thread: threading.Thread | None = None
-
-    def start(self, incarnation: int, mode: str) -> None:
-        self.thread = serve_in_thread(RemoteChannel.attach(self.channel.name, incarnation), mode)
-        assert self.verifier.incarnation == incarnation
-
-    def close_witness(self) -> Callable[[], bool]:
-        thread = self.thread
-        return lambda: eventually(lambda: not thread.is_alive())
-
-
-Rig = InProcessRig | ProcessRig | RemoteRig
+Rig = InProcessRig | ProcessRig
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = LONG_S) -> bool:

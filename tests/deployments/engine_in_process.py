@@ -1,7 +1,7 @@
 """An application's start without Ray: its engine and its drafter, loaded in this process."""
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.engine.build import build_setup, needs_of_shared_drafter
+from wingbeat.deployments.replica.engine.build import build_setup, needs_loaded_here
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError, DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -17,7 +17,7 @@ def build_in_process(config: AppConfig) -> None:
         load_factory(config.engine_factory)
 
     def needs(terms: DrafterTerms) -> DrafterNeeds:
-        return needs_of_shared_drafter(config, terms.convention) if config.has_drafter() else DrafterNeeds()
+        return needs_loaded_here(config, terms.convention) if config.has_drafter() else DrafterNeeds()
 
     try:
         build_setup(config, needs)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.completions import ChatReader, CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.api.routes import create_app
@@ -28,7 +28,6 @@ from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, Variant
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -187,7 +186,7 @@ def app_for(
     limits: HttpLimits | None = None,
     *,
     tokenizer: Tokenizer = TOKENIZER,
-    parsers: Parsers | None = None,
+    parsers: ChatReader | None = None,
     monitor: Monitor | None = None,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,

@@ -13,7 +13,7 @@ from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
+from wingbeat.deployments.surface import access_of, media_limits_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import FALLBACK
@@ -159,6 +159,7 @@ def test_a_pair_may_span_two_nodes_where_its_drafter_asks_for_others(values: dic
     assert (config.channel_kind(one_node=True), config.channel_kind(one_node=False)) == kinds
 
 
+@needs("tcp")
 def test_the_drafter_takes_its_resources_of_its_node():
     share = AppConfig(drafter_resources={"cheap": 0.5}).drafter_share()
     assert share.bundle() == {"CPU": 0.3, "cheap": 0.5}
@@ -176,6 +177,7 @@ def test_a_verifier_and_each_of_its_ranks_take_their_resources_of_their_node():
     assert deployment.placement_group_strategy == "STRICT_PACK"
 
 
+@needs("tcp")
 def test_a_pair_of_two_kinds_of_nodes_has_a_bundle_for_each():
     config = AppConfig(verifier_resources={"big": 0.5}, drafter_resources={"cheap": 1})
     deployment = _verifier(config)._replica_config
@@ -183,6 +185,7 @@ def test_a_pair_of_two_kinds_of_nodes_has_a_bundle_for_each():
     assert deployment.placement_group_strategy == "PACK"
 
 
+@needs("tcp")
 def test_a_drafter_that_may_be_elsewhere_has_no_part_in_its_verifiers_gpu():
     shares = {"num_gpus_per_verifier": 0.6, "num_gpus_per_drafter": 0.4}
     beside = AppConfig(**shares).engine_config()
@@ -236,14 +239,6 @@ def test_sequences_at_once_are_left_to_a_gpus_memory_unless_they_are_given():
     assert AppConfig(**of_another).most_num_seqs() == 16
 
 
-def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():
-    config = AppConfig(drafters='{"num": 2}')
-    assert config == AppConfig(drafters={"num": 2})
-    assert (config.has_drafter(), config.has_own_drafter(), config.shares_core()) == (True, False, False)
-    assert config.drafters.slots(config.most_num_seqs()) == 8 * 16
-    assert AppConfig(drafters="none").has_own_drafter()
-
-
 def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
     gpu = AppConfig(drafter_place="engine", num_gpus_per_verifier=1)
     assert (gpu.drafter_device(), gpu.engine_config().drafter_beside) == ("cuda", True)
@@ -267,22 +262,6 @@ def test_a_drafter_within_the_engine_takes_no_process_core_share_or_channel():
 )
 def test_an_engine_may_take_its_drafter_in_where_both_share_a_gpu_and_nothing_else_was_named(values, taken_in):
     assert AppConfig(**values).may_take_drafter_in() == taken_in
-
-
-def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
-    shares = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
-    assert AppConfig(**shares).engine_config().drafter_beside
-    shared = AppConfig(**shares, drafters={"num": 1}).engine_config()
-    assert (shared.gpu_share, shared.drafter_beside) == (0.7, False)
-
-
-def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
-    template = "{{ tools }}<tool_call></think>"
-    assert parsers_of(AppConfig(), template).names == ("hermes", "qwen3")
-    assert parsers_of(AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1"), template).names == (
-        None,
-        "deepseek_r1",
-    )
 
 
 def test_no_validator_takes_the_place_of_another_classs():

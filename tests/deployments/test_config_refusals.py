@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from wingbeat.deployments import app_config
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.deployments.parts import hooks
 
 
 @pytest.mark.parametrize(
@@ -157,3 +159,11 @@ def test_limits_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path, 
 def test_an_error_of_the_command_line_names_the_field_within_a_setting():
     with pytest.raises(UserError, match=r"^--drafters\.num 0: input should be greater than or equal to 1$"):
         build_config(AppConfig, {"drafters": '{"num": 0}'})
+
+
+def test_without_a_channel_between_nodes_a_drafter_on_another_one_is_refused(monkeypatch):
+    monkeypatch.setattr(app_config, "hooks", lambda name: () if name == "network_channel" else hooks(name))
+    for values in ({"channel": "remote"}, {"drafter_resources": {"cheap": 1}}):
+        with pytest.raises(ValidationError, match="no channel reaches another node here"):
+            AppConfig(**values)
+    assert AppConfig(channel="shm", drafter_resources={"cheap": 1}).has_channel()

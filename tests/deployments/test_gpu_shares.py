@@ -97,7 +97,7 @@ def test_what_needs_a_gpu_is_refused_once_it_is_known_that_there_is_none(values,
 
 
 def test_what_else_is_set_stays_as_it_was():
-    values = {"api_key": "hidden", "drafters": '{"num": 1}', "allowed_hosts": "a.example", "threads": 2}
+    values = {"api_key": "hidden", "verifier_resources": '{"big": 1}', "allowed_hosts": "a.example", "threads": 2}
     placed = with_shares(AppConfig(**values), [[FREE, FREE]]).config
     assert placed.model_copy(update={"num_gpus_per_verifier": 0.0, "num_gpus_per_drafter": 0.0}) == AppConfig(**values)
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from tests.optional import FEATURES, is_deleted
 from wingbeat.deployments import app, launch, ray_cluster
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError
@@ -141,7 +142,8 @@ def test_a_cluster_that_refuses_this_process_is_asked_once(fake_ray, monkeypatch
 def test_serves_grpc_reaches_replicas_past_any_proxy(monkeypatch: pytest.MonkeyPatch, head: int):
     # In the environment of every process that calls replicas: of the launcher's own Ray, and of the replicas of any.
     assert ray_cluster.PROXY_ENV.items() <= launch.RAY_ENV.items()
-    application = app.build(AppConfig(drafters={"num": 1}, device="cpu"))
+    shared = {} if is_deleted(FEATURES["shared_drafters"]) else {"drafters": {"num": 1}}
+    application = app.build(AppConfig(**shared, device="cpu"))
     deployments, found = [application._bound_deployment], []
     while deployments:
         one = deployments.pop()
@@ -150,7 +152,7 @@ def test_serves_grpc_reaches_replicas_past_any_proxy(monkeypatch: pytest.MonkeyP
         for argument in _flat(one.init_args):
             if hasattr(argument, "_bound_deployment"):
                 deployments.append(argument._bound_deployment)
-    assert sorted(found) == ["DrafterPool", "Router", "Verifier"]
+    assert sorted(found) == [*["DrafterPool"] * len(shared), "Router", "Verifier"]
     for name, value in {"http_proxy": "http://127.0.0.1:9", **ray_cluster.PROXY_ENV}.items():
         monkeypatch.setenv(name, value)
     with grpc.insecure_channel(f"127.0.0.1:{head}") as channel:

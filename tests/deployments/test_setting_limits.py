@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.options.model_options import ModelFolder
-from wingbeat.deployments.options.pool_options import DrafterPoolOptions
 from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -56,7 +55,8 @@ def option_models() -> list[type[BaseModel]]:
         if re.match(r"wingbeat\.deployments\.(options|cli|app_config)", module.name):
             importlib.import_module(module.name)
     found: list[type[BaseModel]] = []
-    left: list[type[BaseModel]] = [ModelFolder, DrafterPoolOptions]
+    values = [kind for field in AppConfig.model_fields.values() for kind in get_args(field.annotation)]
+    left = [ModelFolder, *(kind for kind in values if isinstance(kind, type) and issubclass(kind, BaseModel))]
     while left:
         model = left.pop()
         if model not in found:

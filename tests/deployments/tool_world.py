@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 
 from tests.deployments.http_world import FakePool, byte_tokenizer, call
 from tests.deployments.scripted_tokens import Script
+from wingbeat.deployments.api.completions import ChatReader
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.parts import first
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 
 TEMPLATE = """
@@ -28,7 +30,14 @@ TEMPLATE = """
 {%- endif -%}
 """
 TOKENIZER = byte_tokenizer(TEMPLATE)
-PARSERS = Parsers("hermes", "qwen3")
+
+
+def named_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> ChatReader | None:
+    """Parsers of these names; None where parsing is deleted."""
+    return first("chat_reader", SimpleNamespace(**locals()), TEMPLATE)
+
+
+PARSERS = named_parsers("hermes", "qwen3")
 
 WEATHER = {
     "type": "function",
@@ -74,11 +83,11 @@ class ToolPool(FakePool):
         return TOKENIZER.decode(self.requests[-1].prompt_token_ids)
 
 
-def post(pool: FakePool, path: str, body: dict, headers: dict | None = None, parsers: Parsers | None = PARSERS):
+def post(pool: FakePool, path: str, body: dict, headers: dict | None = None, parsers: ChatReader | None = PARSERS):
     return call(pool, path, body, headers=headers, tokenizer=TOKENIZER, parsers=parsers)
 
 
-def chat(pool: FakePool, parsers: Parsers | None = PARSERS, **fields) -> httpx.Response:
+def chat(pool: FakePool, parsers: ChatReader | None = PARSERS, **fields) -> httpx.Response:
     return post(pool, "/v1/chat/completions", {"messages": [USER], **fields}, parsers=parsers)
 
 

@@ -15,11 +15,10 @@ from tests.deployments.pool_world import LocalEngines
 from tests.runtime.losing_policy import POLICY
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.completions import ChatReader, CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
@@ -52,7 +51,7 @@ class DemoEngine(LocalEngines):
 @contextmanager
 def serving(
     access: Access | None = None,
-    parsers: Parsers | None = None,
+    parsers: ChatReader | None = None,
     policy: type[SpeculationPolicy] | None = None,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> Iterator[str]:

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 import pytest
 
 from tests.e2e.test_drafter_failure import PROBE, read_all
+from tests.optional import kept
 from tests.runtime.learning.test_head_swap import changed
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import ledger_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
-PLACES = {"actor": {}, "engine": {"drafter_place": "engine"}, "pool": {"drafters": {"num": 1}}}
+PLACES = kept({"actor": {}, "engine": {"drafter_place": "engine"}, "pool": {"drafters": {"num": 1}}})
 EVERY_S = 0.4
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import App
+from tests.optional import FEATURES, is_deleted
 from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.drafters.choice import FALLBACK
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = DEMO_FOLDER / "draft_model"
+SHARED = {} if is_deleted(FEATURES["shared_drafters"]) else {"drafters": {"num": 1}}
 MODELS = (
-    {"served_model_name": "pair,first", "drafters": {"num": 1}, "adaptive": False},
+    {"served_model_name": "pair,first", **SHARED, "adaptive": False},
     {"served_model_name": "org/small", "model": str(SMALL), "drafter": FALLBACK.kind},
 )
 LIMITS = {"max_model_len": 256, "num_kv_blocks": 64}

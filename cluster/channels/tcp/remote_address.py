@@ -20,7 +20,3 @@ class RemoteAddress(NamedTuple):
 
     def __repr__(self) -> str:
         return f"RemoteAddress({self}, secret=***)"
-
-
-ChannelName = str | RemoteAddress
-"""What a drafter attaches by."""

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.fleet.fingerprint import fingerprint
-from wingbeat.deployments.parsing.message import Parser, PlainText
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.media import MediaInput
@@ -176,8 +175,10 @@ class Generation:
     """Greatest depth of a draft tree."""
     prompt_field: str = "prompt"
     """Where the request has its prompt, for errors about it."""
-    new_parser: Callable[[], Parser] = PlainText
-    """Makes what reads a choice's text; `/v1/completions` has no use for it."""
+    new_parser: Callable[[], Any] | None = None
+    """Makes what reads a choice's text, of the part that does; None: the text is the answer."""
+    new_shape: Callable[["Generation"], Any] | None = None
+    """Makes that part's `ResponseShape`."""
 
     def fingerprint(self, weights: str) -> str:
         """OpenAI's `system_fingerprint` of what was written by these weights; see `ChoiceDelta.weights`."""

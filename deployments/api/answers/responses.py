@@ -15,8 +15,6 @@ from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason
 
 DONE = b"data: [DONE]\n\n"
-THOUGHTS = ("reasoning", "reasoning_content")
-"""Names of a message's thoughts."""
 OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 """Fields that vLLM's clients read of an answer; null where they were not asked for, as the next."""
 OF_CHOICE = ("token_ids",)
@@ -68,7 +66,7 @@ class ChatShape:
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its message."""
-        message = {"role": "assistant", "content": text, "refusal": None, **dict.fromkeys(THOUGHTS)}
+        message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": last.index, "message": message, "logprobs": None, "finish_reason": last.finish_reason}
 
     def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
@@ -85,6 +83,11 @@ class ChatShape:
     @staticmethod
     def _chunk_choice(index: int, delta: dict[str, str], finish_reason: FinishReason | None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def chat_shape(generation: Generation) -> ResponseShape:
+    """How a chat's answer is written: by the part that reads its text, where there is one."""
+    return ChatShape() if generation.new_shape is None else generation.new_shape(generation)
 
 
 class Totals:

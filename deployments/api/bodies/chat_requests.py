@@ -1,25 +1,15 @@
 """Request body of `/v1/chat/completions`: its messages, what a chat template reads of them, and its fields."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import FailFast, Field, field_validator, model_validator
+from pydantic import FailFast, Field, create_model, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from wingbeat.deployments.api.bodies.chat_fields import ChatFields, MessageFields
 from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, flat_parts
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
-from wingbeat.deployments.api.bodies.requests import GenerationBody
-from wingbeat.deployments.api.bodies.tool_requests import (
-    MAX_TOOLS,
-    HostedTool,
-    NamedTool,
-    Tool,
-    ToolCall,
-    check_choice,
-    read_choice,
-    read_tools,
-)
+from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import (
     CHAT,
     MESSAGE,
@@ -29,39 +19,31 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
     ignored_fields,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_CHARS = 2**16
-_OWN_FIELDS = {"tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant"}
-_OWN_FIELDS["tool_call_id"] = "tool"
+
+MoreMessageFields = create_model(
+    "MoreMessageFields", __base__=(*(fields() for fields in hooks("message_fields")), MessageFields)
+)
+"""Fields of a message, and of the parts that are there."""
+MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields in hooks("chat_fields")), ChatFields))
+"""The same of a request."""
 
 
-class ChatMessage(Part):
+class ChatMessage(MoreMessageFields):
     """One message; its content is text, and images or audio between it."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str
-    """Its text; that of all parts where there are media."""
     parts: SkipJsonSchema[list[TextPart | MediaContent] | None] = None
     """Of a content with media; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
-    tool_calls: list[ToolCall] | None = Field(None, min_length=1)
-    """What an assistant's message called."""
-    tool_call_id: str | None = None
-    """The call that a tool's message answers."""
-    reasoning: str | None = None
-    """An assistant's thoughts, as answers of this server carry them."""
-    reasoning_content: str | None = None
-    """Another name of it."""
 
     @model_validator(mode="after")
-    def _check_role(self) -> Self:
-        for name, role in _OWN_FIELDS.items():
-            if getattr(self, name) is not None and self.role != role:
-                raise ValueError(f"'{name}' belongs to messages of role '{role}'")
+    def _check_media(self) -> Self:
         if self.media and self.role != "user":
             problem = f"is not in a message of role 'user', which alone may have {self.media[0].type}"
             raise invalid(self.media[0].path, problem)
@@ -72,24 +54,19 @@ class ChatMessage(Part):
         """Among its parts."""
         return [part for part in self.parts or () if isinstance(part, MediaContent)]
 
-    def as_template_input(self, in_parts: bool = False, objects_alone: bool = False) -> dict[str, Any]:
-        """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect.
+    def as_template_input(self, in_parts: bool = False, is_strict: bool = False) -> dict[str, Any]:
+        """The fields a chat template reads.
 
         Args:
             in_parts: text is a list of one part, as templates of models with media read it.
-            objects_alone: arguments that are no object in JSON become an empty one; otherwise they are their text.
+            is_strict: see `MessageFields.template_fields`.
         """
-        fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content", "parts"})
+        fields = self.model_dump(exclude_none=True, include={"role", "content", "name"})
         if self.parts is not None:
             fields["content"] = [_part_as_template_input(part) for part in self.parts]
         elif in_parts and self.content:
             fields["content"] = [{"type": "text", "text": self.content}]
-        if self.tool_calls is not None:
-            fields["tool_calls"] = [_call_as_template_input(call, objects_alone) for call in self.tool_calls]
-        thoughts = self.reasoning_content or self.reasoning
-        if thoughts is not None:
-            fields["reasoning_content"] = fields["reasoning"] = thoughts
-        return fields
+        return fields | self.template_fields(is_strict)
 
 
 def flat_messages(value: Any) -> Any:
@@ -116,23 +93,12 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     fields = {name: message[name] for name in message if name not in MESSAGE}
     if "parts" in fields:
         ignored_fields().pass_over("parts", fields.pop("parts"), path)
-    if fields.get("tool_calls") == []:
-        del fields["tool_calls"]
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
-    if fields.get("content") is None and (role == "assistant" or fields.get("tool_calls")):
+    if fields.get("content") is None and role == "assistant":
         # It called something, thought, or was interrupted.
         fields["content"] = ""
     return fields
-
-
-def _arguments(text: str) -> dict[str, Any] | str:
-    """The arguments of a call as an object; the text where it is no object in JSON, as of a call that was cut."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return {} if value is None else value if isinstance(value, dict) else text
 
 
 def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
@@ -140,13 +106,6 @@ def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     # Qwen2-Audio's template looks for the URL.
     return {"type": "audio", "audio_url": ""} if part.type == AUDIO else {"type": part.type}
-
-
-def _call_as_template_input(call: ToolCall, objects_alone: bool) -> dict[str, Any]:
-    fields = call.model_dump(exclude_none=True, exclude={"index"})
-    arguments = _arguments(call.function.arguments)
-    fields["function"]["arguments"] = {} if objects_alone and isinstance(arguments, str) else arguments
-    return fields
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -167,7 +126,7 @@ class Thinking(Part):
     budget_tokens: Any = None
 
 
-class ChatBody(GenerationBody):
+class ChatBody(MoreChatFields):
     """`POST /v1/chat/completions`."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **CHAT}
@@ -180,12 +139,6 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Most likely tokens to report beside each token; needs `logprobs`."""
-
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "object"}]})
-    """none, auto, required, or a `NamedTool`; auto where there are tools."""
-    parallel_tool_calls: bool | None = None
-    """False keeps the first call of an answer alone."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -200,27 +153,11 @@ class ChatBody(GenerationBody):
     """Handed to the chat template as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
     """Handed to the chat template."""
-    include_reasoning: bool | None = None
-    """False leaves thoughts out of the answer; they are written all the same."""
 
     @field_validator("messages", mode="before")
     @classmethod
     def _check_messages(cls, value: Any) -> Any:
         return flat_messages(value)
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _read_tools(cls, value: Any) -> Any:
-        tools = [] if value is None else read_tools(value, Tool, ("function",))
-        for tool in tools:
-            if isinstance(tool, HostedTool):
-                tool.pass_over()
-        return None if value is None else [tool for tool in tools if isinstance(tool, Tool)]
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _read_choice(cls, value: Any) -> Any:
-        return value if value is None else read_choice(value)
 
     @field_validator("chat_template", mode="before")
     @classmethod
@@ -244,16 +181,9 @@ class ChatBody(GenerationBody):
         return self
 
     @model_validator(mode="after")
-    def _check_tools(self) -> Self:
-        check_choice(self.tool_choice, self.tools or [])
-        return self
-
-    @model_validator(mode="after")
     def _check_continuation(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "contradicts 'add_generation_prompt'; set one of them")
-        if self.continue_final_message and self.messages[-1].tool_calls:
-            raise invalid("continue_final_message", "needs a last message that is text")
         return self
 
     @model_validator(mode="after")
@@ -278,20 +208,13 @@ class ChatBody(GenerationBody):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def calls(self) -> str | NamedTool:
-        """Which calls the answer may or must have."""
-        if self.tool_choice is None or not self.tools:
-            return "auto" if self.tools else "none"
-        return self.tool_choice
-
-    @property
     def media(self) -> list[MediaContent]:
         """Of all messages."""
         return [one for message in self.messages for one in message.media]
 
-    def template_messages(self, in_parts: bool = False, objects_alone: bool = False) -> list[dict[str, Any]]:
+    def template_messages(self, in_parts: bool = False, is_strict: bool = False) -> list[dict[str, Any]]:
         """The messages as a chat template reads them; arguments as for `ChatMessage.as_template_input`."""
-        return [message.as_template_input(in_parts, objects_alone) for message in self.messages]
+        return [message.as_template_input(in_parts, is_strict) for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
         """What else it reads."""
@@ -302,11 +225,21 @@ class ChatBody(GenerationBody):
             variables.setdefault("reasoning_effort", self.reasoning_effort)
             if self.reasoning_effort == "none":
                 variables.setdefault("enable_thinking", False)
-        if self.tools:
-            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        for name in self.template_names:
+            if listed := getattr(self, name):
+                variables[name] = [one.model_dump(exclude_none=True) for one in listed]
         if self.documents:
             variables["documents"] = self.documents
         variables["continue_final_message"] = bool(self.continue_final_message)
         asks_for_none = self.add_generation_prompt is False or self.continue_final_message
         variables["add_generation_prompt"] = not asks_for_none
         return variables
+
+
+def described(names: Iterable[str]) -> type[RequestBody]:
+    """A body with these fields of a chat's, none of which must be given, for those that describe a conversation."""
+    fields: dict[str, Any] = {
+        name: (Annotated[ChatBody.model_fields[name].annotation | None, ChatBody.model_fields[name]], None)
+        for name in names
+    }
+    return create_model("Described", __base__=RequestBody, **fields)

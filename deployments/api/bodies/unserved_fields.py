@@ -225,6 +225,7 @@ CHECKS = "a client that asks for checks would take what is unchecked for checked
 
 _NO_FORM = "nothing here holds answers to a form"
 _OF_PARTS = {"structured_outputs": refused(_NO_FORM), "response_format": refused(_NO_FORM, {"type": "text"})}
+_OF_CHATS = {} if hooks("chat_fields") else {"tools": refused("no calls are read in answers", [])}
 
 COMMON: Mapping[str, Unserved] = {
     **({} if hooks("sampling_fields") else _OF_PARTS),
@@ -248,6 +249,7 @@ COMPLETION: Mapping[str, Unserved] = {
 
 CHAT: Mapping[str, Unserved] = {
     **COMMON,
+    **_OF_CHATS,
     "echo": refused("an answer of a chat is the answer alone", False),
     "best_of": refused("choices are not ranked", 1),
     "mm_processor_kwargs": refused("images and audio would be others"),

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from wingbeat.deployments.api.answers.answering import read_body, written_answer
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
-from wingbeat.deployments.api.bodies.chat_requests import ChatBody, ChatMessage
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
 from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
-from wingbeat.deployments.api.bodies.tool_requests import Tool
 from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, shown
@@ -23,7 +22,10 @@ MAX_TOKENS = 2**20
 IDS_AT_ONCE = 2**10
 """In one piece of an answer."""
 CHAT_FIELDS = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model")
+    (
+        *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model"),
+        *ChatBody.template_names,
+    )
 )
 
 
@@ -38,7 +40,7 @@ class Fields(NamedTuple):
         return cls(read_object(body))
 
 
-class TokenizeBody(RequestBody):
+class TokenizeBody(described(CHAT_FIELDS)):
     """`POST /tokenize` of a text, or of a conversation."""
 
     unserved: ClassVar = {
@@ -51,12 +53,6 @@ class TokenizeBody(RequestBody):
     add_special_tokens: bool | None = None
     """By default those of a text are added; a conversation's template writes them."""
     return_token_strs: bool | None = None
-    messages: list[ChatMessage] | None = None
-    """As in a chat request, and so the four that follow."""
-    tools: list[Tool] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(RequestBody):

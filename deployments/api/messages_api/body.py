@@ -9,12 +9,12 @@ from pydantic.json_schema import SkipJsonSchema
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
-from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
-from wingbeat.deployments.api.bodies.tool_requests import HostedTool, read_tools
 from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.deployments.api.messages_api.unserved import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT
+from wingbeat.deployments.api.parsed.shared_with_chat import SharedWithChat
+from wingbeat.deployments.api.parsed.tools import HostedTool, read_tools
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}

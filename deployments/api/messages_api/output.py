@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from wingbeat.deployments.api.answers.generation import Generation
-from wingbeat.deployments.api.answers.parsed_answer import Piece
 from wingbeat.deployments.api.answers.responses import Totals
-from wingbeat.deployments.api.answers.typed_events import Event
 from wingbeat.deployments.api.errors import as_api_error
 from wingbeat.deployments.api.messages_api.error_form import error_form
+from wingbeat.deployments.api.parsed.answer import Piece
+from wingbeat.deployments.api.parsed.typed_events import Event
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason
 

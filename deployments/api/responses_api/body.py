@@ -7,10 +7,10 @@ from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
-from wingbeat.deployments.api.bodies.shared_with_chat import SharedWithChat
-from wingbeat.deployments.api.bodies.tool_requests import Function
 from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
+from wingbeat.deployments.api.parsed.shared_with_chat import SharedWithChat
+from wingbeat.deployments.api.parsed.tools import Function
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
 from wingbeat.deployments.api.responses_api.unserved import RESPONSE
 from wingbeat.runtime.scheduling.request import INT32_MAX

@@ -5,10 +5,10 @@ from itertools import count
 from typing import Any
 
 from wingbeat.deployments.api.answers.generation import Generation
-from wingbeat.deployments.api.answers.parsed_answer import Piece
 from wingbeat.deployments.api.answers.responses import Totals
-from wingbeat.deployments.api.answers.typed_events import Event
 from wingbeat.deployments.api.errors import as_api_error
+from wingbeat.deployments.api.parsed.answer import Piece
+from wingbeat.deployments.api.parsed.typed_events import Event
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason

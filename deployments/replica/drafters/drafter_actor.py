@@ -22,7 +22,6 @@ from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 from wingbeat.kernels.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
-SERVE = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
 RENEW_S = 10.0
@@ -41,12 +40,15 @@ class DrafterActor:
         terms: pickled `DrafterTerms`, where they are settled already.
     """
 
+    serve = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
+    """Runs in the drafter's process."""
+
     def __init__(self, config: AppConfig, core: int | None = None, terms: bytes | None = None) -> None:
         show_log()
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
-        self._server = ForkServer(SERVE, FORKED_ENV | waiting_env() | compiler_env())
+        self._server = ForkServer(self.serve, FORKED_ENV | waiting_env() | compiler_env())
         self._drafter: Forked | None = None
         self.renew(terms)
 

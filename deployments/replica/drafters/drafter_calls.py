@@ -8,13 +8,11 @@ from multiprocessing.connection import Connection
 
 import transformers.modeling_utils  # noqa: F401 - every head's loading imports it late; here it is imported before a fork
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.replica.drafters.drafter_messages import Placed
 from wingbeat.deployments.replica.drafters.drafter_thread import DrafterThread
 from wingbeat.deployments.replica.engine.engine_messages import portable
-from wingbeat.runtime.drafters.draft_room import NoRoomError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class DrafterCalls:
 
     def __init__(self, config: AppConfig, core: int | None, terms: bytes | None) -> None:
         logger.info("loading the drafter %s of %s", config.choice().label, config.model_name())
-        self._thread = DrafterThread(config, core)
+        self._config, self._thread = config, DrafterThread(config, core)
         if terms is not None:
             self.needs(terms)
 
@@ -56,31 +54,6 @@ class DrafterCalls:
         self._thread.attach(name, incarnation)
         return os.getpid()
 
-    def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
-        """Serve one more channel, where there is room.
-
-        Args:
-            terms: as for `needs`, of which a drafter for several takes no loan; None where the verifier has none.
-
-        Raises:
-            ChannelError, ValueError: as `DrafterThread.attach`.
-        """
-        try:
-            self._thread.attach(name, incarnation, None if terms is None else pickle.loads(terms).convention)
-        except NoRoomError as error:
-            return Placed(os.getpid(), str(error))
-        return Placed(os.getpid())
-
-    def detach(self, name: ChannelName) -> None:
-        """Serve a channel no more; harmless where it is not served."""
-        self._thread.detach(name)
-
-    def release_newest(self) -> None:
-        """Let go of the verifier that came last: it looks for another place."""
-        for name in self._thread.channels()[-1:]:
-            logger.info("let go of %s, another drafter has fewer verifiers", name)
-            self._thread.detach(name)
-
     def status(self) -> tuple[tuple[ChannelName, ...], float]:
         """Whom it serves, and for how many seconds its thread has not looked for a round."""
         return tuple(self._thread.channels()), self._thread.silent_s
@@ -90,7 +63,7 @@ class DrafterCalls:
         self._thread.rest()
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, make: type[DrafterCalls] = DrafterCalls) -> None:
     """Load a drafter as the first message says, and answer calls until the other end is gone or SIGTERM comes.
 
     It then leaves its GPU with nothing under way, which clients of CUDA's multi-process service owe each other.
@@ -104,7 +77,7 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, _asked_to_end)
     try:
         try:
-            calls = DrafterCalls(config, core, terms)
+            calls = make(config, core, terms)
         except Exception as error:
             problem = portable(error)
         while True:

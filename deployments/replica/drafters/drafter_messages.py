@@ -2,16 +2,8 @@
 
 from typing import NamedTuple
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.replica.actor_process import ActorProcess
-
-
-class Placed(NamedTuple):
-    """The answer to a verifier that wants to share a drafter."""
-
-    pid: int
-    refusal: str | None = None
-    """Why it has no place."""
 
 
 class DrafterStatus(NamedTuple):

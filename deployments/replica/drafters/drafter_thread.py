@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.cuda.lent_memory import Loan
 from wingbeat.cluster.channels.doorbell import POLL_NAP_S
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.engine.build import build_draft_worker, draft_room
+from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.replica.engine.build import build_draft_worker
 from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, attach_channel
@@ -84,7 +84,7 @@ class DrafterThread:
         Raises:
             ValueError: its head cannot be read so.
         """
-        worker = self._ready(terms.loan)
+        worker = self.worker(terms.loan)
         self._read_as(terms.convention)
         needs = worker.drafter.needs
         if self._config.drafter_device() == "cuda":
@@ -100,10 +100,9 @@ class DrafterThread:
 
         Raises:
             ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
-            NoRoomError: it does not fit beside the verifiers that are served already.
-            ValueError: the drafter suits those and not this one.
+            ValueError: the drafter suits the verifiers that are served already and not this one, or has no room for it.
         """
-        self._ready()
+        self.worker()
         with self._lock:
             self._read_as(convention)
             end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
@@ -117,7 +116,7 @@ class DrafterThread:
 
     def detach(self, name: ChannelName) -> None:
         """Leave the channel `name`; harmless when it is not attached."""
-        worker = self._ready()
+        worker = self.worker()
         with self._lock:
             worker.detach(name)
 
@@ -131,14 +130,14 @@ class DrafterThread:
 
     def channels(self) -> list[str]:
         """The channels that are served, in the order in which they came."""
-        return self._ready().names
+        return self.worker().names
 
     @property
     def silent_s(self) -> float:
         """How long ago the thread last looked for a round."""
         return time.monotonic() - self._turned_at
 
-    def _ready(self, loan: Loan | None = None) -> Worker:
+    def worker(self, loan: Loan | None = None) -> Worker:
         """What drafts, once it is loaded; with what is lent, as the first call has it.
 
         Raises:
@@ -172,8 +171,6 @@ class DrafterThread:
             self._worker = build(self._config)
             if not self._config.num_threads() and self._worker.drafter.device.type == "cpu":
                 self._worker.most_threads = len(os.sched_getaffinity(0))
-            if self._config.drafters is not None:
-                self._worker.room = draft_room(self._config, self._worker.drafter.device)
         except Exception as error:
             self._problem = error
         self._loaded.set()
@@ -212,9 +209,7 @@ class DrafterThread:
             self._attached.wait(WAIT_S)
         elif len(ends) == 1:
             ends[0].wait_outcome(WAIT_S)
-        elif any(end.round_waits() for end in ends):
+        elif any(end.round_waits() for end in ends) or not (waits := hooks("wait_for_any")):
             time.sleep(POLL_NAP_S)  # its device is not there yet, which no bell announces
         else:
-            wait_for_any(
-                [end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at
-            )
+            waits[0]([end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at)

@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess

@@ -8,8 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
+from wingbeat.cluster.channels.header import ChannelError, ChannelName
 from wingbeat.deployments.replica.drafters.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -149,7 +148,7 @@ class DrafterSupervisor:
 
     async def _reconnected(self) -> bool:
         """Whether the drafter, of which only the connection has broken, is attached again."""
-        held = self._drafter is not None and isinstance(self._channel_name, RemoteAddress)
+        held = self._drafter is not None and not isinstance(self._channel_name, str)
         if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
             return False
         try:

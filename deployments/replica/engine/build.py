@@ -3,7 +3,6 @@
 The drafter's process imports this file too, so what only the verifier needs is imported by `build_setup`.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,10 @@ from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
 from wingbeat.deployments.replica.lent_weights import loan_of
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.target import Lender
-from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 if TYPE_CHECKING:
@@ -116,18 +113,8 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
     return worker
 
 
-def draft_room(config: AppConfig, device: torch.device) -> DraftRoom:
-    """What the verifiers of one shared drafter may take of it, once its weights are on its device."""
-    options, limits = config.drafters, config.engine_config()
-    share = min(config.num_gpus_per_drafter, 1.0) or 1.0
-    budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
-    if device.type == "cpu":
-        budget //= options.num  # they may all be on one node
-    return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))
-
-
-def needs_of_shared_drafter(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
-    """What drafters that need not be there yet will need of a verifier: loads one for as long as that takes to see.
+def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
+    """What a drafter that need not be there yet will need of a verifier: loads one for as long as that takes to see.
 
     Raises:
         ValueError, FileNotFoundError: as `build_draft_worker`.

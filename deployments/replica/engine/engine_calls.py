@@ -16,7 +16,7 @@ from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+    from wingbeat.cluster.channels.header import ChannelName
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.clocks import RoundTrace
 

@@ -4,7 +4,7 @@ import pickle
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName
+from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 

@@ -121,10 +121,10 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
-        if needs is None:  # of drafters that are shared, whether one runs or not
-            from wingbeat.deployments.replica.engine.build import needs_of_shared_drafter
+        if needs is None:  # its drafter need not be there
+            from wingbeat.deployments.replica.engine.build import needs_loaded_here
 
-            return needs_of_shared_drafter(config, terms.convention)
+            return needs_loaded_here(config, terms.convention)
         return pickle.loads(needs)
 
     build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, spread=start.spread)

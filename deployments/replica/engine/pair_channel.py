@@ -2,7 +2,7 @@
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,12 +10,11 @@ from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, Ver
 from wingbeat.cluster.channels.cuda.cuda_ipc import KIND as CUDA_IPC
 from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
-from wingbeat.cluster.channels.header import ChannelError
+from wingbeat.cluster.channels.header import ChannelError, ChannelName
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
-from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.parts import first
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 if TYPE_CHECKING:
@@ -52,9 +51,10 @@ class PairChannel:
         self._said = False
         self._name, self._spec = name, spec
         self._may_fall_back = config.channel == "auto"
-        self._channel: ShmChannel | CudaIpcChannel | RemoteChannel
+        self._channel: Any
         if address is not None:
-            self._channel = RemoteChannel(address, spec, OWN_DEVICE if config.resolved_device() == "cuda" else None)
+            device = OWN_DEVICE if config.resolved_device() == "cuda" else None
+            self._channel = first("network_channel")(address, spec, device)
         elif config.channel_kind() == CUDA_IPC:
             try:
                 self._channel = CudaIpcChannel.create(name, spec, OWN_DEVICE, runtime)
@@ -125,8 +125,8 @@ def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> Drafter
     Raises:
         ChannelError: it cannot attach; one line that names what is missing.
     """
-    if isinstance(name, RemoteAddress):
-        return RemoteChannel.attach(name, incarnation, OWN_DEVICE if on_gpu else None)
+    if not isinstance(name, str):
+        return first("network_channel").attach(name, incarnation, OWN_DEVICE if on_gpu else None)
     if kind_of(name) == CUDA_IPC:
         return CudaIpcChannel.attach(name, incarnation, OWN_DEVICE)
     return ShmChannel.attach(name, incarnation)

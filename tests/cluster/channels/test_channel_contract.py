@@ -12,7 +12,6 @@ from tests.cluster.peers import (
     SPEC,
     InProcessRig,
     ProcessRig,
-    RemoteRig,
     Rig,
     fill_reply,
     publish,
@@ -22,13 +21,11 @@ from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.runtime.protocol.messages import Outcome, ReplyHeader, RoundHeader, TreeReply, reply_layout
 
 
-@pytest.fixture(params=["in-process", "shm", "fake-cuda", "remote", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["in-process", "shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """A verifier's end, and drafters to start for it."""
     if request.param == "in-process":
         rig = InProcessRig()
-    elif request.param == "remote":
-        rig = RemoteRig()
     else:
         rig = ProcessRig(request.param, request.getfixturevalue("nursery"), request.getfixturevalue("name"))
     yield rig

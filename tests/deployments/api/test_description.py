@@ -41,6 +41,6 @@ def test_the_page_shows_endpoints_and_fields_without_scripts_or_other_resources(
     response = call(FakePool(), "/docs", method="GET")
     assert response.headers["content-type"].startswith("text/html")
     assert "POST /v1/chat/completions" in response.text
-    assert "parallel_tool_calls" in response.text
+    assert "continue_final_message" in response.text
     assert not re.search(r"<script|<link|<img|src=|@import|url\(|https?://", response.text)
     assert "default-src 'none'" in response.headers["content-security-policy"]

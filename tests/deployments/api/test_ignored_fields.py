@@ -9,6 +9,7 @@ import pytest
 from tests.deployments.api.parsed_bodies import chat, completion, refused
 from tests.deployments.http_world import FakePool, app_for, call
 from tests.deployments.tool_world import ASSISTANT, PARSERS, TOKENIZER, TOOL, USER, WEATHER, ToolPool
+from tests.needs import needs
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER, MOST_NAME_CHARS, MOST_NAMED, gather
 from wingbeat.deployments.api.guard import HttpLimits
 
@@ -159,6 +160,7 @@ def test_an_answer_that_is_an_error_names_them_too():
     assert (answer.status_code, answer.headers[HEADER]) == (400, "temprature (temperature?)")
 
 
+@needs("parsing")
 def test_what_is_ignored_changes_neither_the_prompt_nor_the_answer():
     plain, with_more = ToolPool("fine"), ToolPool("fine")
     fields = {"messages": [USER, ASSISTANT, TOOL], "tools": [WEATHER], "seed": 1}

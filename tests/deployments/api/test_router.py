@@ -170,7 +170,7 @@ class TestChat:
         pool = FakePool()
         body = chat(pool).json()
         assert body["object"] == "chat.completion"
-        assert body["choices"][0]["message"] == {
+        assert body["choices"][0]["message"] | {"reasoning": None, "reasoning_content": None} == {
             "role": "assistant",
             "content": "hello world",
             "refusal": None,

@@ -8,7 +8,9 @@ from tests.deployments.http_world import call, chunks
 from tests.deployments.tool_world import ARGUMENTS, ASSISTANT, CALL, TOKENIZER, TOOL, USER, WEATHER, ToolPool, chat
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER
 from wingbeat.deployments.api.guard import HttpLimits
-from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.api.parsed.part import chat_reader
+from wingbeat.deployments.api.parsed.reading import ChatParsers
+from wingbeat.deployments.app_config import AppConfig
 
 
 def refusal(response) -> tuple[str, str]:
@@ -102,21 +104,21 @@ class TestChoice:
 
     def test_tools_without_a_parser_reach_the_template_and_calls_come_back_as_text(self):
         pool = ToolPool()
-        answer = message(chat(pool, parsers=None, tools=[WEATHER]))
+        answer = message(chat(pool, parsers=ChatParsers(), tools=[WEATHER]))
         assert (answer["content"], answer.get("tool_calls")) == (CALL, None)
         assert "<tools>" in pool.prompt()
 
     def test_tools_that_the_model_would_never_see_are_refused(self):
-        blind = Parsers(shows_tools=False)
+        blind = ChatParsers(shows_tools=False)
         response = chat(ToolPool(), parsers=blind, tools=[WEATHER])
         assert refusal(response) == ("tools", "unsupported_value")
         assert "--tool-call-parser" in response.json()["error"]["message"]
         assert chat(ToolPool(), parsers=blind, tools=[]).status_code == 200
         assert chat(ToolPool(ARGUMENTS), parsers=blind, tools=[WEATHER], tool_choice="required").status_code == 200
-        assert chat(ToolPool(), parsers=Parsers("hermes", shows_tools=False), tools=[WEATHER]).status_code == 200
+        assert chat(ToolPool(), parsers=ChatParsers("hermes", shows_tools=False), tools=[WEATHER]).status_code == 200
 
     def test_tools_that_must_not_be_called_need_no_parser_and_are_not_looked_for(self):
-        for parsers in (None, Parsers("hermes")):
+        for parsers in (ChatParsers(), ChatParsers("hermes")):
             pool = ToolPool()
             answer = message(chat(pool, parsers=parsers, tools=[WEATHER], tool_choice="none"))
             assert answer["content"] == CALL
@@ -160,7 +162,7 @@ class TestAnswers:
         assert (got["content"], got["reasoning"]) == ("b", "a")
 
     def test_marks_that_are_special_tokens_are_seen(self):
-        assert message(chat(ToolPool("<think>a</think>b"), parsers=None))["content"] == "<think>a</think>b"
+        assert message(chat(ToolPool("<think>a</think>b"), parsers=ChatParsers()))["content"] == "<think>a</think>b"
 
     @pytest.mark.parametrize("tokens_per_output", [1, 2, 5, 1000])
     def test_a_stream_brings_the_same_as_the_whole_answer(self, tokens_per_output):
@@ -184,7 +186,7 @@ class TestAnswers:
             assert mine[-1]["finish_reason"] == "tool_calls"
 
     def test_a_parser_of_a_user_is_taken_by_import_path(self):
-        parsers = Parsers("wingbeat.deployments.parsing.mistral:MistralParser")
+        parsers = ChatParsers("wingbeat.deployments.parsing.mistral:MistralParser")
         got = message(chat(ToolPool(f"[TOOL_CALLS]weather{ARGUMENTS}"), parsers=parsers, tools=[WEATHER]))
         assert json.loads(got["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
         assert len(got["tool_calls"][0]["id"]) == 9
@@ -196,7 +198,7 @@ class TestAnswers:
 def test_a_parser_that_is_none_is_refused_with_those_that_are(name, says):
     for arguments in ((name, None), (None, name)):
         with pytest.raises(ValueError, match="_parser is") as caught:
-            Parsers(*arguments)
+            ChatParsers(*arguments)
         assert says in str(caught.value) or arguments[1]
 
 
@@ -205,15 +207,22 @@ class TestWithoutAForm:
     def test_that_a_function_is_strict_is_passed_over_where_text_with_calls_has_no_form(self, name):
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
         body = {"messages": [USER], "tools": [WEATHER, strict]}
-        answer = chat(ToolPool(), Parsers(name), **body)
+        answer = chat(ToolPool(), ChatParsers(name), **body)
         assert (answer.status_code, answer.headers[HEADER]) == (200, "tools[1] (strict)")
         limits = HttpLimits(refuses_unknown_fields=True)
         answer = call(
-            ToolPool(), "/v1/chat/completions", body, tokenizer=TOKENIZER, parsers=Parsers(name), limits=limits
+            ToolPool(), "/v1/chat/completions", body, tokenizer=TOKENIZER, parsers=ChatParsers(name), limits=limits
         )
         assert refusal(answer) == ("tools", "invalid_value")
 
     def test_arguments_without_types_have_those_of_the_requests_functions(self):
         text = "<tool_call>\n<function=weather>\n<parameter=city>\n75001\n</parameter>\n</function>\n</tool_call>"
-        got = message(chat(ToolPool(text), Parsers("qwen3_coder"), tools=[WEATHER]))
+        got = message(chat(ToolPool(text), ChatParsers("qwen3_coder"), tools=[WEATHER]))
         assert got["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "75001"}'}
+
+
+def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
+    template = "{{ tools }}<tool_call></think>"
+    assert chat_reader(AppConfig(), template).names == ("hermes", "qwen3")
+    named = AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1")
+    assert chat_reader(named, template).names == (None, "deepseek_r1")

@@ -8,12 +8,12 @@ from tests.deployments.clients.agent_bodies import AGENTS, CLAUDE_CODE, CODEX, L
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import CALL, PARSERS, TOKENIZER, ToolPool
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER
-from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.api.parsed.reading import ChatParsers
 
 TEXT = f"<think>Let me see.</think>I look. {CALL}"
 
 
-def send(agent: Agent, pool: ToolPool, parsers: Parsers = PARSERS, **fields):
+def send(agent: Agent, pool: ToolPool, parsers: ChatParsers = PARSERS, **fields):
     headers = {**agent.headers, "Authorization": "Bearer x"}
     return call(pool, agent.path, {**agent.body, **fields}, headers=headers, tokenizer=TOKENIZER, parsers=parsers)
 
@@ -35,7 +35,7 @@ def test_an_agents_request_is_answered_and_what_was_ignored_is_named(agent, stre
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_a_server_without_parsers_answers_in_text(agent):
-    assert send(agent, ToolPool("It is sunny."), Parsers()).status_code == 200
+    assert send(agent, ToolPool("It is sunny."), ChatParsers()).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(name):
     assert counts[-1] == 16
 
 
+@needs("parsing")
 @pytest.mark.parametrize(
     ("name", "function"),
     [("langchain_tools", "weather"), ("instructor_tools", "City"), ("pydantic_ai_tools", "final_result")],
@@ -117,6 +118,7 @@ def test_a_schema_is_the_form_of_the_answer():
     assert '"rivers"' in pool.requests[0].params.grammar.text
 
 
+@needs("parsing")
 def test_a_call_and_its_result_that_are_sent_back_reach_the_template():
     pool = ToolPool("It is sunny.")
     assert send("langchain_tool_result", pool).json()["choices"][0]["message"]["content"] == "It is sunny."

@@ -17,9 +17,9 @@ from tests.deployments.parsing.test_model_formats import (
     v31_call,
 )
 from tests.runtime.grammar import walks
-from wingbeat.deployments.api.bodies.chat_parsing import reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import as_api_error
+from wingbeat.deployments.api.parsed.reading import reading_of
 from wingbeat.deployments.fleet.interface import RequestRefused
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.deepseek import DeepSeekV3Parser, DeepSeekV31Parser

@@ -16,12 +16,11 @@ from tests.deployments.parsing.test_model_formats import (
     v31_call,
 )
 from tests.deployments.tool_world import CALL, WEATHER, ToolPool, chat, post
-from wingbeat.deployments.options.parser_names import REASONING_PARSERS, TOOL_CALL_PARSERS
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.call_list import CallListParser
 from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
 from wingbeat.deployments.parsing.message import MessageDelta, Parser
-from wingbeat.deployments.parsing.registry import load_reasoning_parser, load_tool_call_parser
+from wingbeat.deployments.parsing.names import REASONING_PARSERS, TOOL_CALL_PARSERS, load_parser
 
 SAID = "I look."
 JSON_CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
@@ -60,7 +59,7 @@ def test_every_format_has_a_text():
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "text"), CASES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CASES)])
 def test_a_cut_anywhere_leaves_no_marks_and_is_read_the_same_in_pieces(name, text):
-    kind, rng = load_tool_call_parser(name), Random(3)
+    kind, rng = load_parser(name, TOOL_CALL_PARSERS, "tool_call_parser"), Random(3)
     num_calls = 0
     for length in range(len(text) + 1):
         part = text[:length]
@@ -80,7 +79,7 @@ def test_thoughts_that_are_cut_leave_no_marks(name):
     text = "[THINK]hm, so[/THINK]" if name == "mistral" else "<think>hm, so</think>"
     if "harmony" in REASONING_PARSERS[name]:
         text = "<|channel|>analysis<|message|>hm, so<|end|>"
-    kind = load_reasoning_parser(name)
+    kind = load_parser(name, REASONING_PARSERS, "reasoning_parser")
     for length in range(len(text) + 1):
         parser = kind() if "harmony" in REASONING_PARSERS[name] else kind("")
         content, reasoning, _ = read(parser, text[:length], [])
@@ -112,7 +111,7 @@ def test_an_answer_in_json_that_is_no_call_stays(text):
 
 
 def test_plain_text_under_harmony_stays():
-    assert read(load_tool_call_parser("harmony")(), "Plain text", [])[0] == "Plain text"
+    assert read(load_parser("harmony", TOOL_CALL_PARSERS, "tool_call_parser")(), "Plain text", [])[0] == "Plain text"
 
 
 @pytest.mark.few(4)

@@ -5,6 +5,7 @@ from pydantic import SecretStr
 
 from tests.deployments.http_world import TOKENIZER, byte_tokenizer, call, chat, complete
 from tests.deployments.prefixes.prefix_pool import PrefixPool
+from tests.needs import needs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
@@ -81,6 +82,7 @@ def test_a_chat_goes_on_from_the_prefixs_messages():
     assert pool.requests[-1].prompt_token_ids == pool.requests[-2].prompt_token_ids
 
 
+@needs("parsing")
 def test_what_the_template_reads_comes_from_the_prefix_unless_the_request_has_its_own():
     pool = PrefixPool()
     save(pool, template=WITH_TOOLS, messages=SYSTEM, tools=[TOOL])
@@ -91,6 +93,7 @@ def test_what_the_template_reads_comes_from_the_prefix_unless_the_request_has_it
     assert text_of(pool) == "[sub]<system>Be brief.<user>hi>"
 
 
+@needs("parsing")
 def test_messages_of_several_turns_and_calls_come_back_as_they_were_sent():
     call_part = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [

@@ -55,6 +55,7 @@ def test_a_model_may_have_several_names(words: str, names: str, drafter: str | N
     assert (found["served_model_name"], found.get("drafter")) == (names, drafter)
 
 
+@needs("parsing")
 @needs("ranks")
 def test_a_script_of_vllm_serves_the_same_model():
     found, notes = settings_of(

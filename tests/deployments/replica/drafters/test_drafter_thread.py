@@ -1,4 +1,4 @@
-"""The thread of a shared drafter, over real channels: verifiers that come, go, do not fit, and find another place."""
+"""The thread of a drafter, over real channels."""
 
 import os
 from collections.abc import Iterator
@@ -10,14 +10,13 @@ from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters.drafter_thread import DrafterThread
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.draft_room import NoRoomError
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
 
 TREE = SpeculationConfig.default("cpu")
 SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 8, 0, 64, 8, 16, 40, keeps_context=False)
-CONFIG = AppConfig(drafter_factory=f"{__name__}:build_worker", max_num_seqs=4, drafters={"num": 1, "max_num_seqs": 8})
+CONFIG = AppConfig(drafter_factory=f"{__name__}:build_worker", max_num_seqs=4)
 PATIENCE_S = 20.0
 
 
@@ -66,22 +65,6 @@ def test_a_thread_that_is_to_rest_answers_no_further_round(verifiers: list[Verif
     one.end.acquire_outcome(PATIENCE_S)
     assert one.end.wait_reply(one.end.publish_outcome(), 0.3) is None
     assert one.end.peer_alive()
-
-
-def test_verifiers_come_and_go_while_others_are_drafted_for(verifiers: list[Verifier]):
-    thread, (a, b, c) = DrafterThread(CONFIG), verifiers
-    for one in (a, b):
-        thread.attach(one.name, 1)
-        assert one.drafted() == [6, 7, 5]
-    with pytest.raises(NoRoomError, match="runs 4 sequences, and 0 slots are left"):
-        thread.attach(c.name, 1)
-    assert not c.end.peer_alive(), "who is refused knows that it has no drafter"
-    thread.detach(a.name)
-    assert not a.end.peer_alive()
-    thread.attach(c.name, 2)
-    assert [one.drafted() for one in (b, c)] == [[6, 7, 5]] * 2
-    assert thread.channels() == [b.name, c.name]
-    assert thread.silent_s < PATIENCE_S
 
 
 def test_a_verifier_of_another_reading_is_refused_and_keeps_no_place(verifiers: list[Verifier]):

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
+from wingbeat.cluster.channels.header import ChannelError, ChannelName
 from wingbeat.deployments.replica.drafters.supervisor import POLL_S, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -173,7 +172,7 @@ def test_a_lost_drafter_gets_a_new_process_of_its_host_and_one_that_cannot_start
 
 def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:
     """A drafter on another node, each of whose connections lasts so long; the engine fails in the end."""
-    world = World(60.0, channel=RemoteAddress("host", 1, b"", b""), connects_again=connects_again)
+    world = World(60.0, channel=("host", 1), connects_again=connects_again)
 
     world.ends_at = until_s
 

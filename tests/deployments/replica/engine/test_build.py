@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cluster.fake_cuda import FakeCuda
+from tests.needs import needs
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
@@ -43,6 +44,7 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
     channel.verifier_end.close()
 
 
+@needs("tcp")
 def test_over_the_network_both_sides_meet_at_an_address():
     channel = PairChannel(AppConfig(), "unused", SPEC, "127.0.0.1")
     drafter = attach_channel(pickle.loads(pickle.dumps(channel.name)), 1, on_gpu=False)
@@ -129,24 +131,12 @@ def test_the_number_of_threads_is_tried_where_none_is_given(threads, most):
     assert pair_settings(AppConfig(threads=threads)).most_threads == most
 
 
-def test_what_shared_drafters_need_is_known_without_any_of_them():
-    from wingbeat.deployments.replica.engine.build import build_draft_worker, needs_of_shared_drafter
+def test_what_a_drafter_needs_is_known_before_it_is_there():
+    from wingbeat.deployments.replica.engine.build import build_draft_worker, needs_loaded_here
 
-    config = AppConfig(drafters={"num": 1})
-    needs = needs_of_shared_drafter(config, None)
+    needs = needs_loaded_here(AppConfig(), None)
     assert needs == build_draft_worker(AppConfig()).drafter.needs
     assert needs.tap_layers
     assert needs.token_bytes > 0
     other = HeadConvention(tap_layers=tuple(layer - 1 for layer in needs.tap_layers))
-    assert needs_of_shared_drafter(config, other).tap_layers == other.tap_layers
-
-
-def test_a_shared_drafter_has_room_by_its_settings_and_else_by_the_machine():
-    from wingbeat.deployments.replica.engine.build import draft_room
-
-    cpu = torch.device("cpu")
-    given = draft_room(AppConfig(drafters={"num": 1, "max_num_seqs": 20, "kv_cache_memory_bytes": 5000}), cpu)
-    assert (given.num_slots, given.num_bytes) == (20, 5000)
-    one, two = (draft_room(AppConfig(drafters={"num": num}), cpu) for num in (1, 2))
-    assert one.num_slots == two.num_slots == 8 * AppConfig().most_num_seqs()
-    assert 0 < two.num_bytes < 0.75 * one.num_bytes
+    assert needs_loaded_here(AppConfig(), other).tap_layers == other.tap_layers

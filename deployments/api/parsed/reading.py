@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from wingbeat.deployments.api.answers.generation import Choice, Generation, Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.tool_requests import NamedTool, Tool, shows_no_tools
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.deployments.api.parsed.chat_shape import ParsedChatShape
+from wingbeat.deployments.api.parsed.tools import NamedTool, Tool, shows_no_tools
 from wingbeat.deployments.parsing.call_format import (
     Format,
     Function,
@@ -32,6 +35,24 @@ class Reading(NamedTuple):
     new_parser: Callable[[], Parser]
     """Makes a parser for each choice."""
     grammar: GrammarSpec | None
+
+
+class ChatParsers(Parsers):
+    """The parsers of one server, as chats are read by them."""
+
+    def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:
+        """See `ChatReader`; raises as `reading_of`."""
+        reading = reading_of(self, body, prompt.end, generation.choices[0].request.params.grammar)
+        shows_marks = reading.new_parser().keeps_special_tokens
+        choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
+        return replace(generation, choices=choices, new_parser=reading.new_parser, new_shape=ParsedChatShape)
+
+
+def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
+    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
+    params = replace(choice.request.params, grammar=reading.grammar)
+    skips = choice.skip_special_tokens and not shows_marks
+    return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSpec | None) -> Reading:

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from wingbeat.deployments.replica.actor_process import ActorProcess
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus, Placed
-from wingbeat.deployments.replica.drafters.drafter_pool import by_load, overloaded
-from wingbeat.deployments.replica.drafters.pool_drafter import RETRY_S, PoolDrafter
-from wingbeat.deployments.replica.drafters.pool_member import ASK_S, PATIENCE_S, PoolMember
-from wingbeat.deployments.replica.drafters.shared_drafter import Candidate
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
+from wingbeat.deployments.shared_drafters.drafter_pool import by_load, overloaded
+from wingbeat.deployments.shared_drafters.pool_drafter import RETRY_S, PoolDrafter
+from wingbeat.deployments.shared_drafters.pool_member import ASK_S, PATIENCE_S, PoolMember
+from wingbeat.deployments.shared_drafters.shared_drafter import Candidate, Placed
 
 HERE, THERE = "here", "there"
 COMPLAINT_S = 5.0

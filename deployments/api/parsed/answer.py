@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.answers.responses import Totals
-from wingbeat.deployments.parsing.message import MessageDelta
+from wingbeat.deployments.parsing.message import MessageDelta, PlainText
 from wingbeat.runtime.scheduling.request import FinishReason
 
 
@@ -28,7 +28,7 @@ ParsedAnswer = AsyncGenerator[Piece, None]
 
 async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None]) -> ParsedAnswer:
     """The pieces of an answer with one choice; raises what `deltas` raises."""
-    parser, totals = generation.new_parser(), Totals(generation)
+    parser, totals = (generation.new_parser or PlainText)(), Totals(generation)
     reasoning_tokens, is_answering = 0, False
     async with aclosing(deltas):
         async for delta in deltas:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from wingbeat.deployments.replica.drafters.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
-from wingbeat.deployments.replica.drafters.shared_drafter import SharedDrafter
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.shared_drafters.shared_drafter import SharedDrafter
 
 logger = logging.getLogger(__name__)
 APPEARS_S = 900.0

@@ -8,6 +8,8 @@ from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallD
 from wingbeat.runtime.scheduling.request import FinishReason
 
 TOOL_CALLS = "tool_calls"
+THOUGHTS = ("reasoning", "reasoning_content")
+"""Names of a message's thoughts."""
 
 
 class ParsedChatShape(ChatShape):
@@ -23,8 +25,7 @@ class ParsedChatShape(ChatShape):
         found = _read_to_end(self._new_parser(), last._replace(text=text))
         choice = super().choice(last, found.content)
         message = choice["message"]
-        if found.reasoning:
-            message["reasoning"] = message["reasoning_content"] = found.reasoning
+        message |= dict.fromkeys(THOUGHTS, found.reasoning or None)
         if found.tool_calls:
             message["content"] = found.content or None
             message["tool_calls"] = [_call(call) for call in found.tool_calls]
@@ -36,7 +37,7 @@ class ParsedChatShape(ChatShape):
         found = self._read(delta)
         chunks = super().chunk_choices(delta._replace(text=found.content), is_first)
         if found.reasoning:
-            fields = {"reasoning": found.reasoning, "reasoning_content": found.reasoning}
+            fields = dict.fromkeys(THOUGHTS, found.reasoning)
             chunks.insert(1 if is_first else 0, self._chunk_choice(delta.index, fields, None))
         if found.tool_calls:
             self._with_calls.add(delta.index)

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
-from wingbeat.deployments.api.answers.parsed_answer import ParsedAnswer, Piece
 from wingbeat.deployments.api.errors import log_failure
+from wingbeat.deployments.api.parsed.answer import ParsedAnswer, Piece
 from wingbeat.deployments.parsing.message import MessageDelta
 
 

@@ -1,6 +1,12 @@
-"""Parsers of answers by name, or of a user by import path; knows which there are, and imports those of users alone."""
+"""Parsers of answers by name, or of a user by import path; each is imported when it is asked for."""
 
 import importlib
+from collections.abc import Callable
+
+from wingbeat.deployments.parsing.message import Parser
+
+_PACKAGE = __name__.rpartition(".")[0]
+NewParser = Callable[..., Parser]
 
 BY_TEMPLATE = "auto"
 """In the place of a parser's name: what the chat template says."""
@@ -31,28 +37,24 @@ REASONING_PARSERS = {
     "harmony": "harmony:HarmonyParser",
     "openai_gptoss": "harmony:HarmonyParser",
 }
-"""Of modules beside `wingbeat.deployments.parsing`'s registry."""
+"""Of modules beside this one."""
 
 
-def check_parser(name: str | None, known: dict[str, str], setting: str) -> None:
-    """Raises ValueError, as `find_class`, for what is no name, and as an import path leads to no class."""
-    if name not in (None, BY_TEMPLATE, *known):
-        find_class(str(name), known, setting)
-
-
-def find_class(path: str, known: dict[str, str], setting: str) -> type:
-    """The class at `module:Class`.
+def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:
+    """The class of this name among the known ones, or at `module:Class`; None of no name.
 
     Raises:
-        ValueError: it is no such path, or nothing that is a class is there; names the setting.
+        ValueError: there is none; names the setting.
     """
-    module, colon, attribute = path.partition(":")
+    if name is None:
+        return None
+    module, colon, attribute = (f"{_PACKAGE}.{known[name]}" if name in known else name).partition(":")
     if not colon:
-        raise ValueError(f"{setting} is {path!r}: must be one of {', '.join(known)}, or module:Class of yours")
+        raise ValueError(f"{setting} is {name!r}: must be one of {', '.join(known)}, or module:Class of yours")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting} is {path!r}: {error}") from error
-    if not isinstance(found, type):
-        raise ValueError(f"{setting} is {path!r}: must be a class derived from a parser's")
+        raise ValueError(f"{setting} is {name!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Parser)):
+        raise ValueError(f"{setting} is {name!r}: must be a class derived from {Parser.__module__}.{Parser.__name__}")
     return found

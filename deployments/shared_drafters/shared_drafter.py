@@ -10,10 +10,24 @@ from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, renewed
-from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus, Placed
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 
 ANSWER_S = 60.0
 """For a place: the first verifier of a drafter on a GPU waits for its kernels and graphs."""
+
+
+class Placed(NamedTuple):
+    """The answer to a verifier that wants to share a drafter."""
+
+    pid: int
+    refusal: str | None = None
+    """Why it has no place."""
+
+
+class SharedDrafterActor(DrafterActor):
+    """The actor of a drafter that verifiers share."""
+
+    serve = "wingbeat.deployments.shared_drafters.shared_calls:serve"
 
 
 class SharedDrafter:
@@ -26,7 +40,7 @@ class SharedDrafter:
     def start(cls, config: AppConfig) -> Self:
         """Have one placed and started; says nothing of whether there is room for it in the cluster."""
         options = shared_drafter_options(config.drafter_share())
-        return cls(ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config))
+        return cls(ray.remote(SharedDrafterActor).options(max_restarts=0, **options).remote(config))
 
     async def status(self) -> DrafterStatus:
         """What it says of itself, once it has loaded; raises where it is gone."""

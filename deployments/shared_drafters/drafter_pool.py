@@ -8,10 +8,14 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from wingbeat.deployments.app import HEALTH_CHECK_PERIOD_S, SERVE_ENV, START_ATTEMPTS, UNLIMITED
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.log import show_log
-from wingbeat.deployments.replica.drafters.pool_member import PoolMember
-from wingbeat.deployments.replica.drafters.shared_drafter import Candidate, SharedDrafter
+from wingbeat.deployments.log import level_environment, show_log
+from wingbeat.deployments.shared_drafters.pool_member import PoolMember
+from wingbeat.deployments.shared_drafters.shared_drafter import Candidate, SharedDrafter
 
 BALANCE_S = 10.0
 """Between two looks at whether drafters have unequal numbers of verifiers, as after one of them has come back."""
@@ -75,6 +79,21 @@ class DrafterPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=END_S)
+
+
+def deployment(mark: str) -> serve.Deployment:
+    """Of the pool of one model, whose deployments' names end by a mark."""
+    return serve.deployment(
+        DrafterPool,
+        name=f"DrafterPool{mark}",
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV | level_environment()}},
+        max_ongoing_requests=UNLIMITED,
+        max_constructor_retry_count=START_ATTEMPTS,
+        logging_config=LoggingConfig(enable_access_log=False),
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        num_replicas=1,
+    )
 
 
 def by_load(members: list[PoolMember], node: str, spans_nodes: bool = False) -> list[PoolMember]:

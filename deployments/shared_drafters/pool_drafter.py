@@ -13,8 +13,8 @@ from ray.serve.handle import DeploymentHandle
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.placement import node_id
 from wingbeat.deployments.handle_calls import call_apart
-from wingbeat.deployments.replica.drafters.shared_drafter import Candidate
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.shared_drafters.shared_drafter import Candidate
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5
@@ -59,6 +59,7 @@ class PoolDrafter:
     Args:
         terms: pickled `DrafterTerms`; None where they are not settled.
         falls_back: its verifier has another channel to offer where none of the drafters reaches this one.
+        patience_s: what a start waits for a place.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class PoolDrafter:
         pool: Pool,
         terms: bytes | None = None,
         falls_back: bool = False,
+        patience_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,6 +76,7 @@ class PoolDrafter:
         """Whether every drafter that is there has refused it for want of room."""
         self._pool = pool
         self._falls_back = falls_back
+        self.patience_s = patience_s
         self._sleep = sleep
         self._clock = clock
         self._channel_name = ""

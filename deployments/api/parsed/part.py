@@ -1,0 +1,55 @@
+"""Tools and thoughts among the fields of chats; imported by commands too, so that it imports what it adds later."""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import API
+from wingbeat.deployments.parsing.names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, load_parser
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.api.parsed.reading import ChatParsers
+    from wingbeat.deployments.app_config import AppConfig
+
+_SETTINGS = {"tool_call_parser": ("tool calls", TOOL_CALL_PARSERS), "reasoning_parser": ("thoughts", REASONING_PARSERS)}
+
+
+def settings() -> dict[str, Any]:
+    """Fields of `AppConfig`."""
+    says = "What finds {} in answers: {}, module:Class of yours, or none; auto is what the chat template says."
+    return {
+        name: (
+            str | None,
+            Field(BY_TEMPLATE, description=says.format(what, ", ".join(known)), json_schema_extra={"panel": API}),
+        )
+        for name, (what, known) in _SETTINGS.items()
+    }
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError for what is no name of a parser, and as an import path leads to none."""
+    for setting, (_, known) in _SETTINGS.items():
+        name = getattr(config, setting)
+        if name not in (BY_TEMPLATE, *known):
+            load_parser(name, known, setting)
+
+
+def message_fields() -> type:
+    """Calls and thoughts that a client sends back."""
+    from wingbeat.deployments.api.parsed.tools import CallFields
+
+    return CallFields
+
+
+def chat_fields() -> type:
+    """`tools`, and what is said of calls and thoughts."""
+    from wingbeat.deployments.api.parsed.tools import ToolFields
+
+    return ToolFields
+
+
+def chat_reader(config: "AppConfig", template: str | None) -> "ChatParsers":
+    """What reads the answers of a model with this chat template."""
+    from wingbeat.deployments.api.parsed.reading import ChatParsers
+
+    return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)

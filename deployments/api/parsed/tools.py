@@ -1,0 +1,254 @@
+"""Tools in a chat request: which there are, which the model may or must call, and which it has called."""
+
+import json
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from wingbeat.deployments.api.bodies.chat_fields import ChatFields, MessageFields
+from wingbeat.deployments.api.bodies.request_body import read_part
+from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+
+MAX_TOOLS = 512
+MAX_NAME_CHARS = 128
+WORDS = ("none", "auto", "required")
+_OWN_FIELDS = {"tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant"}
+_OWN_FIELDS["tool_call_id"] = "tool"
+Kind = TypeVar("Kind", bound=Part)
+
+
+class Function(Part):
+    """What a tool does, and a JSON schema of its arguments."""
+
+    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Whether the arguments must follow the schema whatever the model would write."""
+
+    def schema_of_arguments(self) -> dict[str, Any]:
+        """The JSON schema of the arguments; without one they are any object."""
+        return self.parameters or {"type": "object"}
+
+
+class Tool(Part):
+    """One function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Part):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class HostedTool(NamedTuple):
+    """A tool that no function of the client is, such as a web search of another service: no model here can use it."""
+
+    index: int
+    """In the request's list."""
+    type: str
+
+    def pass_over(self) -> None:
+        """Leave it out of the tools, by name.
+
+        Raises:
+            ApiError: 400, where what is passed over is refused by setting.
+        """
+        path = f"tools[{self.index}]"
+        if ignored_fields().refuses:
+            message = f"Tools of type {shown(self.type)!r} are not supported; only functions are."
+            raise ApiError(message, param=f"{path}.type", code="unsupported_value")
+        ignored_fields().name(path, self.type)
+
+
+class FunctionCall(Part):
+    """What was called, with which arguments as JSON.
+
+    A model may have written arguments that are no JSON, or was cut in them: every text is taken, and every JSON value.
+    """
+
+    name: str
+    arguments: str = "{}"
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return "{}"
+        return value if isinstance(value, str) else json.dumps(value)
+
+
+class ToolCall(Part):
+    """A call in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+    """As streams number calls; it says nothing more than the order."""
+
+    def as_template_input(self, is_strict: bool) -> dict[str, Any]:
+        """The call with its arguments as an object, as transformers' templates expect.
+
+        Args:
+            is_strict: arguments that are no object in JSON, as of a call that was cut, become an empty one; otherwise
+                they are their text.
+        """
+        fields = self.model_dump(exclude_none=True, exclude={"index"})
+        arguments = _arguments(self.function.arguments)
+        fields["function"]["arguments"] = {} if is_strict and isinstance(arguments, str) else arguments
+        return fields
+
+
+class CallFields(MessageFields):
+    """Fields of a message about calls and thoughts."""
+
+    tool_calls: list[ToolCall] | None = Field(None, min_length=1)
+    """What an assistant's message called."""
+    tool_call_id: str | None = None
+    """The call that a tool's message answers."""
+    reasoning: str | None = None
+    """An assistant's thoughts, as answers of this server carry them."""
+    reasoning_content: str | None = None
+    """Another name of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_text(cls, value: Any) -> Any:
+        calls = isinstance(value, dict) and value.get("content") is None and value.get("tool_calls")
+        return {**value, "content": ""} if calls else value
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _none_of_no_calls(cls, value: Any) -> Any:
+        return None if value == [] else value
+
+    @model_validator(mode="after")
+    def _check_own_fields(self) -> Self:
+        for name, role in _OWN_FIELDS.items():
+            if getattr(self, name) is not None and self.role != role:
+                raise ValueError(f"'{name}' belongs to messages of role '{role}'")
+        return self
+
+    def template_fields(self, is_strict: bool) -> dict[str, Any]:
+        """See `MessageFields`; thoughts are given by both of their names."""
+        fields: dict[str, Any] = {"tool_call_id": self.tool_call_id}
+        if self.tool_calls is not None:
+            fields["tool_calls"] = [call.as_template_input(is_strict) for call in self.tool_calls]
+        fields |= dict.fromkeys(("reasoning_content", "reasoning"), self.reasoning_content or self.reasoning)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class ToolFields(ChatFields):
+    """Fields of a chat request about tools and thoughts."""
+
+    template_names: ClassVar[tuple[str, ...]] = ("tools",)
+
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "object"}]})
+    """none, auto, required, or a `NamedTool`; auto where there are tools."""
+    parallel_tool_calls: bool | None = None
+    """False keeps the first call of an answer alone."""
+    include_reasoning: bool | None = None
+    """False leaves thoughts out of the answer; they are written all the same."""
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _read_tools(cls, value: Any) -> Any:
+        tools = [] if value is None else read_tools(value, Tool, ("function",))
+        for tool in tools:
+            if isinstance(tool, HostedTool):
+                tool.pass_over()
+        return None if value is None else [tool for tool in tools if isinstance(tool, Tool)]
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _read_choice(cls, value: Any) -> Any:
+        return value if value is None else read_choice(value)
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        check_choice(self.tool_choice, self.tools or [])
+        if self.continue_final_message and self.messages[-1].tool_calls:
+            raise invalid("continue_final_message", "needs a last message that is text")
+        return self
+
+    @property
+    def calls(self) -> str | NamedTool:
+        """Which calls the answer may or must have."""
+        if self.tool_choice is None or not self.tools:
+            return "auto" if self.tools else "none"
+        return self.tool_choice
+
+
+def read_tools(value: Any, kind: type[Kind], own_types: tuple[str | None, ...]) -> list[Kind | HostedTool]:
+    """The tools of a request's `tools`.
+
+    Args:
+        own_types: what the `type` of a function of the client says.
+
+    Raises:
+        ApiError: 400 naming the tool that is malformed.
+    """
+    if not isinstance(value, list):
+        raise ApiError("Invalid 'tools': must be a list of tools.", param="tools", code="invalid_type")
+    tools: list[Kind | HostedTool] = []
+    for index, tool in enumerate(value[: MAX_TOOLS + 1]):
+        type_ = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(type_, str) and type_ not in own_types:
+            tools.append(HostedTool(index, type_))
+        else:
+            tools.append(read_part(kind, tool, f"tools[{index}]"))
+    return tools
+
+
+def read_choice(value: Any) -> str | NamedTool:
+    """A `tool_choice`: one of the words, or the one function to call.
+
+    Raises:
+        ApiError: it is neither.
+    """
+    if isinstance(value, str) and value in WORDS:
+        return value
+    try:
+        return NamedTool.model_validate(value)
+    except ValidationError:
+        form = '{"type": "function", "function": {"name": ...}}'
+        raise invalid("tool_choice", f"must be one of {', '.join(WORDS)}, or {form}") from None
+
+
+def check_choice(choice: str | NamedTool | None, tools: list[Tool]) -> None:
+    """Raises ApiError for a `tool_choice` that no model could follow with these tools."""
+    if not tools and choice not in (None, "none", "auto"):
+        raise invalid("tool_choice", "is allowed only where 'tools' has a function")
+    if isinstance(choice, NamedTool) and choice.function.name not in {tool.function.name for tool in tools}:
+        raise invalid("tool_choice", f"names the function {shown(choice.function.name)!r}, which is not among 'tools'")
+
+
+def shows_no_tools() -> ApiError:
+    """400 for tools that the model would never see."""
+    message = (
+        "The model's chat template shows it no tools, so that it could not choose one: leave 'tools' out, set "
+        "'tool_choice' to 'required' or a function, or start the server with a --tool-call-parser."
+    )
+    return ApiError(message, param="tools", code="unsupported_value")
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The arguments as an object; the text where it is no object in JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return {} if value is None else value if isinstance(value, dict) else text

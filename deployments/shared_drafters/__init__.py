@@ -1,0 +1,1 @@
+"""Drafters that all verifiers of an application share."""

@@ -1,0 +1,61 @@
+"""Shared drafters; imported by commands too, so that it imports what it adds later."""
+
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.cluster.channels.any_bell import wait_for_any
+from wingbeat.deployments.shared_drafters.settings import (
+    asked,
+    check_before_start,
+    check_settings,
+    refusals,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import Metric
+
+    from wingbeat.deployments.app_config import AppConfig
+    from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+
+__all__ = ["asked", "check_before_start", "check_settings", "refusals", "settings", "wait_for_any"]
+
+
+def num_shared_drafters(config: "AppConfig") -> int:
+    """Drafters of all verifiers."""
+    return config.drafters.num if config.drafters is not None and config.has_drafter() else 0
+
+
+def bind_drafters(config: "AppConfig", mark: str) -> Any:
+    """The deployment that keeps them; None where each verifier has its own."""
+    if not num_shared_drafters(config):
+        return None
+    from wingbeat.deployments.shared_drafters.drafter_pool import deployment
+
+    return deployment(mark).bind(config)
+
+
+def launch_drafter(config: "AppConfig", pool: Any, channel: str | None) -> "Callable[..., Any] | None":
+    """Gives a verifier a place in one of them; None where each verifier has its own."""
+    if not num_shared_drafters(config):
+        return None
+    from functools import partial
+
+    from wingbeat.deployments.shared_drafters.pool_drafter import PoolDrafter, ServedPool
+
+    falls_back = channel == "cuda_ipc" and config.channel == "auto"
+    return partial(PoolDrafter, ServedPool(pool), falls_back=falls_back, patience_s=config.drafters.start_timeout_s)
+
+
+def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
+    """Whether an engine has no place."""
+    from wingbeat.deployments.metrics.families import gauge
+    from wingbeat.deployments.metrics.vllm_families import LABELS, rows
+
+    yield gauge(
+        "wingbeat_drafter_lacks_room",
+        "1 while the engine decodes plainly because the shared drafters have no room for it.",
+        LABELS,
+        rows(snapshot, lambda figures: int(figures["drafter_lacks_room"])),
+    )

@@ -1,0 +1,100 @@
+"""Settings of drafters that verifiers share, in place of one per verifier."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from wingbeat.deployments.limits import MOST_PROCESSES, MOST_SECONDS
+from wingbeat.deployments.options.panel_titles import CLUSTER
+from wingbeat.deployments.options.words import object_of_json
+from wingbeat.runtime.config import MOST_OF_ENGINE
+from wingbeat.runtime.refusals import Feature, Refusal
+from wingbeat.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+VERIFIERS_HELD = 8
+"""Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
+
+SHARED_DRAFTERS, _REMEDY = "`drafters`", "leave drafters out"
+
+
+class DrafterPoolOptions(Settings):
+    """The setting `drafters`.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    num: int = Field(ge=1, le=MOST_PROCESSES, description="Drafters, of whatever number of verifiers.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=MOST_OF_ENGINE["max_num_seqs"], description="Sequences that one drafter drafts for."
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Of the KV that one drafter keeps.")
+    start_timeout_s: float = Field(
+        30.0,
+        ge=0,
+        le=MOST_SECONDS,
+        description="What a starting verifier waits for a drafter before it serves without one.",
+    )
+
+    def slots(self, max_num_seqs: int) -> int:
+        """Sequences of one drafter.
+
+        Args:
+            max_num_seqs: of one verifier.
+        """
+        return self.max_num_seqs or VERIFIERS_HELD * max_num_seqs
+
+
+def _from_command_line(value: Any) -> Any:
+    return object_of_json(value, '{"num": 2}')
+
+
+SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
+"""The setting's type: as a mapping, or as JSON on the command line."""
+
+
+def settings() -> dict[str, Any]:
+    """The field of `AppConfig`."""
+    description = (
+        'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
+        "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
+    )
+    field = Field(None, description=description, json_schema_extra={"panel": CLUSTER})
+    return {"drafters": (SharedDrafters, field)}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError where a drafter has no room for one verifier."""
+    most, needed = config.drafters and config.drafters.max_num_seqs, config.most_num_seqs()
+    if most is not None and most < needed:
+        raise ValueError(f"drafters.max_num_seqs is {most}: at least max_num_seqs, {needed}, or no verifier fits")
+
+
+def check_before_start(config: "AppConfig") -> None:
+    """Raises ValueError where drafters on CPUs set more memory aside than this machine has."""
+    num_bytes = config.drafters and config.drafters.kv_cache_memory_bytes
+    if num_bytes and config.resolved_device() == "cpu":
+        from wingbeat.runtime.free_memory import total_memory
+        from wingbeat.runtime.kv.capacity import check_budget
+
+        check_budget("drafters.kv_cache_memory_bytes", num_bytes, total_memory(), "cpu")
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether drafters are shared."""
+    shared = config.drafters
+    return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}
+
+
+def refusals() -> tuple[Refusal, ...]:
+    """What they do not go with."""
+    return (
+        Refusal(SHARED_DRAFTERS, Feature.NO_DRAFTER, "it leaves nothing to share", _REMEDY),
+        Refusal(SHARED_DRAFTERS, Feature.ENGINE_DIR, "each of its verifiers has a drafter of its own", _REMEDY),
+        Refusal(Feature.DRAFTER_IN_ENGINE, SHARED_DRAFTERS, "shared drafters have processes of their own"),
+    )

@@ -1,0 +1,64 @@
+"""The process of a drafter that verifiers share: its calls, and what they may take of it."""
+
+import logging
+import os
+import pickle
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import torch
+
+from wingbeat.cluster.channels.header import ChannelName
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.drafters import drafter_calls
+from wingbeat.deployments.shared_drafters.shared_drafter import Placed
+from wingbeat.runtime.drafters.draft_room import DraftRoom, NoRoomError
+from wingbeat.runtime.kv.pool import memory_budget
+
+logger = logging.getLogger(__name__)
+
+
+class SharedDrafterCalls(drafter_calls.DrafterCalls):
+    """What the actor may call, by name."""
+
+    def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
+        """Serve one more channel, where there is room.
+
+        Args:
+            terms: as for `needs`, of which a drafter for several takes no loan; None where the verifier has none.
+
+        Raises:
+            ChannelError, ValueError: as `DrafterThread.attach`.
+        """
+        worker = self._thread.worker()
+        worker.room = worker.room or room_of(self._config, worker.drafter.device)
+        try:
+            self._thread.attach(name, incarnation, None if terms is None else pickle.loads(terms).convention)
+        except NoRoomError as error:
+            return Placed(os.getpid(), str(error))
+        return Placed(os.getpid())
+
+    def detach(self, name: ChannelName) -> None:
+        """Serve a channel no more; harmless where it is not served."""
+        self._thread.detach(name)
+
+    def release_newest(self) -> None:
+        """Let go of the verifier that came last: it looks for another place."""
+        for name in self._thread.channels()[-1:]:
+            logger.info("let go of %s, another drafter has fewer verifiers", name)
+            self._thread.detach(name)
+
+
+def serve(connection: Connection) -> None:
+    """See `drafter_calls.serve`."""
+    drafter_calls.serve(connection, SharedDrafterCalls)
+
+
+def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
+    """What the verifiers of one drafter may take of it, once its weights are on its device."""
+    options, limits = config.drafters, config.engine_config()
+    share = min(config.num_gpus_per_drafter, 1.0) or 1.0
+    budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
+    if device.type == "cpu":
+        budget //= options.num  # they may all be on one node
+    return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))

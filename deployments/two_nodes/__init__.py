@@ -1,0 +1,1 @@
+"""A verifier and its drafter on two nodes."""

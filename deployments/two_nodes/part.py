@@ -1,0 +1,38 @@
+"""The channel over TCP among those of pairs; imported by commands too, so that it imports what it needs later."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
+    from wingbeat.deployments.app_config import AppConfig
+
+
+def address(config: "AppConfig") -> str | None:
+    """This node's, where rounds of the calling verifier go over the network; None where they stay on the node.
+
+    Raises:
+        RuntimeError: the caller does not run in a placement group.
+    """
+    from ray.util import get_node_ip_address
+    from ray.util.placement_group import get_current_placement_group, placement_group_table
+
+    from wingbeat.cluster.placement import DRAFTER_BUNDLE, node_id
+
+    if not config.has_channel():
+        return None
+    if config.channel == "remote":
+        return get_node_ip_address()
+    if not config.may_span_nodes():
+        return None
+    group = get_current_placement_group()
+    if group is None:
+        raise RuntimeError("the caller has no placement group")
+    is_here = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE] == node_id()
+    return None if is_here else get_node_ip_address()
+
+
+def network_channel() -> "type[RemoteChannel]":
+    """The kind of channel that is made with an address, and attached to by a `RemoteAddress`."""
+    from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
+
+    return RemoteChannel
