@@ -9,7 +9,6 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_a
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
 from wingbeat.deployments.options.lora_options import LoraOptions
-from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.pool_options import MOST_SECONDS
 from wingbeat.deployments.options.scaling_options import ScalingOptions
@@ -41,7 +40,6 @@ class AppConfig(
     ScalingOptions,
     DrafterPlaceOptions,
     LoraOptions,
-    MediaOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,

@@ -55,7 +55,7 @@ class Router(HandleCalls):
         router_id = serve.get_replica_context().replica_id.unique_id
         pairs = list(zip(config.served(), engines, strict=True))
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
-        if not any(front.has_media for front in self._fronts):
+        if not any(front.needs_torch for front in self._fronts):
             keep_torch_out()
         with refusals():
             await asyncio.gather(*(front.start() for front in self._fronts))

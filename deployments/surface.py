@@ -2,9 +2,7 @@
 
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 
 
 def access_of(config: AppConfig, bound_host: str | None) -> Access:
@@ -25,15 +23,3 @@ def parsers_of(config: AppConfig, chat_template: str | None) -> Parsers:
         ValueError: there is no parser of a name, or a class is none; says which there are.
     """
     return Parsers.of_template(config.tool_call_parser, config.reasoning_parser, chat_template)
-
-
-def media_limits_of(config: AppConfig) -> MediaLimits:
-    """How much the images and the audio of requests may ask of a router."""
-    held, most = config.max_media_memory_bytes, config.media_per_request()
-    return MediaLimits(
-        allowed_domains=frozenset(config.allowed_media_domains or ()),
-        max_images=most[IMAGE],
-        max_audios=most[AUDIO],
-        max_bytes=min(MediaLimits.max_bytes, held),
-        max_held_bytes=held,
-    )

@@ -183,6 +183,17 @@ FEATURES = {
         words=("bigram_drafter", "some.module.Class", "nowhere.Drafter", "collections.OrderedDict"),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
+    "media": Feature(
+        (
+            *("deployments/media", "runtime/media", "runtime/tensorrt/media", "tests/deployments/media"),
+            *("tests/runtime/media", "tests/runtime/tensorrt/media", "tests/runtime/one_pass/test_parallel_sees.py"),
+        ),
+        words=(
+            *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),
+            *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_encoded", "wingbeat_media_cache_hits"),
+            *("wingbeat_media_cache_bytes", "wingbeat_prompt_image_tokens", "wingbeat_prompt_audio_tokens"),
+        ),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -5,12 +5,11 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import (
     REMEMBERING,
@@ -31,20 +30,17 @@ from wingbeat.deployments.api.bodies.requests import (
     SpeculationOptions,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid
-from wingbeat.deployments.api.prompts import Prompts
+from wingbeat.deployments.api.prompts import PromptReader, Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import MediaReader
 
 _NOTHING = StreamedText("", 0, stopped=False)
 
@@ -58,7 +54,7 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
-        media: "MediaReader | media_prompts.MediaRefused | None" = None,
+        reader: PromptReader | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         takes_templates: bool = False,
         aliases: Sequence[str] = (),
@@ -73,7 +69,7 @@ class CompletionService:
         """Whether requests are drafted for that do not say themselves whether they are."""
         self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
+        self.prompts = Prompts(pool, tokenizer, reader, takes_templates, aliases)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self.figures = figures or RouterFigures()
@@ -118,8 +114,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            media = generation.choices[0].request.media
-            with media_prompts.held(self.prompts.media, media) if media else nullcontext():
+            with self.prompts.held(generation.choices[0].request.spans):
                 streams = [
                     self._measured(choice, self._run_choice(choice, admission), generation.choices_per_prompt)
                     for choice in generation.choices
@@ -176,7 +171,7 @@ class CompletionService:
                     # A prompt's first choice alone reports on it.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
-                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, media=prompt.media
+                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, spans=prompt.spans
                 )
                 choices.append(_choice(len(choices), request, body, prompt, is_echo_alone=max_tokens == 0))
         return Generation(
@@ -187,7 +182,7 @@ class CompletionService:
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(lengths),
-            num_audio_tokens=sum(one.length for prompt in prompts for one in prompt.media if one.kind == AUDIO),
+            prompt_details=first("prompt_details", [span for prompt in prompts for span in prompt.spans]) or {},
             answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,

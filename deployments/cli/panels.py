@@ -34,7 +34,6 @@ _OF_CLASS = {
     "BenchmarkOptions": MEASURING,
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,
-    "MediaOptions": FEATURES,
     "LoraOptions": FEATURES,
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,

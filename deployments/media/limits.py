@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
-from wingbeat.deployments.limits import MAX_AUDIOS, MAX_HELD_MEDIA_BYTES, MAX_IMAGES
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import IMAGE
+
+MAX_IMAGES = 4
+MAX_AUDIOS = 4
+MAX_HELD_MEDIA_BYTES = 2**31
+"""Of what is made of images and audio, over all requests of a router that have not ended."""
 
 
 class MediaError(ValueError):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, flat_parts
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, flat_parts
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.requests import GenerationBody
 from wingbeat.deployments.api.bodies.tool_requests import (
@@ -29,7 +29,6 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
     ignored_fields,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
-from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -39,13 +38,13 @@ _OWN_FIELDS["tool_call_id"] = "tool"
 
 
 class ChatMessage(Part):
-    """One message; its content is text, and images or audio between it."""
+    """One message; its content is text, and other parts between it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
-    """Its text; that of all parts where there are media."""
-    parts: SkipJsonSchema[list[TextPart | MediaContent] | None] = None
-    """Of a content with media; no field of a request."""
+    """Its text; that of all parts where some are no text."""
+    parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
+    """Of a content that is not text alone; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
@@ -62,26 +61,26 @@ class ChatMessage(Part):
         for name, role in _OWN_FIELDS.items():
             if getattr(self, name) is not None and self.role != role:
                 raise ValueError(f"'{name}' belongs to messages of role '{role}'")
-        if self.media and self.role != "user":
-            problem = f"is not in a message of role 'user', which alone may have {self.media[0].type}"
-            raise invalid(self.media[0].path, problem)
+        if (others := self.other_parts) and self.role != "user":
+            problem = f"is not in a message of role 'user', which alone may have {others[0].type}"
+            raise invalid(others[0].path, problem)
         return self
 
     @property
-    def media(self) -> list[MediaContent]:
-        """Among its parts."""
-        return [part for part in self.parts or () if isinstance(part, MediaContent)]
+    def other_parts(self) -> list[OtherPart]:
+        """Those of its parts that are no text."""
+        return [part for part in self.parts or () if isinstance(part, OtherPart)]
 
     def as_template_input(self, in_parts: bool = False, objects_alone: bool = False) -> dict[str, Any]:
         """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect.
 
         Args:
-            in_parts: text is a list of one part, as templates of models with media read it.
+            in_parts: text is a list of one part, as templates of models that take other parts read it.
             objects_alone: arguments that are no object in JSON become an empty one; otherwise they are their text.
         """
         fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content", "parts"})
         if self.parts is not None:
-            fields["content"] = [_part_as_template_input(part) for part in self.parts]
+            fields["content"] = [part.as_template_input() for part in self.parts]
         elif in_parts and self.content:
             fields["content"] = [{"type": "text", "text": self.content}]
         if self.tool_calls is not None:
@@ -93,7 +92,7 @@ class ChatMessage(Part):
 
 
 def flat_messages(value: Any) -> Any:
-    """The messages with their content as text, or as parts where there are media, without fields that ask for nothing.
+    """The messages with their content as text, or as parts where some are no text, without fields that ask for nothing.
 
     Raises:
         ApiError: 400 naming the part that is malformed or not served.
@@ -133,13 +132,6 @@ def _arguments(text: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return text
     return {} if value is None else value if isinstance(value, dict) else text
-
-
-def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    # Qwen2-Audio's template looks for the URL.
-    return {"type": "audio", "audio_url": ""} if part.type == AUDIO else {"type": part.type}
 
 
 def _call_as_template_input(call: ToolCall, objects_alone: bool) -> dict[str, Any]:
@@ -285,9 +277,9 @@ class ChatBody(GenerationBody):
         return self.tool_choice
 
     @property
-    def media(self) -> list[MediaContent]:
-        """Of all messages."""
-        return [one for message in self.messages for one in message.media]
+    def other_parts(self) -> list[OtherPart]:
+        """Parts of all messages that are no text."""
+        return [part for message in self.messages for part in message.other_parts]
 
     def template_messages(self, in_parts: bool = False, objects_alone: bool = False) -> list[dict[str, Any]]:
         """The messages as a chat template reads them; arguments as for `ChatMessage.as_template_input`."""

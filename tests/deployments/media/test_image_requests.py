@@ -11,17 +11,17 @@ import torch
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from tests.deployments.http_world import FakePool
-from tests.deployments.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
-from tests.runtime.media_world import CONFIGS, random_model
+from tests.deployments.media.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
+from tests.runtime.media.media_world import CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
-from wingbeat.runtime.scheduling.media import SERVED
+from wingbeat.deployments.media.opening import MediaRefused, media_reader
+from wingbeat.deployments.media.shared import attach_media, share_media
+from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -72,7 +72,7 @@ def service_of(folder, vocab_size, said=SERVED):
     tokenizer = Tokenizer.load(folder)
     pool = FakePool()
     pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, takes={"image": said})
-    return CompletionService(pool, tokenizer, media=media_reader(pool.info.takes, folder, MediaLimits(), tokenizer))
+    return CompletionService(pool, tokenizer, reader=media_reader(pool.info.takes, folder, MediaLimits(), tokenizer))
 
 
 @pytest.mark.few(1)
@@ -107,20 +107,20 @@ def test_a_model_of_text_is_served_without_the_libraries_and_the_code_of_media()
         "import sys\n"
         "sys.modules |= dict.fromkeys(('PIL', 'aiohttp', 'soundfile', 'soxr'))\n"
         "import torch\n"
-        "from wingbeat.deployments.api.media_prompts import media_reader\n"
+        "from wingbeat.deployments.parts import first\n"
         "from wingbeat.deployments.api.routes import create_app\n"
         "from wingbeat.deployments.app_config import AppConfig\n"
         "from wingbeat.runtime.engine.engine import Engine\n"
         "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "assert media_reader(loaded.takes, None, None, None) is None\n"
+        "assert first('prompt_reader', AppConfig(), loaded.takes, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    light = {f"wingbeat.deployments.media.{name}" for name in ("limits", "source")}
+    light = {f"wingbeat.deployments.media.{name}" for name in ("part", "settings", "limits", "opening")}
     assert {name for name in got if name.startswith("wingbeat.deployments.media.")} == light
-    heavy = {f"wingbeat.runtime.media.{name}" for name in ("families", "processor")}
+    heavy = {f"wingbeat.runtime.media.{name}" for name in ("families", "processor", "trial", "rows")}
     assert not heavy & set(got)
 
 

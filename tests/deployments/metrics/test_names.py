@@ -104,7 +104,7 @@ def collected(caplog, figures: dict[str, Any]) -> set[str]:
 
 
 def test_an_engine_without_drafter_policy_media_and_clients_lacks_no_figure(caplog):
-    stats = engine_stats(num_drafters_attached=0, policy=None, media=None, tree_nodes=None)
+    stats = engine_stats(num_drafters_attached=0, policy=None, parts={}, tree_nodes=None)
     assert "vllm:num_preemptions" in collected(caplog, asdict(stats))
     assert caplog.records == []
 

@@ -6,14 +6,24 @@ The memory has no name. The engine finds it among the replica's open files, and 
 import mmap
 import os
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from wingbeat.deployments.fleet.wire import SharedMedia, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.scheduling.request import Request
 
 _ALIGNMENT = 64
+
+
+class SharedMedia(NamedTuple):
+    """Where the media of a request lie while it is on its way to its engine's process."""
+
+    path: str
+    size: int
+    media: tuple[MediaInput, ...]
+    """With the place of each array in the memory as the array."""
 
 
 class _Place(NamedTuple):
@@ -30,14 +40,15 @@ def share_media(sent: WireRequest) -> tuple[WireRequest, int]:
     Raises:
         OSError: there is no room for them.
     """
-    fd, end, media = os.memfd_create("wingbeat-media"), 0, []
+    given, media = cast("tuple[MediaInput, ...]", sent.request.spans), []
+    fd, end = os.memfd_create("wingbeat-media"), 0
     try:
-        for one in sent.request.media:
+        for one in given:
             places = {}
-            for name, given in one.arrays.items():
-                array = np.ascontiguousarray(given)
+            for name, held in one.arrays.items():
+                array = np.ascontiguousarray(held)
                 places[name] = _Place(end, array.dtype.str, array.shape)
-                _write(fd, memoryview(array.reshape(-1).view(np.uint8)), end)
+                _write(fd, array.reshape(-1).view(np.uint8).data, end)
                 end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
             media.append(one._replace(arrays=places))
         os.ftruncate(fd, max(end, 1))
@@ -45,7 +56,7 @@ def share_media(sent: WireRequest) -> tuple[WireRequest, int]:
         os.close(fd)
         raise
     shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(media))
-    return WireRequest(sent.number, replace(sent.request, media=()), shared), fd
+    return WireRequest(sent.number, replace(sent.request, spans=()), shared), fd
 
 
 def attach_media(sent: WireRequest) -> Request:
@@ -54,19 +65,19 @@ def attach_media(sent: WireRequest) -> Request:
     Raises:
         OSError, ValueError: the memory is gone, because the request is.
     """
-    fd = os.open(sent.media.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(sent.shared.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        memory = mmap.mmap(fd, sent.media.size, prot=mmap.PROT_READ)
+        memory = mmap.mmap(fd, sent.shared.size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     attached = []
-    for one in sent.media.media:
+    for one in sent.shared.media:
         arrays = {}
         for name, place in one.arrays.items():
             count = int(np.prod(place.shape))
             arrays[name] = np.frombuffer(memory, place.dtype, count, place.offset).reshape(place.shape)
         attached.append(one._replace(arrays=arrays))
-    return replace(sent.request, media=tuple(attached))
+    return replace(sent.request, spans=tuple(attached))
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

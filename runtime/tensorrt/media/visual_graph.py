@@ -18,7 +18,7 @@ from transformers.vision_utils import (
 )
 
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import IMAGE
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes
 from wingbeat.runtime.tensorrt.session import TensorSpec
@@ -32,9 +32,10 @@ _PLAIN = "eager"
 
 def visual_of(loaded: LoadedModel) -> EngineVisual | None:
     """What an engine directory says of a model's vision encoder; None where it takes no images."""
-    if loaded.media is None or loaded.media.family.kind != IMAGE:
+    media = loaded.reader
+    if media is None or media.family.kind != IMAGE:
         return None
-    family, config = loaded.media.family, loaded.model.config
+    family, config = media.family, loaded.model.config
     vision, example = config.vision_config, family.example(config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
@@ -96,7 +97,7 @@ class VisualGraph(nn.Module):
     def __init__(self, loaded: LoadedModel, visual: EngineVisual, names: list[str]) -> None:
         super().__init__()
         self.model, self.visual = loaded.model, visual
-        self._family: MediaFamily = loaded.media.family
+        self._family: MediaFamily = loaded.reader.family
         self._names = names
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -143,7 +144,7 @@ def segmented_attention(
 @contextmanager
 def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]:
     """Within this context the encoder attends by operators that graphs have."""
-    towers = loaded.media.encoder.towers
+    towers = loaded.reader.encoder.towers
     before = [tower.config._attn_implementation for tower in towers]
     try:
         for tower in towers:
