@@ -25,12 +25,12 @@ A part's module `part` has what it adds, under the names below, and is light to 
   the settings ask for no such thing.
 - `extend_engine(directory, loaded, device)`: adds to a verifier that an engine runs.
 - `embedded_rows(columns)`: rows of an engine's batch that have embeddings of their own; None without such.
-- `visual_build()`: builds the vision encoders of engine directories.
+- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: of an engine
+  directory's vision encoder what its config says, its ONNX file, and the sizes it is built for.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from wingbeat.kernels.parts import hooks_of
@@ -56,9 +56,3 @@ def first(name: str, *given: Any) -> Any:
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
     return bool(hooks("open_drafter"))
-
-
-def load_function(path: str) -> Any:
-    """The function behind `module:function`."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

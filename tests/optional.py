@@ -190,8 +190,10 @@ FEATURES = {
         ),
         words=(
             *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),
-            *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_encoded", "wingbeat_media_cache_hits"),
-            *("wingbeat_media_cache_bytes", "wingbeat_prompt_image_tokens", "wingbeat_prompt_audio_tokens"),
+            *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_cache_bytes"),
+            *("wingbeat_media_encoded", "wingbeat_media_encoded_total", "wingbeat_media_cache_hits"),
+            *("wingbeat_media_cache_hits_total", "wingbeat_prompt_image_tokens", "wingbeat_prompt_image_tokens_total"),
+            *("wingbeat_prompt_audio_tokens", "wingbeat_prompt_audio_tokens_total"),
         ),
     ),
     "responses": Feature(

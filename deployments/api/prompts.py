@@ -100,20 +100,11 @@ class Beginning(Protocol):
         ...
 
 
-class ReadPart(Protocol):
-    """Part of a content that is no text, ready for a prompt."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that stand for it."""
-        ...
-
-
 class PromptReader(Protocol):
     """Reads the parts of contents that are no text, for one model; all of it may raise ApiError, 400."""
 
     async def read(self, body: ChatBody) -> Sequence[Any]:
-        """A `ReadPart` for each of a request's other parts."""
+        """A request's other parts, in their order; each has `num_tokens`, which stand for it in a prompt."""
         ...
 
     def expand(self, text: str, parts: Sequence[Any]) -> str:
@@ -185,7 +176,7 @@ class Prompts:
         )
         return await self.off_loop.run(size, self._chat_prompt, body)
 
-    async def read(self, body: ChatBody) -> Sequence[ReadPart]:
+    async def read(self, body: ChatBody) -> Sequence[Any]:
         """A request's parts that are no text; raises ApiError, 400 naming the part that cannot be used."""
         if self.reader is not None:
             return await self.reader.read(body)
@@ -257,7 +248,7 @@ class Prompts:
     def _rendered(self, body: ChatBody, messages: list[dict[str, Any]]) -> str:
         return self._tokenizer.render_chat(messages, body.template_variables(), body.chat_template)
 
-    def _chat_prompt(self, body: ChatBody, parts: Sequence[ReadPart] = ()) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, parts: Sequence[Any] = ()) -> Prompt:
         text = self.chat_text(body)
         if (num_tokens := sum(one.num_tokens for one in parts)) > self.pool.info.max_model_len:
             raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)

@@ -14,10 +14,13 @@ _SOURCES = {"base64": "data", "url": "url"}
 """By the type of a source of Messages, the field that has it."""
 
 
+Kind = Literal["image", "audio"]
+
+
 class MediaContent(OtherPart):
     """An image or a sound."""
 
-    type: Literal["image", "audio"]
+    type: Kind
     source: MediaSource
 
     def as_template_input(self) -> dict[str, Any]:
@@ -25,23 +28,19 @@ class MediaContent(OtherPart):
         return {"type": AUDIO, "audio_url": ""} if self.type == AUDIO else {"type": self.type}
 
 
-def _image_url(part: dict[str, Any], path: str) -> MediaContent:
-    given, where = _inner(part, "image_url", "url", path, ("detail",))
-    _check_detail(given, where)
-    return MediaContent(type=IMAGE, source=MediaSource(given["url"]), path=where, part_path=path, part_type="image_url")
-
-
-def _audio_url(part: dict[str, Any], path: str) -> MediaContent:
-    given, where = _inner(part, "audio_url", "url", path)
-    return MediaContent(type=AUDIO, source=MediaSource(given["url"]), path=where, part_path=path, part_type="audio_url")
+def _url(part: dict[str, Any], path: str) -> MediaContent:
+    is_image = part["type"] == "image_url"
+    given, where = _inner(part, part["type"], "url", path, ("detail",) if is_image else ())
+    if is_image:
+        _check_detail(given, where)
+    return _content(IMAGE if is_image else AUDIO, part, path, where, MediaSource(given["url"]))
 
 
 def _input_audio(part: dict[str, Any], path: str) -> MediaContent:
     given, where = _inner(part, "input_audio", "data", path, ("format",))
     if given.get("format") not in AUDIO_FORMATS:
         raise invalid(f"{where}.format", f"must be one of {', '.join(AUDIO_FORMATS)}")
-    source = MediaSource(given["data"], is_base64=True, audio_format=given["format"])
-    return MediaContent(type=AUDIO, source=source, path=f"{where}.data", part_path=path, part_type="input_audio")
+    return _content(AUDIO, part, path, f"{where}.data", MediaSource(given["data"], True, given["format"]))
 
 
 def _input_image(part: dict[str, Any], path: str) -> MediaContent:
@@ -49,8 +48,7 @@ def _input_image(part: dict[str, Any], path: str) -> MediaContent:
     if part.get("file_id") is not None:
         raise unsupported(f"{path}.file_id", "no files are kept: give the image_url")
     _check_detail(part, path)
-    source = MediaSource(_string(part, "image_url", path))
-    return MediaContent(type=IMAGE, source=source, path=f"{path}.image_url", part_path=path, part_type="input_image")
+    return _content(IMAGE, part, path, f"{path}.image_url", MediaSource(_string(part, "image_url", path)))
 
 
 def _image_block(block: dict[str, Any], block_path: str) -> MediaContent:
@@ -61,15 +59,20 @@ def _image_block(block: dict[str, Any], block_path: str) -> MediaContent:
         raise invalid(f"{path}.type", "must be 'base64' or 'url'")
     _pass_over(source, path, "type", "media_type", name)
     given = MediaSource(_string(source, name, path), is_base64=name == "data")
-    return MediaContent(type=IMAGE, source=given, path=f"{path}.{name}", part_path=block_path, part_type="image")
+    return _content(IMAGE, block, block_path, f"{path}.{name}", given)
 
 
-READERS: dict[str, dict[str, PartReader]] = {
-    "chat": {"image_url": _image_url, "input_audio": _input_audio, "audio_url": _audio_url},
-    "responses": {"input_image": _input_image, "input_audio": _input_audio},
-    "messages": {"image": _image_block},
-}
-"""By API and type of a part, what reads it."""
+def content_parts(api: str) -> dict[str, PartReader]:
+    """By type of a part, what reads it in requests of an API."""
+    return {
+        "chat": {"image_url": _url, "input_audio": _input_audio, "audio_url": _url},
+        "responses": {"input_image": _input_image, "input_audio": _input_audio},
+        "messages": {"image": _image_block},
+    }[api]
+
+
+def _content(kind: Kind, part: dict[str, Any], part_path: str, path: str, source: MediaSource) -> MediaContent:
+    return MediaContent(type=kind, source=source, path=path, part_path=part_path, part_type=part["type"])
 
 
 def _inner(

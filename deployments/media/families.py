@@ -1,7 +1,6 @@
 """Metrics of Prometheus about encoders of images and audio."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client import Metric
 
@@ -32,8 +31,4 @@ def _encoders(field: str) -> Read:
 
 
 def _tokens(kind: str) -> Read:
-    def read(figures: dict[str, Any]) -> int | None:
-        clients = figures["clients"]
-        return None if clients is None else clients["span_tokens"].get(kind, 0)
-
-    return read
+    return lambda figures: figures["clients"] and figures["clients"]["span_tokens"].get(kind, 0)

@@ -1,15 +1,18 @@
 """Reading of a model's images or audio, or why they are not read; nothing that it needs is imported for text."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.content_parts import only_served, unserved_part
-from wingbeat.deployments.media.limits import MediaLimits
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.media.settings import limits_of
 from wingbeat.runtime.media.media_input import AUDIO, IMAGE, SERVED
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
     from wingbeat.deployments.media.reader import MediaReader
@@ -34,8 +37,19 @@ class MediaRefused(NamedTuple):
         raise unserved_part(part.part_type, part.part_path, self.reasons.get(part.type) or only_served())
 
 
-def media_reader(
-    takes: Mapping[str, str], folder: Path, limits: MediaLimits, tokenizer: Tokenizer
+def needs_torch(folder: Path) -> bool:
+    """Whether a checkpoint has an encoder of images or audio, whose preparation needs torch."""
+    return any(ConfigFile.read(folder).fields.get(name) for name in ("vision_config", "audio_config"))
+
+
+def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
+    """Tokens that stand for audio, if any do."""
+    num_tokens = sum(one.length for one in spans if one.kind == AUDIO)
+    return {"audio_tokens": num_tokens} if num_tokens else {}
+
+
+def prompt_reader(
+    config: AppConfig, takes: Mapping[str, str], folder: Path, tokenizer: Tokenizer
 ) -> "MediaReader | MediaRefused | None":
     """Reader of a model's media; None for a model of text.
 
@@ -54,7 +68,7 @@ def media_reader(
     try:
         from wingbeat.deployments.media.reader import MediaReader, decoder_of
 
-        processor = load_processor(folder, tokenizer.hugging_face, kind)
+        processor, limits = load_processor(folder, tokenizer.hugging_face, kind), limits_of(config)
         return MediaReader(processor, limits, decoder_of(processor, limits))
     except (ImportError, OSError, MediaNotServed) as error:
         reason = str(error) if isinstance(error, MediaNotServed) else NEEDS[kind]

@@ -23,14 +23,6 @@ _AT_ONCE = 2
 """Media that are decoded at the same time: each may take some hundred megabytes meanwhile."""
 
 
-class BadMedia(MediaError):
-    """Which image or sound of a request cannot be used, and why."""
-
-    def __init__(self, index: int, problem: str) -> None:
-        super().__init__(problem)
-        self.index = index
-
-
 class MediaReader:
     """Reads the media of requests for one model, which are of one kind."""
 
@@ -55,16 +47,21 @@ class MediaReader:
         kind = self.processor.kind
         if (other := next((part for part in parts if part.type != kind), None)) is not None:
             raise unserved_part(other.part_type, other.part_path, f"only {_PARTS[kind]}")
-        limit = self.limits.most(kind)
+        limit = self.limits.per_request[kind]
         if len(parts) > limit:
             problem = f"is {kind} {limit + 1} of the request; this server takes {limit} (limit_mm_per_prompt)"
             raise invalid(parts[limit].path, problem)
         if body.truncate_prompt_tokens is not None:
             raise invalid("truncate_prompt_tokens", "cannot be used with images or audio, which would be cut")
-        try:
-            return await self.read_sources([part.source for part in parts])
-        except MediaError as error:
-            raise invalid(parts[getattr(error, "index", 0)].path, str(error)) from error
+        media = []
+        for part in parts:
+            try:
+                data = None if part.source.is_here else await self._fetcher.fetch(part.source.text)
+                async with self._places:
+                    media.append(await asyncio.to_thread(self._read, part.source, data))
+            except MediaError as error:
+                raise invalid(part.path, str(error)) from error
+        return media
 
     def expand(self, text: str, parts: Sequence[ReadMedia]) -> str:
         """See `PromptReader.expand`; raises ApiError where the text has other marks than those of its media."""
@@ -91,22 +88,6 @@ class MediaReader:
             yield
         finally:
             self.num_held_bytes -= num_bytes
-
-    async def read_sources(self, sources: Sequence[MediaSource]) -> list[ReadMedia]:
-        """Media, in their order.
-
-        Raises:
-            BadMedia: one cannot be used.
-        """
-        media = []
-        for index, source in enumerate(sources):
-            try:
-                data = None if source.is_here else await self._fetcher.fetch(source.text)
-                async with self._places:
-                    media.append(await asyncio.to_thread(self._read, source, data))
-            except MediaError as error:
-                raise BadMedia(index, str(error)) from error
-        return media
 
     def _read(self, source: MediaSource, data: bytes | None) -> ReadMedia:
         data = bytes_of(source, self.limits) if data is None else data

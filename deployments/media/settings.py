@@ -1,14 +1,15 @@
 """Settings of the images and the audio of requests."""
 
+import json
 import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from wingbeat.deployments.media.limits import MAX_AUDIOS, MAX_HELD_MEDIA_BYTES, MAX_IMAGES, MediaLimits
+from wingbeat.deployments.media.limits import MAX_HELD_MEDIA_BYTES, PER_REQUEST, MediaLimits
 from wingbeat.deployments.options.panel_titles import FEATURES
 from wingbeat.deployments.options.words import listed, object_of_json
-from wingbeat.runtime.media.media_input import ARE, AUDIO, IMAGE
+from wingbeat.runtime.media.media_input import ARE
 
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
 _PANEL: dict[str, Any] = {"json_schema_extra": {"panel": FEATURES}}
@@ -49,8 +50,8 @@ def settings() -> dict[str, Any]:
     )
     limits = Field(
         None,
-        description=f'Images or audio of one request, such as {{"image": {MAX_IMAGES}, "audio": {MAX_AUDIOS}}}, which '
-        "is the default; 0 takes none.",
+        description=f"Images or audio of one request, such as {json.dumps(PER_REQUEST)}, which is the default; 0 takes "
+        "none.",
         **_PANEL,
     )
     held = Field(
@@ -74,11 +75,10 @@ def ram_settings() -> tuple[str, ...]:
 
 def limits_of(config: Any) -> MediaLimits:
     """How much the images and the audio of requests may ask of a router, by an `AppConfig`."""
-    held, most = config.max_media_memory_bytes, config.limit_mm_per_prompt or {}
+    held = config.max_media_memory_bytes
     return MediaLimits(
         allowed_domains=frozenset(config.allowed_media_domains or ()),
-        max_images=most.get(IMAGE, MAX_IMAGES),
-        max_audios=most.get(AUDIO, MAX_AUDIOS),
+        per_request=PER_REQUEST | (config.limit_mm_per_prompt or {}),
         max_bytes=min(MediaLimits.max_bytes, held),
         max_held_bytes=held,
     )

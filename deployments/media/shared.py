@@ -34,32 +34,35 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def share_media(sent: WireRequest) -> tuple[WireRequest, int]:
+def share_spans(sent: WireRequest) -> tuple[WireRequest, int]:
     """A request that has media, with them in memory of their own, and its file descriptor, which the caller closes.
 
     Raises:
         OSError: there is no room for them.
     """
-    given, media = cast("tuple[MediaInput, ...]", sent.request.spans), []
-    fd, end = os.memfd_create("wingbeat-media"), 0
+    given, media, end = cast("tuple[MediaInput, ...]", sent.request.spans), [], 0
     try:
-        for one in given:
-            places = {}
-            for name, held in one.arrays.items():
-                array = np.ascontiguousarray(held)
-                places[name] = _Place(end, array.dtype.str, array.shape)
-                _write(fd, array.reshape(-1).view(np.uint8).data, end)
-                end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-            media.append(one._replace(arrays=places))
-        os.ftruncate(fd, max(end, 1))
-    except BaseException:
-        os.close(fd)
-        raise
+        fd = os.memfd_create("wingbeat-media")
+        try:
+            for one in given:
+                places = {}
+                for name, held in one.arrays.items():
+                    array = np.ascontiguousarray(held)
+                    places[name] = _Place(end, array.dtype.str, array.shape)
+                    _write(fd, array.reshape(-1).view(np.uint8).data, end)
+                    end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+                media.append(one._replace(arrays=places))
+            os.ftruncate(fd, max(end, 1))
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise OSError(f"its media find no room in memory: {error}") from error
     shared = SharedMedia(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(media))
     return WireRequest(sent.number, replace(sent.request, spans=()), shared), fd
 
 
-def attach_media(sent: WireRequest) -> Request:
+def attach_spans(sent: WireRequest) -> Request:
     """The inverse, in the engine's process, of a request that has media; nothing is copied.
 
     Raises:

@@ -89,7 +89,8 @@ def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineCo
     """With half as many prompt tokens a round; None where that is not for the memory to decide, or few enough."""
     tokens = config.max_num_batched_tokens
     # Spans that are whole come in one round.
-    fixed = not config.lower_max_num_batched_tokens or not is_automatic(config) or loaded.whole_spans
+    whole = loaded.reader is not None and loaded.reader.whole_spans
+    fixed = whole or not config.lower_max_num_batched_tokens or not is_automatic(config)
     if fixed or tokens <= LEAST_PROMPT_TOKENS:
         return None
     return replace(config, max_num_batched_tokens=max(tokens // 2, LEAST_PROMPT_TOKENS))

@@ -1,14 +1,17 @@
 """Images and audio in prompts; imports what reads them where a model has an encoder of some."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wingbeat.runtime.media.media_input import MediaInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from wingbeat.runtime.media.media_input import MediaInput
     from wingbeat.runtime.media.trial import MediaTrial
     from wingbeat.runtime.verifier.loading.reference import TrialText
+
+read_span = MediaInput.of_fields
 
 
 def open_trial(
@@ -20,10 +23,3 @@ def open_trial(
     from wingbeat.runtime.media.trial import media_trial
 
     return media_trial(model, texts, whole, refused)
-
-
-def read_span(fields: Mapping[str, Any]) -> "MediaInput":
-    """An image or a sound that was saved with a prefix."""
-    from wingbeat.runtime.media.media_input import MediaInput
-
-    return MediaInput.of_fields(fields)

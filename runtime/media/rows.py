@@ -1,6 +1,6 @@
 """Rows of a round that hold images or audio: their embeddings, what they see, and what they are rotated by."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -91,54 +91,14 @@ class MediaPart(SpanReader):
                 )
             end = one.end
 
-    def rows(self, chunks: Sequence[Chunk], starts: Sequence[int], device: torch.device) -> MediaRows | None:
-        """Of chunks, whose first rows are `starts`; None where they hold no media."""
-        within = [
-            (one, start + first - chunk.start, first - one.start, last - one.start)
-            for chunk, start in zip(chunks, starts, strict=True)
-            for one, first, last in media_within(chunk)
-        ]
-        if not within:
-            return None
-        features = self.encoder.features(one for one, *_ in within)
-        rows = np.concatenate([np.arange(row, row + last - first) for _, row, first, last in within])
-        parts = [(features[one.digest], slice(first, last)) for one, _, first, last in within]
-        embeddings = torch.cat([of.embeddings[part] for of, part in parts])
-        depth = len(parts[0][0].deep)
-        deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
-        return MediaRows(upload(rows, device), embeddings, deep)
-
     def tell_inputs(self, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
         """See `SpanReader.tell_inputs`."""
         return tell(self.encoder, outcome, chunks)
 
-    def visible(self, chunk: Chunk) -> Tensor | None:
-        """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""
-        if not self.whole_spans:
-            return None
-        spans = [(start - chunk.start, end - chunk.start) for _, start, end in media_within(chunk)]
-        if not spans:
-            return None
-        seen = torch.ones(chunk.length, chunk.length, dtype=torch.bool).tril()
-        for first, last in spans:
-            seen[first:last, first:last] = True
-        return seen[None]
 
-    def rotated(self, positions: Tensor, chunks: Sequence[Chunk], starts: Sequence[int]) -> Tensor:
-        """Positions [num_rows] by which rows are rotated: [1, num_rows], or [3, 1, num_rows] where images are among
-        them.
-
-        Args:
-            positions: of the rows, moved as far as what is behind the images is.
-        """
-        with_images = [(chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.spans]
-        if not with_images:
-            return positions[None]
-        thrice = positions.repeat(3, 1)
-        for chunk, start in with_images:
-            found = rotations(chunk.seq.request.spans, chunk.start, chunk.start + chunk.length)
-            thrice[:, start : start + chunk.length] = upload(found, positions.device)
-        return thrice[:, None]
+def embedded_rows(columns: Mapping[type, Any]) -> MediaRows | None:
+    """Rows of a batch that hold media."""
+    return columns.get(MediaRows)
 
 
 def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
@@ -171,20 +131,47 @@ class Media(Feature):
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """See `Feature.visible`."""
-        return self.part.visible(chunk)
+        if not self.part.whole_spans:
+            return None
+        spans = [(start - chunk.start, end - chunk.start) for _, start, end in media_within(chunk)]
+        if not spans:
+            return None
+        seen = torch.ones(chunk.length, chunk.length, dtype=torch.bool).tril()
+        for first, last in spans:
+            seen[first:last, first:last] = True
+        return seen[None]
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
         """See `Feature.positions`; [3, 1, num_rows] where images are among the rows."""
         if not self.part.family.rotates_in_grids:
             return positions
-        moved = positions[0] + self.slots.position_deltas[placed.slots]
-        return self.part.rotated(moved, () if placed.plan is None else placed.plan.chunks, placed.starts)
+        positions = positions[0] + self.slots.position_deltas[placed.slots]
+        chunks = () if placed.plan is None else placed.plan.chunks
+        with_images = [pair for pair in zip(chunks, placed.starts, strict=True) if pair[0].seq.request.spans]
+        if not with_images:
+            return positions[None]
+        thrice = positions.repeat(3, 1)
+        for chunk, start in with_images:
+            found = rotations(chunk.seq.request.spans, chunk.start, chunk.start + chunk.length)
+            thrice[:, start : start + chunk.length] = upload(found, positions.device)
+        return thrice[:, None]
 
     def column(self, placed: Placed) -> MediaRows | None:
-        """See `Feature.column`."""
-        if placed.plan is None:
+        """See `Feature.column`; None where no chunk holds media."""
+        within = [
+            (one, start + first - chunk.start, first - one.start, last - one.start)
+            for chunk, start in zip(placed.plan.chunks if placed.plan else (), placed.starts, strict=True)
+            for one, first, last in media_within(chunk)
+        ]
+        if not within:
             return None
-        return self.part.rows(placed.plan.chunks, placed.starts, self.slots.device)
+        features = self.part.encoder.features(one for one, *_ in within)
+        rows = np.concatenate([np.arange(row, row + last - first) for _, row, first, last in within])
+        parts = [(features[one.digest], slice(first, last)) for one, _, first, last in within]
+        embeddings = torch.cat([of.embeddings[part] for of, part in parts])
+        depth = len(parts[0][0].deep)
+        deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
+        return MediaRows(upload(rows, self.slots.device), embeddings, deep)
 
     @contextmanager
     def entered(self, column: MediaRows | None, inputs: dict[str, Any]) -> Iterator[None]:

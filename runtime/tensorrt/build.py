@@ -61,7 +61,7 @@ class BuildPlan(NamedTuple):
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Steps that a build reports: loading, and each graph's export and build."""
-    takes_images = bool(hooks("visual_build")) and "vision_config" in read_fields(plan.model / "config.json")
+    takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 
@@ -86,12 +86,11 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     adapters = room_for_adapters(loaded, plan.limits)
-    visual_build = first("visual_build")
-    visual = None if visual_build is None else visual_build.visual_of(loaded)
+    visual = first("visual_of", loaded)
     export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", adapters, visual)
     if visual is not None:
         progress("exporting the vision encoder")
-        visual_build.export_visual(loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
+        first("export_visual", loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
     base = _base_config(plan, loaded, tap_layers, adapters, visual)
     if head is not None:
         progress("exporting the drafter")
@@ -124,8 +123,8 @@ def build_engines(
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
         builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
 
-    if directory.base.is_vlm and (visual_build := first("visual_build")) is not None:
-        build(layout.VISUAL, visual_build.visual_profiles(directory.base.limits))
+    if directory.base.is_vlm and (sizes := first("visual_profiles", directory.base.limits)):
+        build(layout.VISUAL, sizes)
     for name, config, profiles in parts:
         build(name, profiles(config.limits))
         layout.write_config(

@@ -13,29 +13,28 @@ from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.media_input import IMAGE, SERVED, MediaInput
 from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.tensorrt.backend import LoadedEngine
-from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, EngineVisual
+from wingbeat.runtime.tensorrt.engine_config import EngineVisual
 from wingbeat.runtime.tensorrt.engine_directory import VISUAL, EngineDirectory
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS
 from wingbeat.runtime.tensorrt.media.visual_graph import visual_inputs, visual_shapes
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, check_graph
 
 
-def serve_images(directory: EngineDirectory, loaded: LoadedEngine, device: torch.device) -> None:
-    """Let an engine's verifier take images by the directory's vision encoder."""
-    session = directory.open_session(VISUAL, device)
-    take_images(loaded, session, directory.base, read_config(directory.folder))
+def extend_engine(directory: EngineDirectory, loaded: LoadedEngine, device: torch.device) -> None:
+    """Let an engine's verifier take images, where the directory has its vision encoder."""
+    if directory.base.visual is not None:
+        take_images(loaded, directory.open_session(VISUAL, device), read_config(directory.folder))
 
 
-def take_images(
-    loaded: LoadedEngine, session: EngineSession, base: BaseEngineConfig, config: PreTrainedConfig
-) -> MediaPart:
-    """Let an engine's verifier take images; returns the part that it has for them.
+def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
+    """Let an engine's verifier take images; returns the part that reads them.
 
     Args:
         session: of `visual`.
         config: of the whole model.
     """
-    sizes = (base.hidden_size, base.torch_dtype, base.limits.max_image_tokens)
+    base = loaded.config
+    sizes = base.hidden_size, base.torch_dtype, base.limits.max_image_tokens
     part = MediaPart(config, VisualEncoder(session, base.visual, family_of(config, IMAGE), *sizes), loaded)
     loaded.add(part)
     loaded.takes[IMAGE] = SERVED

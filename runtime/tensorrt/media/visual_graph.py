@@ -5,6 +5,7 @@ Transformers' encoders of images in grids take what they derive from a grid as a
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from transformers.vision_utils import (
 from wingbeat.runtime.media.family import MediaFamily
 from wingbeat.runtime.media.media_input import IMAGE
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
-from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes
-from wingbeat.runtime.tensorrt.session import TensorSpec
+from wingbeat.runtime.tensorrt.export import export_module
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes, Profile, SizeRange
+from wingbeat.runtime.tensorrt.limits import Limits
+from wingbeat.runtime.tensorrt.session import VISUAL_STAGES, EngineStage, TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
@@ -153,6 +157,24 @@ def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]
     finally:
         for tower, name in zip(towers, before, strict=True):
             tower.config._attn_implementation = name
+
+
+def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
+    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
+
+    Raises:
+        ExportError: torch or onnx refuse it.
+    """
+    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
+    with as_visual_graph(loaded, visual):
+        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
+        export_module(module, module.arguments, shapes, limits, ops.opset, file)
+
+
+def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the vision encoder's stage."""
+    [stage] = VISUAL_STAGES
+    return {stage: {TOKENS: SizeRange(1, limits.max_image_tokens, limits.max_image_tokens)}}
 
 
 AttentionInterface.register(_SEGMENTED, segmented_attention)

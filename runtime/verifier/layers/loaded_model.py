@@ -143,11 +143,6 @@ class LoadedModel:
         """Its part that reads spans of prompts; None where it serves none."""
         return next((part for part in self.parts.values() if isinstance(part, SpanReader)), None)
 
-    @property
-    def whole_spans(self) -> bool:
-        """Whether spans of prompts are whole."""
-        return any(part.whole_spans for part in self.parts.values())
-
     def check_length(self, max_model_len: int) -> None:
         """Raises ValueError where the model has fewer positions."""
         if max_model_len > self.max_position_embeddings:

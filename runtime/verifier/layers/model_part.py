@@ -29,8 +29,6 @@ class ModelPart:
     """Linear layers that do not see all rows of a batch at once."""
     seats: Seats | None = None
     """Seats that some requests need beside a slot."""
-    whole_spans = False
-    """Whether spans of prompts that it reads are whole, see `PromptSpan.whole`."""
 
     def limits(self, config: EngineConfig, name: str) -> EngineConfig:
         """The limits of an engine over a model of that name; raises ValueError for what it cannot have."""
@@ -74,6 +72,9 @@ class ModelPart:
 
 class SpanReader(ModelPart, ABC):
     """Part that reads spans of prompts; a verifier has at most one."""
+
+    whole_spans: bool
+    """Whether they are whole, see `PromptSpan.whole`."""
 
     @abstractmethod
     def check(self, request: Request, most_at_once: int) -> None:

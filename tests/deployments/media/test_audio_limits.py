@@ -23,7 +23,7 @@ from wingbeat.deployments.media.opening import MediaRefused
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.runtime.media.processor import ReadMedia
 
-LIMITS = MediaLimits(frozenset({"outer.test", "10.0.0.7"}), max_bytes=2**17, timeout_s=0.5, max_audios=2)
+LIMITS = MediaLimits(frozenset({"outer.test", "10.0.0.7"}), max_bytes=2**17, timeout_s=0.5, per_request={"audio": 2})
 RATE, MAX_S = 16_000, 3.0
 GOOD = wav(sound())
 

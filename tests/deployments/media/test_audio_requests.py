@@ -17,11 +17,11 @@ from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import BODIES
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.media.opening import MediaRefused, media_reader
-from wingbeat.deployments.media.shared import attach_media, share_media
+from wingbeat.deployments.media.opening import MediaRefused, prompt_reader
+from wingbeat.deployments.media.shared import attach_spans, share_spans
 from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -62,7 +62,7 @@ def generated(name, folder):
 
 
 def reader_of(folder, tokenizer):
-    return media_reader({"audio": SERVED}, folder, MediaLimits(), tokenizer)
+    return prompt_reader(AppConfig(), {"audio": SERVED}, folder, tokenizer)
 
 
 def service_of(folder, vocab_size):
@@ -80,8 +80,8 @@ def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     messages = [{"role": "user", "content": content_of(name)}]
     body = ChatBody.parse(json.dumps({"messages": messages, **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_media(WireRequest(3, generation.choices[0].request))
-    request = received(attach_media(packed), "0")
+    packed, memory = share_spans(WireRequest(3, generation.choices[0].request))
+    request = received(attach_spans(packed), "0")
     os.close(memory)
     assert generation.prompt_details == {"audio_tokens": sum(one.length for one in request.spans)}
     engine = new_engine(loaded, engine_config())

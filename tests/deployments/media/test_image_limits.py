@@ -27,7 +27,7 @@ from wingbeat.deployments.media.settings import limits_of
 from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.media.processor import ReadMedia
 
-LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), 2, 2**16, 10_000, 0.5, 2)
+LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), {"image": 2}, 2**16, 10_000, 0.5, 2)
 GOOD = encoded(picture())
 
 
@@ -317,4 +317,4 @@ def test_images_of_running_requests_are_bounded_and_what_has_ended_makes_room():
 def test_no_image_is_larger_than_what_a_router_holds_of_all():
     assert limits_of(AppConfig()) == MediaLimits()
     small = limits_of(AppConfig(max_media_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
-    assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)
+    assert (small.max_bytes, small.max_held_bytes, small.per_request) == (1000, 1000, {"image": 2, "audio": 4})

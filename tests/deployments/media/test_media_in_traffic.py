@@ -10,7 +10,7 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import expected_tokens, wait_until
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.media.shared import attach_media, share_media
+from wingbeat.deployments.media.shared import attach_spans, share_spans
 from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
@@ -39,8 +39,8 @@ def open_memory():
 
 
 def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
-    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
-    got = received(attach_media(packed), "a").spans
+    packed, memory = share_spans(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
+    got = received(attach_spans(packed), "a").spans
     os.close(memory)
     assert all(map(same, got, IMAGES))
     assert not packed.request.spans
@@ -48,10 +48,10 @@ def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
 
 
 def test_images_whose_request_has_gone_are_no_images():
-    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
+    packed, memory = share_spans(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
     os.close(memory)
     with pytest.raises(OSError, match="No such file"):
-        attach_media(packed)
+        attach_spans(packed)
 
 
 def with_images(**fields):

@@ -5,9 +5,9 @@ import json
 from tests.deployments.http_world import call
 from tests.deployments.media.test_image_requests import CONTENT, llava  # noqa: F401 - a fixture
 from tests.deployments.prefixes.prefix_pool import PrefixPool
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.media.opening import media_reader
+from wingbeat.deployments.media.opening import prompt_reader
 from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -15,7 +15,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 def test_a_saved_prefix_with_images_is_the_beginning_of_the_requests_that_name_it(llava):  # noqa: F811
     tokenizer, pool = Tokenizer.load(llava), PrefixPool()
     pool.info = ModelInfo("demo", max_model_len=256, vocab_size=261, takes={"image": SERVED})
-    given = {"tokenizer": tokenizer, "reader": media_reader({"image": SERVED}, llava, MediaLimits(), tokenizer)}
+    given = {"tokenizer": tokenizer, "reader": prompt_reader(AppConfig(), {"image": SERVED}, llava, tokenizer)}
     content = [CONTENT[1], {"type": "text", "text": "?"}]
     saved = call(pool, "/v1/prefixes", {"name": "p", "messages": [{"role": "user", "content": content}]}, **given)
     assert saved.status_code == 200, saved.text

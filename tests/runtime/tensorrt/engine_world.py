@@ -108,8 +108,7 @@ class TorchSession:
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
     linears = room_for_adapters(loaded, limits).linears
-    visual_build = first("visual_build")
-    visual = None if visual_build is None else visual_build.visual_of(loaded)
+    visual = first("visual_of", loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),

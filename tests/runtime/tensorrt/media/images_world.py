@@ -39,4 +39,4 @@ def with_images(name: str) -> Callable[[LoadedEngine], MediaPart]:
     """Lets a verifier that a session runs take images by the graph of a model's vision encoder, run by torch."""
     loaded = shown(name).loaded
     config = base_config(loaded, ())
-    return lambda engine: take_images(engine, visual_session(loaded, config), engine.config, loaded.model.config)
+    return lambda engine: take_images(engine, visual_session(loaded, config), loaded.model.config)

@@ -6,7 +6,7 @@ import torch
 from tests.runtime.media.media_world import random_model
 from tests.runtime.tensorrt.test_builders import CAPABILITIES, LIMITS, builder  # noqa: F401 - a fixture
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.media.visual_build import export_visual, visual_of, visual_profiles
+from wingbeat.runtime.tensorrt.media.visual_graph import export_visual, visual_of, visual_profiles
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
