@@ -112,7 +112,7 @@ class PromptReader(Protocol):
         ...
 
     def place(self, token_ids: Sequence[int], parts: Sequence[Any]) -> tuple[PromptSpan, ...]:
-        """Where the parts are in a prompt."""
+        """Spans of a prompt that its parts are."""
         ...
 
     def held(self, spans: Sequence[PromptSpan]) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from wingbeat.runtime.media.media_input import AUDIO, IMAGE
 PER_REQUEST = {IMAGE: 4, AUDIO: 4}
 """Most media of one request, by kind."""
 MAX_HELD_MEDIA_BYTES = 2**31
-"""Of what is made of images and audio, over all requests of a router that have not ended."""
+"""Bytes made of images and audio, over all requests of a router that have not ended."""
 
 
 class MediaError(ValueError):

@@ -1,4 +1,4 @@
-"""Images and audio of requests; imported by commands too, so that what reads them is imported where it is called."""
+"""Images and audio of requests; imported by commands too, so that what reads them is imported when it is asked for."""
 
 settings = "wingbeat.deployments.media.settings:settings"
 ram_settings = "wingbeat.deployments.media.settings:ram_settings"

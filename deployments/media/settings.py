@@ -41,7 +41,7 @@ Limits = Annotated[dict[str, int] | None, BeforeValidator(_of_json), AfterValida
 
 
 def settings() -> dict[str, Any]:
-    """Where media come from, how many a request has, and how much memory they take."""
+    """Hosts that media come from, how many a request has, and how much memory they take."""
     domains = Field(
         None,
         description="Hosts that images and audio are fetched from over http and https, redirects included; none takes "

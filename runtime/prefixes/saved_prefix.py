@@ -25,7 +25,7 @@ class SavedPrefix(NamedTuple):
 
     @property
     def hashed_ids(self) -> list[int]:
-        """What its blocks are hashed by: tokens, and the content of spans in the place of theirs."""
+        """Numbers by which its blocks are hashed: tokens, and the content of spans in the place of theirs."""
         return prefix_ids(list(self.token_ids), self.spans)
 
     def num_blocks(self, block_size: int) -> int:

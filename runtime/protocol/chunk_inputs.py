@@ -24,7 +24,7 @@ TellInputs = Callable[[Any, list[PlacedChunk]], int]
 
 
 class ChunkInputs(NamedTuple):
-    """Of pairs (taps at position i, token i + 1), chunk behind chunk.
+    """Inputs of pairs (taps at position i, token i + 1), chunk behind chunk.
 
     A pair is rotated by where its token stands, less one: that is i in a text, and trainers of heads on prompts with
     spans give the same, because they number the tokens of a sequence without its first.
@@ -42,11 +42,11 @@ class ChunkInputs(NamedTuple):
         return ChunkInputs(*(part.to(device, non_blocking=non_blocking) for part in self))
 
     def of(self, rows: slice) -> "ChunkInputs":
-        """Of some of the pairs."""
+        """Inputs of some of the pairs."""
         return ChunkInputs(*(part[rows] for part in self))
 
     def positions(self, plain: Tensor) -> Tensor:
-        """What pairs at positions int64 [num_tokens] are rotated by: int64 [num_tokens] or [3, num_tokens]."""
+        """Rotations of pairs at positions int64 [num_tokens]: int64 [num_tokens] or [3, num_tokens]."""
         return self.axes.T if self.axes.shape[1] else plain
 
     def embedded(self, own: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class ChunkInputs(NamedTuple):
 
 
 def joined(parts: list[tuple[ChunkInputs | None, Tensor]]) -> ChunkInputs | None:
-    """Of the chunks of several verifiers; None where none of them has any.
+    """Inputs of several verifiers' chunks; None where none has any.
 
     Args:
         parts: what each says, and the positions int64 [num_tokens] of its pairs, by which those of a text are rotated.

@@ -44,7 +44,7 @@ class ChatMessage(Part):
     content: str
     """Its text; that of all parts where some are no text."""
     parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
-    """Of a content that is not text alone; no field of a request."""
+    """Parts of a content that is not text alone; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
@@ -68,7 +68,7 @@ class ChatMessage(Part):
 
     @property
     def other_parts(self) -> list[OtherPart]:
-        """Those of its parts that are no text."""
+        """Parts of its content that are no text."""
         return [part for part in self.parts or () if isinstance(part, OtherPart)]
 
     def as_template_input(self, in_parts: bool = False, objects_alone: bool = False) -> dict[str, Any]:

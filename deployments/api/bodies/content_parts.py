@@ -87,7 +87,7 @@ def _part(part: Any, path: str) -> TextPart | OtherPart:
 
 
 def only_served(kinds: Collection[str] = ()) -> str:
-    """Which types of parts are served, as errors say it: text, and these."""
+    """Types of parts that are served, as errors name them: text, and these."""
     return f"only {', '.join(map(repr, ('text', *kinds)))} {'are' if kinds else 'is'}"
 
 

@@ -1,4 +1,4 @@
-"""Images of engine directories; what reads them and what builds their encoders is imported where it is called."""
+"""Images of engine directories; what reads and builds their encoders is imported when it is first asked for."""
 
 extend_engine = "wingbeat.runtime.tensorrt.media.visual_encoder:extend_engine"
 embedded_rows = "wingbeat.runtime.media.rows:embedded_rows"
