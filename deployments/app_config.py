@@ -9,7 +9,6 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_a
 from wingbeat.deployments.limits import MOST_SECONDS
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.deployments.options.drafter_place_options import DrafterPlaceOptions
-from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
@@ -39,7 +38,6 @@ PartSettings = create_model(
 class AppConfig(
     ScalingOptions,
     DrafterPlaceOptions,
-    MediaOptions,
     SurfaceOptions,
     WaitOptions,
     BenchmarkOptions,

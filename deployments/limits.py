@@ -6,7 +6,3 @@ MOST_SECONDS = 1e7
 """What waits may be set to: more overflows a clock."""
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 32 * 2**20
-MAX_IMAGES = 4
-MAX_AUDIOS = 4
-MAX_HELD_MEDIA_BYTES = 2**31
-"""Of what is made of images and audio, over all requests of a router that have not ended."""

@@ -7,7 +7,6 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.media_prompts import media_reader
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
@@ -16,9 +15,7 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.deployments.parts import first, hooks
-from wingbeat.deployments.surface import media_limits_of
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +30,8 @@ class ModelFront:
     def __init__(self, config: AppConfig, engines: DeploymentHandle, router_id: str) -> None:
         self.config = config
         self._folder = config.model_dir(with_weights=False)
-        self.has_media = ConfigFile.read(self._folder).has_media
-        """Whether its requests may have images or audio, whose preparation needs torch."""
+        self.needs_torch = any(needs_torch(self._folder) for needs_torch in hooks("needs_torch"))
+        """Whether its requests are prepared with torch."""
         self.source = ServeEngines(engines, config.text_identity())
         self.pool = EnginePool(
             self.source,
@@ -67,13 +64,12 @@ class ModelFront:
     def new_service(self, beside: CompletionService | None = None) -> CompletionService:
         """What answers requests, once it has started; `beside`: of another model of the same router."""
         config = self.config
-        media = media_reader(self.pool.info.takes, self._folder, media_limits_of(config), self._tokenizer)
         return CompletionService(
             self.pool,
             self._tokenizer,
             self._reader,
             self.own,
-            media,
+            first("prompt_reader", config, self.pool.info.takes, self._folder, self._tokenizer),
             config.max_answer_bytes,
             takes_templates=config.chat_template == OF_REQUESTS,
             aliases=config.model_names()[1:],

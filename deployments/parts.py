@@ -9,6 +9,7 @@ Settings:
   the `panel` of `cli.panels` that they stand in.
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
+- `ram_settings()`: settings that say how much of the RAM a router may take.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
 - `engine_limits(config)`: limits of an engine, in the place of settings of their names.
 - `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.
@@ -33,6 +34,10 @@ The command and HTTP:
 - `chat_fields()`, `message_fields()`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
 - `chat_reader(config, template)`: an `api.completions.ChatReader` of a model with this chat template.
 - `beginning(pool, body, variant)`: what a request's prompt begins by, see `api.prompts`.
+- `content_parts(api)`: readers of content parts that are no text, see `api.bodies.content_parts.part_readers`.
+- `prompt_reader(config, takes, folder, tokenizer)`: an `api.prompts.PromptReader` of these parts for a model.
+- `prompt_details(spans)`: `prompt_tokens_details` of an answer's usage.
+- `needs_torch(folder)`: whether requests of a checkpoint are prepared with torch.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `families(snapshot)`: metrics of Prometheus.
 - `live_settings()`: fields of `LiveOptions`, as `settings()` has those of `AppConfig`.
@@ -56,6 +61,8 @@ A replica and its processes:
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
+- `share_spans(sent)`, `attach_spans(sent)`: a `WireRequest` with the spans of its prompt in memory that the engine
+  maps, and that memory's file descriptor; and the request that it was.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
 - `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
 - `follow_head(config, worker)`: called with each drafter that is built.
@@ -69,7 +76,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora"),
+    *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
 )
 """Their folders, in the order in which they add."""
 

@@ -56,7 +56,7 @@ class Router(HandleCalls):
         pairs = list(zip(config.served(), engines, strict=True))
         self._fronts = [ModelFront(own, handle, router_id) for own, handle in pairs]
         self._followers = [follower(self._fronts) for follower in hooks("follow_live")]
-        if not any(front.has_media for front in self._fronts):
+        if not any(front.needs_torch for front in self._fronts):
             keep_torch_out()
         with refusals():
             await asyncio.gather(*(front.start() for front in self._fronts))

@@ -1,7 +1,7 @@
 """Optional parts of the kernels: a part is a folder that can be deleted, and no other file names one.
 
-A part's module `part` has what it adds, under the names below, and is light to import; see `runtime.parts` for those of
-the runtime.
+A part's module `part` has what it adds, under the names below, and is light to import: a function, or the path
+`module:function` of one that is imported when it is first asked for. See `runtime.parts` for those of the runtime.
 
 - `kernels()`: names of its compiled kernels, as `choice.KERNELS`.
 - `cases()`: each of them held against its reference, as `comparison.CASES`.
@@ -22,7 +22,14 @@ def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..
     """The functions of that name in the parts of a package that are there."""
     folders = (f"{package}.{part}" for part in parts)
     modules = [import_module(f"{folder}.part") for folder in folders if _is_there(folder)]
-    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+    found = (getattr(module, name) for module in modules if hasattr(module, name))
+    return tuple(hook if callable(hook) else load_function(hook) for hook in found)
+
+
+def load_function(path: str) -> Any:
+    """The function behind `module:function`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _is_there(folder: str) -> bool:

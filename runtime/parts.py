@@ -15,6 +15,9 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
 - `extend_model(loaded, config)`: adds to a verifier that torch runs as a whole, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
+- `open_trial(model, texts, whole, refused)`: a trial of the spans of prompts that a model takes, before its layers are
+  switched; None for a model of text. Its `serve(loaded)` adds a `SpanReader`, or returns why not, by kind.
+- `read_span(fields)`: a span of a prompt of what `PromptSpan.as_fields` made.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
@@ -22,6 +25,10 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.
+- `extend_engine(directory, loaded, device)`: adds to a verifier that an engine runs.
+- `embedded_rows(columns)`: rows of an engine's batch that have embeddings of their own; None without such.
+- `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: of an engine
+  directory's vision encoder what its config says, its ONNX file, and the sizes it is built for.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
 - `graph_limits()`, `graph_fields()`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
   `pydantic.create_model` takes them.
@@ -31,7 +38,6 @@ A part's module `part` has what it adds, under the names below, and is light to 
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from wingbeat.kernels.parts import hooks_of
@@ -39,7 +45,7 @@ from wingbeat.kernels.parts import hooks_of
 PARTS = (
     *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
     *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
-    *("lora", "tensor_parallel.lora", "tensorrt.lora"),
+    *("lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
 )
 """Their folders, in the order in which they are asked."""
 
@@ -57,9 +63,3 @@ def first(name: str, *given: Any) -> Any:
 def runs_engines() -> bool:
     """Whether a part runs engine directories."""
     return bool(hooks("open_drafter"))
-
-
-def load_function(path: str) -> Any:
-    """The function behind `module:function`."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -236,6 +236,19 @@ FEATURES = {
             "drafters of two nodes for verifiers of two",
         ),
     ),
+    "media": Feature(
+        (
+            *("deployments/media", "runtime/media", "runtime/tensorrt/media", "tests/deployments/media"),
+            *("tests/runtime/media", "tests/runtime/tensorrt/media", "tests/runtime/one_pass/test_parallel_sees.py"),
+        ),
+        words=(
+            *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),
+            *("allowed_media_domains", "max_media_memory_bytes", "wingbeat_media_cache_bytes"),
+            *("wingbeat_media_encoded", "wingbeat_media_encoded_total", "wingbeat_media_cache_hits"),
+            *("wingbeat_media_cache_hits_total", "wingbeat_prompt_image_tokens", "wingbeat_prompt_image_tokens_total"),
+            *("wingbeat_prompt_audio_tokens", "wingbeat_prompt_audio_tokens_total"),
+        ),
+    ),
     "responses": Feature(
         (
             *("deployments/api/responses_api", "tests/deployments/api/test_responses_api.py"),

@@ -9,7 +9,6 @@ import pytest
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
 from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
-from wingbeat.runtime.media import encoder
 from wingbeat.runtime.verifier.loading import exact, reference, trial
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -35,7 +34,6 @@ def text_of(document: str) -> str:
             f"they may be {trial.ROUNDING_FACTOR} x as far from it, and {trial.ROUNDING_SLACK} of the spread, as",
         ),
         ("models.md", f"longer than windows of up to {reference.WIDEST_TRIED_WINDOW} tokens"),
-        ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
     ],
     ids=str,

@@ -5,12 +5,11 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import (
     REMEMBERING,
@@ -30,19 +29,16 @@ from wingbeat.deployments.api.bodies.requests import (
     SpeculationOptions,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid
-from wingbeat.deployments.api.prompts import Prompts
+from wingbeat.deployments.api.prompts import PromptReader, Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import MediaReader
 
 _NOTHING = StreamedText("", 0, stopped=False)
 
@@ -66,9 +62,9 @@ class CompletionService:
         self,
         pool: EnginePool,
         tokenizer: Tokenizer,
-        reader: ChatReader | None = None,
+        chat_reader: ChatReader | None = None,
         figures: RouterFigures | None = None,
-        media: "MediaReader | media_prompts.MediaRefused | None" = None,
+        prompt_reader: PromptReader | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         takes_templates: bool = False,
         aliases: Sequence[str] = (),
@@ -83,9 +79,9 @@ class CompletionService:
         """Whether requests are drafted for that do not say themselves whether they are."""
         self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
-        self.prompts = Prompts(pool, tokenizer, media, takes_templates, aliases)
+        self.prompts = Prompts(pool, tokenizer, prompt_reader, takes_templates, aliases)
         self._tokenizer = tokenizer
-        self._reader = reader
+        self._reader = chat_reader
         self.figures = figures or RouterFigures()
         self.of_parts = of_parts
 
@@ -124,8 +120,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            media = generation.choices[0].request.media
-            with media_prompts.held(self.prompts.media, media) if media else nullcontext():
+            with self.prompts.held(generation.choices[0].request.spans):
                 streams = [
                     self._measured(choice, self._run_choice(choice, admission), generation.choices_per_prompt)
                     for choice in generation.choices
@@ -182,7 +177,7 @@ class CompletionService:
                     # A prompt's first choice alone reports on it.
                     params = replace(params, prompt_logprobs=None)
                 request = Request(
-                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, variant=variant, media=prompt.media
+                    f"{unique_id}-{len(choices)}", prompt.token_ids, params, variant=variant, spans=prompt.spans
                 )
                 choices.append(_choice(len(choices), request, body, prompt, is_echo_alone=max_tokens == 0))
         return Generation(
@@ -193,7 +188,7 @@ class CompletionService:
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(lengths),
-            num_audio_tokens=sum(one.length for prompt in prompts for one in prompt.media if one.kind == AUDIO),
+            prompt_details=first("prompt_details", [span for prompt in prompts for span in prompt.spans]) or {},
             answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,

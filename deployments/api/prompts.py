@@ -1,4 +1,4 @@
-"""Prompts of requests: templates, tokens, variants, beginnings and media, each checked against the model.
+"""Prompts of requests: templates, tokens, variants, beginnings and spans, each checked against the model.
 
 Work on long texts and bodies is outside the event loop, so that other streams keep moving.
 """
@@ -8,12 +8,12 @@ import contextvars
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Literal, Protocol, TypeVar
 
-from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.content_parts import only_served, unserved_part
 from wingbeat.deployments.api.bodies.requests import OF_PARTS, CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
     invalid,
@@ -25,12 +25,9 @@ from wingbeat.deployments.api.errors import (
 from wingbeat.deployments.api.template_forms import other_forms
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.parts import first
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.media.reader import MediaReader
-    from wingbeat.runtime.media.processor import ReadMedia
 
 PROMPT_END_CHARS = 64
 """More than what a chat template writes to open or close thoughts."""
@@ -103,11 +100,31 @@ class Beginning(Protocol):
         ...
 
 
+class PromptReader(Protocol):
+    """Reads the parts of contents that are no text, for one model; all of it may raise ApiError, 400."""
+
+    async def read(self, body: ChatBody) -> Sequence[Any]:
+        """A request's other parts, in their order; each has `num_tokens`, which stand for it in a prompt."""
+        ...
+
+    def expand(self, text: str, parts: Sequence[Any]) -> str:
+        """A conversation's text with the tokens of its parts in it."""
+        ...
+
+    def place(self, token_ids: Sequence[int], parts: Sequence[Any]) -> tuple[PromptSpan, ...]:
+        """Spans of a prompt that its parts are."""
+        ...
+
+    def held(self, spans: Sequence[PromptSpan]) -> AbstractContextManager[None]:
+        """While it is entered a request's spans count as held; raises EngineOverloaded where there is no room."""
+        ...
+
+
 class Prompts:
     """Makes the prompts of one model's requests.
 
     Args:
-        media: reads images or audio; None for a model of text alone.
+        reader: None for a model of text alone.
         takes_templates: whether requests may have a chat template of their own.
         aliases: further names of the base model.
     """
@@ -116,11 +133,11 @@ class Prompts:
         self,
         pool: EnginePool,
         tokenizer: Tokenizer,
-        media: "MediaReader | media_prompts.MediaRefused | None" = None,
+        reader: PromptReader | None = None,
         takes_templates: bool = False,
         aliases: Sequence[str] = (),
     ) -> None:
-        self.media = media
+        self.reader = reader
         self._aliases = tuple(aliases)
         self._takes_templates = takes_templates
         self.off_loop = OffLoop()
@@ -130,8 +147,8 @@ class Prompts:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the chat template is given contents in parts: that of a model that takes media."""
-        return self.media is not None
+        """Whether the chat template is given contents in parts: that of a model that takes more than text."""
+        return self.reader is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,10 +165,9 @@ class Prompts:
 
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
-        if body.media:
+        if body.other_parts:
             self.variant_of(body.model)
-            media = await media_prompts.read_media(self.media, body)
-            return await asyncio.to_thread(self._chat_prompt, body, media)
+            return await asyncio.to_thread(self._chat_prompt, body, await self.read(body))
         # A template goes through all of these, which are many short texts.
         size = (
             LONG_TEXT_CHARS + 1
@@ -159,6 +175,17 @@ class Prompts:
             else sum(len(message.content) for message in body.messages)
         )
         return await self.off_loop.run(size, self._chat_prompt, body)
+
+    async def read(self, body: ChatBody) -> Sequence[Any]:
+        """A request's parts that are no text; raises ApiError, 400 naming the part that cannot be used."""
+        if self.reader is not None:
+            return await self.reader.read(body)
+        part = body.other_parts[0]
+        raise unserved_part(part.part_type, part.part_path, only_served())
+
+    def held(self, spans: Sequence[PromptSpan]) -> AbstractContextManager[None]:
+        """See `PromptReader.held`."""
+        return self.reader.held(spans) if spans else nullcontext()
 
     def continued(self, body: ChatBody) -> ChatBody:
         """A chat with the messages that it goes on from; raises ApiError as `beginning` of parts."""
@@ -221,14 +248,14 @@ class Prompts:
     def _rendered(self, body: ChatBody, messages: list[dict[str, Any]]) -> str:
         return self._tokenizer.render_chat(messages, body.template_variables(), body.chat_template)
 
-    def _chat_prompt(self, body: ChatBody, media: "Sequence[ReadMedia]" = ()) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, parts: Sequence[Any] = ()) -> Prompt:
         text = self.chat_text(body)
-        if (num_tokens := sum(one.num_tokens for one in media)) > self.pool.info.max_model_len:
+        if (num_tokens := sum(one.num_tokens for one in parts)) > self.pool.info.max_model_len:
             raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)
-        expanded = media_prompts.expand(self.media, text, media) if media else text
+        expanded = self.reader.expand(text, parts) if parts else text
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
-        placed = media_prompts.place(self.media, token_ids, media) if media else ()
-        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], media=placed)
+        placed = self.reader.place(token_ids, parts) if parts else ()
+        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], spans=placed)
 
     def tokens(
         self, prompt: str | list[int], body: CutPrompt, param: str, add_special_tokens: bool

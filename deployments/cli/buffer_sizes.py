@@ -3,6 +3,7 @@
 from math import prod
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
@@ -14,7 +15,7 @@ _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """By the name of a dtype."""
 GIB = 2**30
-_BUDGETS = ("max_answer_bytes", "max_body_bytes", "max_media_memory_bytes")
+_BUDGETS = ("max_answer_bytes", "max_body_bytes")
 """Settings that say how much of the RAM a router may take."""
 _INT64_BYTES = 8
 
@@ -59,7 +60,8 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
 
 def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
     """What is set aside in the RAM is no more than the machine has of it."""
-    budgets = {name: getattr(config, name) for name in _BUDGETS}
+    more = (name for names in hooks("ram_settings") for name in names())
+    budgets = {name: getattr(config, name) for name in (*_BUDGETS, *more)}
     if on_cpu:
         budgets["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
     for name, num_bytes in budgets.items():

@@ -10,7 +10,7 @@ from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import model_command
 from wingbeat.deployments.cli.panels import GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, LogLevel, show_log
-from wingbeat.runtime.parts import load_function
+from wingbeat.kernels.parts import load_function
 
 READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of a command that reads its own arguments once it runs, so that what they need is imported then."""

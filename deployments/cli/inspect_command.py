@@ -20,6 +20,7 @@ from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.deployments.parts import first
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -30,7 +31,6 @@ from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hugging_face import read_config
-from wingbeat.runtime.parts import load_function
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")

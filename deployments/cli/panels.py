@@ -11,7 +11,6 @@ from wingbeat.deployments.options.panel_titles import (
     API,
     CLUSTER,
     DRAFTING,
-    FEATURES,
     LIMITS,
     MEASURING,
     MEMORY,
@@ -34,7 +33,6 @@ _OF_CLASS = {
     "BenchmarkOptions": MEASURING,
     "WaitOptions": LIMITS,
     "SurfaceOptions": API,
-    "MediaOptions": FEATURES,
     "DrafterPlaceOptions": CLUSTER,
     "ScalingOptions": CLUSTER,
 }

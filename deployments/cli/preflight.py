@@ -12,8 +12,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.door import bind
 from wingbeat.deployments.parts import hooks
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.drafters.choice import KINDS, DrafterChoice, holds_modules
-from wingbeat.runtime.parts import load_function
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile

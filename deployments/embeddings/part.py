@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.deployments.embeddings.settings import check_settings, embedding_kind_of, pooling_of, settings
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from wingbeat.deployments.api.bodies.request_body import RequestBody
-    from wingbeat.deployments.api.served_models import ServedModels
     from wingbeat.deployments.app_config import AppConfig
 
 __all__ = ["check_settings", "settings"]
+
+add_routes = "wingbeat.deployments.embeddings.routes:add_embedding_routes"
 
 
 def check_before_start(config: "AppConfig") -> None:
@@ -23,13 +22,6 @@ def check_before_start(config: "AppConfig") -> None:
 def surface(config: "AppConfig") -> dict[str, Any]:
     """Which embeddings the model has."""
     return {"embeddings": embedding_kind_of(config)}
-
-
-def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add the endpoint."""
-    from wingbeat.deployments.embeddings.routes import add_embedding_routes
-
-    add_embedding_routes(app, models)
 
 
 def bodies() -> "Mapping[str, type[RequestBody]]":

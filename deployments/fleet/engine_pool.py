@@ -29,7 +29,7 @@ from wingbeat.deployments.fleet.interface import (
     RequestFailed,
 )
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.runtime.scheduling.media import prefix_ids
+from wingbeat.runtime.scheduling.prompt_spans import prefix_ids
 from wingbeat.runtime.scheduling.request import ALONE_TOKENS, Request, RequestOutput, Variant
 
 logger = logging.getLogger(__name__)
@@ -288,8 +288,8 @@ class EnginePool:
         # A prompt that is to be reported on is computed anew, wherever it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
-        if request.media:
-            token_ids = prefix_ids(token_ids, request.media)
+        if request.spans:
+            token_ids = prefix_ids(token_ids, request.spans)
         return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.variant_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:

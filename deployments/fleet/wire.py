@@ -4,13 +4,12 @@ every round and so are structs that msgspec turns into bytes and back."""
 import logging
 from dataclasses import replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec.msgpack
 
 from wingbeat.runtime.kv.block_hashes import CacheChanges
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
@@ -45,23 +44,14 @@ class GivenUp(NamedTuple):
     reason: str
 
 
-class SharedMedia(NamedTuple):
-    """Where the media of a request lie while it is on its way to its engine's process."""
-
-    path: str
-    size: int
-    media: tuple[MediaInput, ...]
-    """With the place of each array in the memory as the array."""
-
-
 class WireRequest(NamedTuple):
     """A request on its way to an engine."""
 
     number: int
     """Within the connection."""
     request: Request
-    media: SharedMedia | None = None
-    """Those that are not in the request, because both processes map their memory."""
+    shared: Any = None
+    """Its prompt's spans where they are not in it, because both processes map their memory (`share_spans` of parts)."""
 
 
 def received(request: Request, request_id: str) -> Request:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wingbeat.deployments.grammars.fields import GrammarFields
-    from wingbeat.runtime.grammar.compiler import Grammars
-    from wingbeat.runtime.grammar.trial import GrammarTrial
+
+serve_grammars = "wingbeat.runtime.grammar.trial:GrammarTrial"
 
 
 def sampling_fields() -> "type[GrammarFields]":
@@ -13,10 +13,3 @@ def sampling_fields() -> "type[GrammarFields]":
     from wingbeat.deployments.grammars.fields import GrammarFields
 
     return GrammarFields
-
-
-def serve_grammars(grammars: "Grammars") -> "GrammarTrial":
-    """Have grammars of callers tried out in a process of their own before they are compiled."""
-    from wingbeat.runtime.grammar.trial import GrammarTrial
-
-    return GrammarTrial(grammars)

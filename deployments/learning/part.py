@@ -1,6 +1,6 @@
 """A draft head that is trained on what is served; imported by commands too, so that it imports what it adds later."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.learning.settings import asked, check_settings, learns, refusals, settings
@@ -8,19 +8,19 @@ from wingbeat.deployments.learning.settings import asked, check_settings, learns
 if TYPE_CHECKING:
     import typer
     from fastapi import FastAPI
-    from prometheus_client import Metric
     from pydantic import BaseModel
 
     from wingbeat.deployments.app_config import AppConfig
     from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
-    from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
     from wingbeat.deployments.model_front import ModelFront
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
     from wingbeat.runtime.drafters.worker import DraftWorker
 
 __all__ = ["asked", "check_settings", "refusals", "settings"]
+
+families = "wingbeat.deployments.learning.families:learning_families"
 
 
 def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
@@ -55,13 +55,6 @@ def bodies() -> "dict[str, type[BaseModel]]":
     from wingbeat.deployments.learning.routes import PROMOTE_PATH, ROLLBACK_PATH, PromoteBody, RollbackBody
 
     return {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody}
-
-
-def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Decisions about versions, and the learner's own figures."""
-    from wingbeat.deployments.learning.families import learning_families
-
-    return learning_families(snapshot)
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":

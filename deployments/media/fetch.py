@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import IMAGE
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """(host, port) -> its addresses; raises OSError where there is none."""

@@ -1,9 +1,14 @@
 """How much an image or a sound may ask of a router, and the error of one that asks for more."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from wingbeat.deployments.limits import MAX_AUDIOS, MAX_HELD_MEDIA_BYTES, MAX_IMAGES
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import AUDIO, IMAGE
+
+PER_REQUEST = {IMAGE: 4, AUDIO: 4}
+"""Most media of one request, by kind."""
+MAX_HELD_MEDIA_BYTES = 2**31
+"""Bytes made of images and audio, over all requests of a router that have not ended."""
 
 
 class MediaError(ValueError):
@@ -16,7 +21,7 @@ class MediaLimits:
 
     allowed_domains: frozenset[str] = frozenset()
     """Hosts that media are fetched from; none fetches nothing."""
-    max_images: int = MAX_IMAGES
+    per_request: Mapping[str, int] = field(default_factory=PER_REQUEST.copy)
     max_bytes: int = 16 * 2**20
     """Of an image or a sound as it is sent or fetched."""
     max_pixels: int = 25_000_000
@@ -26,10 +31,5 @@ class MediaLimits:
     max_redirects: int = 3
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES
     """Of what is made of media, over all requests of a router that have not ended."""
-    max_audios: int = MAX_AUDIOS
     max_audio_s: float = 600.0
     """Of a sound; decoding ends there."""
-
-    def most(self, kind: str) -> int:
-        """Of a kind in one request."""
-        return self.max_images if kind == IMAGE else self.max_audios

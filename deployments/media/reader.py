@@ -1,26 +1,26 @@
-"""From what a request says of its images or its audio to what an engine gets of them."""
+"""From the images or the audio of a chat request to what an engine gets of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.content_parts import unserved_part
+from wingbeat.deployments.api.errors import invalid
+from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.fetch import Fetcher
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 from wingbeat.deployments.media.source import MediaSource, bytes_of
+from wingbeat.runtime.media.media_input import AUDIO, IMAGE, MediaInput
 from wingbeat.runtime.media.processor import AudioProcessor, MediaProcessor, ReadMedia
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 
 Decode = Callable[[bytes, MediaSource], Any]
 """(bytes, where they are from) -> what a model's processor reads; raises MediaError."""
+_PARTS = {IMAGE: "'text' and 'image_url' are", AUDIO: "'text', 'input_audio' and 'audio_url' are"}
 _AT_ONCE = 2
 """Media that are decoded at the same time: each may take some hundred megabytes meanwhile."""
-
-
-class BadMedia(MediaError):
-    """Which image or sound of a request cannot be used, and why."""
-
-    def __init__(self, index: int, problem: str) -> None:
-        super().__init__(problem)
-        self.index = index
 
 
 class MediaReader:
@@ -37,21 +37,57 @@ class MediaReader:
         """Of requests that have not ended."""
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, sources: Sequence[MediaSource]) -> list[ReadMedia]:
-        """The media, in their order.
+    async def read(self, body: ChatBody) -> list[ReadMedia]:
+        """A request's media, in the order of their parts.
 
         Raises:
-            BadMedia: one cannot be used.
+            ApiError: 400 naming the part that cannot be used, or the field that media do not go with.
         """
+        parts: list[Any] = [*body.other_parts]
+        kind = self.processor.kind
+        if (other := next((part for part in parts if part.type != kind), None)) is not None:
+            raise unserved_part(other.part_type, other.part_path, f"only {_PARTS[kind]}")
+        limit = self.limits.per_request[kind]
+        if len(parts) > limit:
+            problem = f"is {kind} {limit + 1} of the request; this server takes {limit} (limit_mm_per_prompt)"
+            raise invalid(parts[limit].path, problem)
+        if body.truncate_prompt_tokens is not None:
+            raise invalid("truncate_prompt_tokens", "cannot be used with images or audio, which would be cut")
         media = []
-        for index, source in enumerate(sources):
+        for part in parts:
             try:
-                data = None if source.is_here else await self._fetcher.fetch(source.text)
+                data = None if part.source.is_here else await self._fetcher.fetch(part.source.text)
                 async with self._places:
-                    media.append(await asyncio.to_thread(self._read, source, data))
+                    media.append(await asyncio.to_thread(self._read, part.source, data))
             except MediaError as error:
-                raise BadMedia(index, str(error)) from error
+                raise invalid(part.path, str(error)) from error
         return media
+
+    def expand(self, text: str, parts: Sequence[ReadMedia]) -> str:
+        """See `PromptReader.expand`; raises ApiError where the text has other marks than those of its media."""
+        try:
+            return self.processor.expand(text, parts)
+        except ValueError as error:
+            raise invalid("messages", str(error)) from error
+
+    def place(self, token_ids: Sequence[int], parts: Sequence[ReadMedia]) -> tuple[MediaInput, ...]:
+        """See `PromptReader.place`; raises ApiError where a prompt's tokens are not those of its media."""
+        try:
+            return self.processor.place(token_ids, parts)
+        except ValueError as error:
+            raise invalid("messages", str(error)) from error
+
+    @contextmanager
+    def held(self, spans: Sequence[PromptSpan]) -> Iterator[None]:
+        """See `PromptReader.held`."""
+        num_bytes = sum(one.num_bytes for one in spans)
+        if self.num_held_bytes and self.num_held_bytes + num_bytes > self.limits.max_held_bytes:
+            raise EngineOverloaded("There is no room for more images or audio now. Retry shortly.")
+        self.num_held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_held_bytes -= num_bytes
 
     def _read(self, source: MediaSource, data: bytes | None) -> ReadMedia:
         data = bytes_of(source, self.limits) if data is None else data

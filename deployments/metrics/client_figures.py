@@ -8,7 +8,6 @@ from typing import Any
 
 from wingbeat.deployments.request_context import current
 from wingbeat.runtime.metrics import CHOICES, FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
-from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
 from wingbeat.runtime.scheduling.request import Request
 
 ENDS = ("stop", "length", "abort", "error")
@@ -33,10 +32,8 @@ class ClientFigures:
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     prompt_tokens: Histogram | None = None
     generation_tokens: Histogram | None = None
-    image_tokens: int = 0
-    """Of prompts, those that stand for images."""
-    audio_tokens: int = 0
-    """Those that stand for audio."""
+    span_tokens: dict[str, int] = field(default_factory=dict)
+    """Tokens of prompts' spans, by the span's kind."""
     max_tokens: Histogram | None = None
     """What requests allow."""
     num_choices: Histogram = field(default_factory=lambda: Histogram(CHOICES))
@@ -109,8 +106,8 @@ class ClientWatch:
         engine.ended[self.end] += 1
         engine.e2e_s.observe(now - self.arrived_at)
         engine.prompt_tokens.observe(len(self.request.prompt_token_ids))
-        engine.image_tokens += sum(one.length for one in self.request.media if one.kind == IMAGE)
-        engine.audio_tokens += sum(one.length for one in self.request.media if one.kind == AUDIO)
+        for span in self.request.spans:
+            engine.span_tokens[span.kind] = engine.span_tokens.get(span.kind, 0) + span.length
         engine.generation_tokens.observe(self.num_tokens)
         engine.max_tokens.observe(self.request.params.max_tokens)
         if self._num_choices:

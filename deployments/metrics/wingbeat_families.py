@@ -20,7 +20,6 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _drafter(snapshot)
     yield from _heads(snapshot)
     yield from _kv(snapshot)
-    yield from _media(snapshot)
     yield from _routers(snapshot)
 
 
@@ -159,23 +158,6 @@ def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, figure("num_free_blocks")))
     text = "KV blocks of saved prefixes, which nothing else may have."
     yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, figure("num_pinned_blocks")))
-
-
-def _media(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    known = "Times that an image or a sound in a prompt chunk was known already."
-    parts = (
-        ("wingbeat_media_encoded", "num_encoded", "Images or sounds that the model's encoder of them has run over."),
-        ("wingbeat_media_cache_hits", "num_hits", known),
-    )
-    for name, field, text in parts:
-        yield counter(name, text, LABELS, rows(snapshot, figure("media", field)))
-    for kind, stood in (("image", "an image"), ("audio", "audio")):
-        text = f"Tokens of prompts that stood for {stood}, by requests that have ended."
-        yield counter(
-            f"wingbeat_prompt_{kind}_tokens", text, LABELS, rows(snapshot, figure("clients", f"{kind}_tokens"))
-        )
-    text = "Bytes of the embeddings of media that are remembered."
-    yield gauge("wingbeat_media_cache_bytes", text, LABELS, rows(snapshot, figure("media", "num_bytes")))
 
 
 def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:

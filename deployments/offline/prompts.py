@@ -100,9 +100,9 @@ def _read_conversation(messages: Any, place: str, before: str, reader: Reader, o
     """`before` stands before errors, which name places within a conversation."""
     with one_line(before), none_ignored():
         body = ChatBody.of_fields({"messages": list(messages) if isinstance(messages, tuple) else messages, **options})
-    if body.media:
-        first = body.media[0]
-        raise ValueError(f"{before}{first.path} is of the type {first.type}: wingbeat serve takes media")
+    if body.other_parts:
+        first = body.other_parts[0]
+        raise ValueError(f"{before}{first.path} is of the type {first.type}: wingbeat serve takes it")
     try:
         text = reader.tokenizer.render_chat(body.template_messages(), body.template_variables(), body.chat_template)
     except ValueError as error:

@@ -84,7 +84,7 @@ def conversation_tokens(
     Args:
         limit: of a prompt.
         in_parts: as for `ChatMessage.as_template_input`.
-        expand: writes the tokens of images or audio into the text.
+        expand: writes the tokens of other parts into the text.
 
     Raises:
         ApiError: the template refuses the messages, or they have too many tokens.

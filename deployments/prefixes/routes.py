@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from wingbeat.deployments.api import media_prompts
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
 from wingbeat.deployments.api.bodies.request_body import read_object
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
@@ -91,20 +90,20 @@ async def _read(
         if own.prompt is not None or own.add_special_tokens is not None:
             param = "prompt" if own.prompt is not None else "add_special_tokens"
             raise invalid(param, "is given beside 'messages'; give one of them")
-        body, reader = ChatBody.of_fields(chat), service.prompts.media
-        read = await media_prompts.read_media(reader, body) if body.media else ()
+        body, reader = ChatBody.of_fields(chat), service.prompts.reader
+        read = await service.prompts.read(body) if body.other_parts else ()
         token_ids = await asyncio.to_thread(
             conversation_tokens,
             tokenizer,
             body,
             limit,
             service.prompts.in_parts,
-            (lambda text: media_prompts.expand(reader, text, read)) if read else str,
+            (lambda text: reader.expand(text, read)) if read else str,
         )
-        media = media_prompts.place(reader, token_ids, read) if read else ()
-        # Images and audio are kept as they were sent.
-        conversation = json.dumps(chat) if media else as_conversation(body)
-        return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, media)
+        spans = reader.place(token_ids, read) if read else ()
+        # Parts that are no text are kept as they were sent.
+        conversation = json.dumps(chat) if spans else as_conversation(body)
+        return "messages", SavedPrefix(own.name, 0, token_ids, variant, conversation, spans)
     beside = sorted(name for name in chat if chat[name] is not None)
     if beside:
         raise invalid(beside[0], "needs 'messages'")

@@ -9,6 +9,7 @@ from typing import Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.interface import RouterGone
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, decode
+from wingbeat.deployments.parts import first
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
     EngineStarted,
@@ -17,7 +18,6 @@ from wingbeat.deployments.replica.engine.engine_messages import (
     owner,
     portable,
 )
-from wingbeat.deployments.replica.engine.shared_media import share_media
 from wingbeat.deployments.replica.engine_watch import EngineWatch, Look
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.deployments.replica.router_streams import ClientLoads, RouterStreams
@@ -50,8 +50,8 @@ class EngineClient:
         self._event_loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
-        self._media: dict[tuple[str, int], list[int]] = {}
-        """Memory of their media, as file descriptors, of those that have some."""
+        self._shared: dict[tuple[str, int], list[int]] = {}
+        """Memory of the spans of their prompts, as file descriptors, of those that have some."""
         self._held = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -94,7 +94,7 @@ class EngineClient:
             return
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
-            self._close_media(request)
+            self._close_shared(request)
         if self.failure is None:
             self._send((ToEngine.DISCONNECT, client_id))
 
@@ -111,7 +111,7 @@ class EngineClient:
             raise RouterGone(f"client {client_id} is not connected to this engine")
         if self._held:
             requests = list(self._begun(client_id, requests))
-        by_number = {one.number: one for one in self._with_shared_media(client_id, requests)}
+        by_number = {one.number: one for one in self._with_shared_spans(client_id, requests)}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, one in by_number.items():
             self._open.setdefault((client_id, number), end)
@@ -126,23 +126,22 @@ class EngineClient:
             else:
                 self._streams.get(client_id).give_up(one.number, Verdict.WITHDRAWN, "its engine takes nothing new")
 
-    def _with_shared_media(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
-        """The requests with their media in memory that the engine maps; those that find no room fail."""
+    def _with_shared_spans(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
+        """The requests with the spans of their prompts in memory that the engine maps; those that find no room fail."""
         for one in requests:
-            if not one.request.media:
+            if not one.request.spans:
                 yield one
                 continue
             try:
-                shared, fd = share_media(one)
+                shared, fd = first("share_spans", one)
             except OSError as error:
-                problem = f"its media find no room in memory: {error}"
-                self._streams.get(client_id).give_up(one.number, Verdict.FAILED, problem)
+                self._streams.get(client_id).give_up(one.number, Verdict.FAILED, str(error))
                 continue
-            self._media.setdefault((client_id, one.number), []).append(fd)
+            self._shared.setdefault((client_id, one.number), []).append(fd)
             yield shared
 
-    def _close_media(self, request: tuple[str, int]) -> None:
-        for fd in self._media.pop(request, ()):
+    def _close_shared(self, request: tuple[str, int]) -> None:
+        for fd in self._shared.pop(request, ()):
             os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
@@ -236,8 +235,8 @@ class EngineClient:
                 if (stream := self._streams.get(client_id)) is not None:
                     stream.give_up(number, verdict, reason)
         self._open.clear()
-        for request in list(self._media):
-            self._close_media(request)
+        for request in list(self._shared):
+            self._close_shared(request)
         if self._asking is not None:
             self._asking.cancel()
         self._link.close()
@@ -299,7 +298,7 @@ class EngineClient:
 
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)
-        self._close_media((client_id, number))
+        self._close_shared((client_id, number))
         self.loads.ended(client_id, number)
         self._streams.tell_loads_soon()
 

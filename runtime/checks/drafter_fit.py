@@ -1,11 +1,11 @@
 """Whether a drafter fits its verifier, told from configs, names and shapes alone: no weights are read."""
 
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.drafters.choice import CHECKPOINT, KINDS, DrafterChoice
 from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.load import check_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.parts import load_function
 
 
 def check_drafter_fits(choice: DrafterChoice, target: TargetDescription) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
-from wingbeat.runtime.protocol.chunk_media import ChunkMedia
+from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, SamplingRules
@@ -32,9 +32,9 @@ class DrafterNeeds(NamedTuple):
     over its heads, then its value."""
     token_bytes: int = 0
     """Of its own KV per position, kept under the verifier's blocks."""
-    media_width: int = 0
-    """Of the embeddings of images and audio that it reads in the place of their tokens' own, where the verifier's are
-    as wide; 0 reads the tokens' own."""
+    embedding_width: int = 0
+    """Width of the embeddings of prompts' spans that it reads in the place of their tokens' own, where the verifier's
+    are as wide; 0 reads the tokens' own."""
     held_bytes: int = 0
     """Of its GPU, where it has a process of its own there: its weights, and whatever else it holds once loaded."""
 
@@ -105,24 +105,24 @@ class DraftBatch(NamedTuple):
     """`RuleKinds`: what of these rules says anything."""
 
     position_deltas: Tensor | None = None
-    """int64 [num_slots] by slot, as `Outcome.position_deltas`; None where nobody's prompt has images."""
-    chunk_media: ChunkMedia | None = None
-    """Of the chunks; None where all of them are text behind their sequences' images and audio, or have none."""
+    """int64 [num_slots] by slot, as `Outcome.position_deltas`; None where nobody's are moved."""
+    chunk_inputs: ChunkInputs | None = None
+    """Inputs of the chunks; None where all of them are text behind their sequences' spans, or have none."""
 
     def chunk_tokens(self, head: DraftHead) -> Tensor:
-        """The chunks' tokens int64 [num_chunk_tokens], or their embeddings where images or audio are among them."""
-        if self.chunk_media is None or not head.media_width:
+        """The chunks' tokens int64 [num_chunk_tokens], or their embeddings where some are of spans."""
+        if self.chunk_inputs is None or not head.embedding_width:
             return self.chunk_next_token_ids
-        return self.chunk_media.embedded(head.embed(self.chunk_next_token_ids))
+        return self.chunk_inputs.embedded(head.embed(self.chunk_next_token_ids))
 
     def chunk_rotations(self, positions: list[Tensor]) -> Tensor:
         """By what the chunks' pairs at these positions, chunk by chunk, are rotated: int64 [num_chunk_tokens], or
         [3, num_chunk_tokens] where they lie in grids."""
-        if self.chunk_media is None and self.position_deltas is not None:
+        if self.chunk_inputs is None and self.position_deltas is not None:
             slots = zip(self.chunk_slots, positions, strict=True)
             return torch.cat([of_chunk + self.position_deltas[slot] for slot, of_chunk in slots])
         plain = torch.cat(positions)
-        return plain if self.chunk_media is None else self.chunk_media.positions(plain)
+        return plain if self.chunk_inputs is None else self.chunk_inputs.positions(plain)
 
     def without_commits(self) -> "DraftBatch":
         """The proposals alone."""
@@ -131,7 +131,7 @@ class DraftBatch(NamedTuple):
 
     def without_chunks(self) -> "DraftBatch":
         """The decodes and the proposals."""
-        return self._replace(chunk_slots=[], chunk_positions=[], chunk_lens=[], chunk_media=None)
+        return self._replace(chunk_slots=[], chunk_positions=[], chunk_lens=[], chunk_inputs=None)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.parts import hooks, load_function
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
 EAGLE = DrafterKind(

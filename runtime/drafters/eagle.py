@@ -63,7 +63,7 @@ class EagleDrafter(KernelDrafter):
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=self.in_one_pass)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
-            head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes, media_width=head.media_width
+            head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes, embedding_width=head.embedding_width
         )
 
     def read_as(self, convention: HeadConvention) -> None:

@@ -98,7 +98,7 @@ class KernelDrafter(StagedDrafter):
         if self._passes is None or cpu_kernels() is None:
             super().commit(batch)
             return
-        if batch.chunk_media is not None:  # they know text alone
+        if batch.chunk_inputs is not None:  # they know text alone
             self._commit_chunks(batch)
             batch = batch.without_chunks()
         self._passes.commit(batch)

@@ -90,7 +90,7 @@ class KernelPasses:
         if key not in self._channels:
             self._channels[key] = (self._channel(end, outcome), (end, outcome))
         channel = self._channels[key][0]
-        if channel is None or not header.max_len or header.has_media:
+        if channel is None or not header.max_len or header.has_inputs:
             return False
         if not self.kernels.answer(self._struct, self._sequences(None, header.max_len, None), channel):
             raise ValueError(f"a round names what its channel has not: {header}")

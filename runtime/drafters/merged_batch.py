@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.protocol.chunk_media import ChunkMedia, joined
+from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs, joined
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 from wingbeat.runtime.protocol.sampling_rules import SamplingRules, no_rules
@@ -97,7 +97,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         allowed_tokens=_allowed_tokens(rounds, device) if has_masks else None,
         sampling_rules=_sampling_rules(rounds, attached, device) if rule_kinds else None,
         rule_kinds=rule_kinds,
-        chunk_media=_chunk_media(rounds, device),
+        chunk_inputs=_chunk_inputs(rounds, device),
     )
 
 
@@ -121,13 +121,13 @@ class _Asked(NamedTuple):
     def chunk_lens(self) -> list[int]:
         return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
 
-    def media(self, device: torch.device) -> ChunkMedia | None:
-        """Of its chunks."""
-        told = self.outcome.media(sum(self.chunk_lens())) if self.header.has_media else None
+    def inputs(self, device: torch.device) -> ChunkInputs | None:
+        """Inputs of its chunks."""
+        told = self.outcome.inputs(sum(self.chunk_lens())) if self.header.has_inputs else None
         return None if told is None else told.to(device, non_blocking=device.type != "cpu")
 
     def rotations(self, device: torch.device) -> Tensor:
-        """By what its chunks' pairs are rotated where they are text behind all media, int64 [num_chunk_tokens]."""
+        """By what its chunks' pairs are rotated where they are text behind all spans, int64 [num_chunk_tokens]."""
         slots = self.outcome.chunk_slots[: self.header.num_chunks].tolist()
         chunks = zip(slots, self.chunk_positions(), self.chunk_lens(), strict=True)
         deltas = self.outcome.position_deltas.to(device)
@@ -183,11 +183,11 @@ def _allowed_tokens(rounds: list[_Asked], device: torch.device) -> Tensor:
     return masks.to(device, non_blocking=device.type != "cpu")
 
 
-def _chunk_media(rounds: list[_Asked], device: torch.device) -> ChunkMedia | None:
+def _chunk_inputs(rounds: list[_Asked], device: torch.device) -> ChunkInputs | None:
     """Of all chunks, on the drafter's device; None where no verifier says anything of its own."""
-    if not any(each.header.has_media for each in rounds):
+    if not any(each.header.has_inputs for each in rounds):
         return None
-    return joined([(each.media(device), each.rotations(device)) for each in rounds])
+    return joined([(each.inputs(device), each.rotations(device)) for each in rounds])
 
 
 def _sampling_rules(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> SamplingRules:

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import ALLOWED, CHECKPOINT, EAGLE, KINDS, parse_drafter
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.parts import load_function
 
 
 def kind_of(source: str | Path, model: Path | None = None) -> str:

@@ -42,7 +42,7 @@ class StagedDrafter(Drafter):
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False
-        """Whether a verifier rotates what is behind images as if it stood elsewhere."""
+        """Whether a verifier rotates the text behind spans as if it stood elsewhere."""
 
     @property
     def graph_stats(self) -> GraphStats | None:

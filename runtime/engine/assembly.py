@@ -65,7 +65,6 @@ def assemble(
         block_manager,
         eos_token_ids=loaded.eos_token_ids,
         seats=loaded.seats,
-        whole_images=loaded.sees_whole_images,
         left=lambda slot: [feature.leave(slot) for feature in features],
     )
     on_host = on_host if backend.on_host is None else backend.on_host
@@ -84,7 +83,7 @@ def assemble(
         contexts=contexts,
         intake=runner.builder.intake,
         kernels=runner.kernels,
-        tell_media=None if loaded.media is None else loaded.media.tell,
+        tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
     )
     return EngineParts(
         config=config,

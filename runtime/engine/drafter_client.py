@@ -31,7 +31,7 @@ from wingbeat.runtime.engine.outcome_writer import (
 )
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.protocol.chunk_media import TellMedia
+from wingbeat.runtime.protocol.chunk_inputs import TellInputs
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_into, upload
@@ -75,7 +75,7 @@ class DrafterClient(RoundObserver):
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
         intake: looks at trees on the host; None leaves that to torch.
         kernels: tell of paths on the host; None likewise.
-        tell_media: see `OutcomeWriter`.
+        tell_inputs: see `OutcomeWriter`.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class DrafterClient(RoundObserver):
         contexts: RecordedContexts | None = None,
         intake: DraftIntake | None = None,
         kernels: CpuKernels | None = None,
-        tell_media: TellMedia | None = None,
+        tell_inputs: TellInputs | None = None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox, self._intake, self._kernels = inbox, intake, kernels
         self._features = features
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
-        self._tell_media = tell_media
+        self._tell_inputs = tell_inputs
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why a sequence that the latest plan asks no tree for has none."""
@@ -227,7 +227,7 @@ class DrafterClient(RoundObserver):
         if outcome is None:
             self.lose()
             return
-        writer = OutcomeWriter(outcome, self._tell_media)
+        writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
         told = self._teller is not None and self._tell(self._teller, plan, flight, writer)

@@ -130,7 +130,7 @@ def with_replays(plan: SchedulerOutput, features: tuple[Feature, ...]) -> Schedu
         if missing <= budget and seq.in_flight:
             held.append(seq)
         else:
-            length = length_of(seq, start, min(missing, budget), plan.whole_images)
+            length = length_of(seq, start, min(missing, budget))
             chunks += [Chunk(seq, start, length, replay=True)] if length else []
             budget -= length
     if not chunks and not held:

@@ -85,7 +85,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
-            **self.loaded.told_to_drafters(self.needs.media_width if self.needs.keeps_context else None),
+            **self.loaded.told_to_drafters(self.needs.embedding_width if self.needs.keeps_context else None),
         )
 
     def add_request(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
@@ -332,11 +332,11 @@ class Engine:
             policy=self.policy.stats(),
             graphs=graphs,
             stages=stages_of(graphs, self.clock.drafter),
-            device_s=self.runner.device_clock.seconds | self.loaded.encoder_seconds() | self.clock.draft_s,
+            device_s=self.runner.device_clock.seconds | self.loaded.part_seconds() | self.clock.draft_s,
             request_labels=self.loaded.requests(scheduler.running, scheduler.waiting),
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
-            media=self.loaded.media_figures(),
+            parts=self.loaded.part_figures(),
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks, self.cache.block_bytes),
             tree_config=tree_config(self.config.speculation),
             **self.counter.figures(),

@@ -52,8 +52,8 @@ class EngineStats:
     """Of the head that drafted last; 0 is the one that the settings name."""
     num_spec_tokens: int = 0
     """Greatest depth of a tree."""
-    media: dict[str, float] | None = None
-    """What was asked of the encoder of images or audio (`EncoderFigures`); None for models that take neither."""
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Figures of parts of the runtime that have some, by the part's name."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """The KV cache in words."""
     tree_config: dict[str, str] = field(default_factory=dict)

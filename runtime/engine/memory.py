@@ -88,8 +88,9 @@ def _settled(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> 
 def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineConfig | None:
     """With half as many prompt tokens a round; None where that is not for the memory to decide, or few enough."""
     tokens = config.max_num_batched_tokens
-    # Images that are seen as a whole come in one round.
-    fixed = not config.lower_max_num_batched_tokens or not is_automatic(config) or loaded.sees_whole_images
+    # Spans that are whole come in one round.
+    whole = loaded.reader is not None and loaded.reader.whole_spans
+    fixed = whole or not config.lower_max_num_batched_tokens or not is_automatic(config)
     if fixed or tokens <= LEAST_PROMPT_TOKENS:
         return None
     return replace(config, max_num_batched_tokens=max(tokens // 2, LEAST_PROMPT_TOKENS))

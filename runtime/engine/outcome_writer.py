@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.accept import Buffers, PathTeller
-from wingbeat.runtime.protocol.chunk_media import PlacedMedia, TellMedia
+from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk, TellInputs
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 MOST_PAIRS = 32
@@ -32,19 +32,19 @@ class OutcomeWriter:
 
     Args:
         outcome: acquired, and not published.
-        tell_media: says of the chunks what images and audio are there; None where the model takes neither.
+        tell_inputs: writes the inputs of chunks with spans; None where the model takes none.
     """
 
-    def __init__(self, outcome: Outcome, tell_media: TellMedia | None = None) -> None:
+    def __init__(self, outcome: Outcome, tell_inputs: TellInputs | None = None) -> None:
         self.outcome = outcome
-        self._tell_media = tell_media
+        self._tell_inputs = tell_inputs
         self.num_chunk_tokens = 0
         """Of the chunks so far."""
         self._num_decodes = 0
         self._chunk_slots: list[int] = []
         self._chunk_positions: list[int] = []
         self._chunk_lens: list[int] = []
-        self._chunk_media: list[PlacedMedia] = []
+        self._placed: list[PlacedChunk] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -57,19 +57,19 @@ class OutcomeWriter:
         return self.num_chunk_tokens + num_tokens <= self.capacity
 
     def add_chunk(
-        self, slot: int, position: int, length: int, media: tuple[MediaInput, ...] = ()
+        self, slot: int, position: int, length: int, spans: tuple[PromptSpan, ...] = ()
     ) -> tuple[Tensor, Tensor]:
         """Another chunk, to be filled in: its taps [length, taps_size] and next tokens int64 [length].
 
         Args:
-            media: of the whole prompt.
+            spans: of the whole prompt.
         """
         rows = slice(self.num_chunk_tokens, self.num_chunk_tokens + length)
         self.num_chunk_tokens = rows.stop
         self._chunk_slots.append(slot)
         self._chunk_positions.append(position)
         self._chunk_lens.append(length)
-        self._chunk_media.append(PlacedMedia(position, length, media))
+        self._placed.append(PlacedChunk(position, length, spans))
         return self.outcome.chunk_taps[rows], self.outcome.chunk_next_token_ids[rows]
 
     def decodes(self, slots: list[int], paths: AcceptedPaths) -> None:
@@ -137,7 +137,7 @@ class OutcomeWriter:
             has_rule=has_rule,
             has_masks=has_masks,
             sampling_rules=sampling_rules,
-            has_media=0 if self._tell_media is None else self._tell_media(outcome, self._chunk_media),
+            has_inputs=0 if self._tell_inputs is None else self._tell_inputs(outcome, self._placed),
         )
         header.write(outcome.header)
 
@@ -241,8 +241,8 @@ def write_context(
             draft.num_deferred, draft.complete = 0, False
             continue
         end = draft.deferred_from + draft.num_deferred
-        media = seq.request.media
-        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred, media))
+        spans = seq.request.spans
+        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred, spans))
         advance(seq, end)
 
 
@@ -264,7 +264,7 @@ def _write_chunk(
     if start + num_recorded != chunk.start:
         return _write_recorded(seq, writer, room, advance) if num_recorded else 0
     end = chunk.start + chunk.length
-    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.media)
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.spans)
     if num_recorded:
         copy_into(taps[:num_recorded], draft.recorded[start:])
     if flight.chunk_taps is not None:
@@ -285,7 +285,7 @@ def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Ad
     end = min(draft.num_recorded, start + room)
     if end <= start:
         return 0
-    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.media)
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start, seq.request.spans)
     copy_into(taps, draft.recorded[start:end])
     write_numbers(next_token_ids, seq.token_ids[start + 1 : end + 1])
     advance(seq, end)

@@ -73,8 +73,8 @@ class DraftHead(nn.Module, ABC):
     """Width of the taps of one position."""
     max_position_embeddings: int
     """Positions it was trained for, as far as its checkpoint says; further ones run, with worse drafts."""
-    media_width: int = 0
-    """Width of the embeddings of images and audio that are read in the place of their tokens'; 0 reads the tokens'."""
+    embedding_width: int = 0
+    """Width of the embeddings of spans that are read in the place of their tokens'; 0 reads the tokens'."""
 
     @property
     @abstractmethod
@@ -151,7 +151,7 @@ class DraftHead(nn.Module, ABC):
 
         Args:
             token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with. Or what
-                stands for their embeddings [..., T, H], in heads with a `media_width`.
+                stands for their embeddings [..., T, H], in heads with a `embedding_width`.
             features: [..., T, H], from `fuse` (known tokens) or `feedback` (drafted tokens).
             rotary: of the positions of the features' tokens.
             attend: attention over the caller's keys and values and these.

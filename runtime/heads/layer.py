@@ -67,7 +67,7 @@ class DecoderHeadConfig:
     mrope_interleaved: bool = False
     """The axes take turns along the frequencies, as in Qwen3-VL; else their frequencies lie together."""
     embeds_media: bool = True
-    """It reads the embeddings of images and audio that the verifier read, and not those of their tokens."""
+    """It reads the embeddings of spans that the verifier read, and not those of their tokens."""
 
     def __post_init__(self) -> None:
         check_attention(self)
@@ -144,7 +144,7 @@ class DecoderHead(DraftHead):
         self.head_dim = self.value_dim = config.head_dim
         self.taps_size = config.num_taps * config.target_hidden_size
         self.max_position_embeddings = config.max_position_embeddings
-        self.media_width = hidden if config.embeds_media else 0
+        self.embedding_width = hidden if config.embeds_media else 0
         self._rotated_heads = heads + config.num_key_value_heads
         self._qkv_heads = self._rotated_heads + config.num_key_value_heads
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import AUDIO
+from wingbeat.runtime.media.media_input import AUDIO
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.media.media_input import MediaInput
 
 MOST_AT_ONCE = 8
 """Images or sounds of one pass."""

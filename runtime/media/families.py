@@ -8,7 +8,7 @@ from typing import Any
 from wingbeat.runtime.media.audio import AUDIOS
 from wingbeat.runtime.media.family import MediaFamily, MediaNotServed
 from wingbeat.runtime.media.images import IMAGES, TOWERS
-from wingbeat.runtime.scheduling.media import ARE, AUDIO, IMAGE
+from wingbeat.runtime.media.media_input import ARE, AUDIO, IMAGE
 
 FAMILIES = {**IMAGES, **AUDIOS}
 """By model_type of the whole model."""

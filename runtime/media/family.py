@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import IMAGE, MediaInput
 
 
 class MediaNotServed(ValueError):
@@ -43,6 +43,11 @@ class MediaFamily:
         if self.features is not None:
             return self.features(model, tensors)
         return getattr(model, f"get_{self.kind}_features")(**tensors)
+
+    def medium(self, config: Any, start: int, arrays: Mapping[str, np.ndarray]) -> MediaInput:
+        """One whose tokens begin at a position."""
+        length, grid = self.num_tokens(config, arrays), self.grid(config, arrays)
+        return MediaInput.of(start, length, arrays, grid, self.kind, self.sees_whole_images)
 
     def token_id(self, config: Any) -> int:
         """The placeholder."""

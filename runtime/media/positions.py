@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.media.media_input import MediaInput
 
 
 def rotations(images: tuple[MediaInput, ...], begin: int, end: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from wingbeat.runtime.hugging_face import load_files, read_config
 from wingbeat.runtime.media.audio import window_shape
 from wingbeat.runtime.media.families import MediaNotServed, family_of
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import ARE, IMAGE, MediaInput
+from wingbeat.runtime.media.media_input import ARE, IMAGE, MediaInput
 
 
 class ReadMedia(NamedTuple):
@@ -71,14 +71,14 @@ class MediaProcessor(ABC):
         Raises:
             ValueError: they are not there.
         """
-        placed, at = [], 0
+        placed, at, whole = [], 0, self._family.sees_whole_images
         for one in media:
             while at < len(token_ids) and token_ids[at] != self._token_id:
                 at += 1
             end = at + one.num_tokens
             if set(token_ids[at:end]) != {self._token_id} or end > len(token_ids):
                 raise ValueError(f"have {self.kind} that the tokenizer does not keep whole")
-            placed.append(MediaInput.of(at, one.num_tokens, one.arrays, one.grid, self.kind))
+            placed.append(MediaInput.of(at, one.num_tokens, one.arrays, one.grid, self.kind, whole))
             at = end
         if self._token_id in token_ids[at:]:
             raise ValueError(f"have more of the tokens that stand for {self.kind} than they have {self.kind}")

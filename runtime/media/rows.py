@@ -1,7 +1,8 @@
 """Rows of a round that hold images or audio: their embeddings, what they see, and what they are rotated by."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,17 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.media.encoder import MediaEncoder
+from wingbeat.runtime.media.media_input import MediaInput, position_delta
 from wingbeat.runtime.media.positions import rotations
 from wingbeat.runtime.media.telling import tell
-from wingbeat.runtime.protocol.chunk_media import PlacedMedia
+from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.media import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.sequence import Sequence as Scheduled
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.model_part import SpanReader
 
 
 class MediaRows(NamedTuple):
@@ -33,40 +39,43 @@ class MediaRows(NamedTuple):
     """As `MediaFeatures.deep`, of these rows."""
 
 
-class MediaPart:
-    """What a model that takes media of one kind adds to a batch.
+class MediaPart(SpanReader):
+    """Media of one kind, of a model that takes them.
 
     Args:
         config: of the whole model.
+        loaded: the verifier; its own model is None where an engine runs it.
     """
 
-    def __init__(self, config: PreTrainedConfig, encoder: MediaEncoder) -> None:
+    name = "media"
+
+    def __init__(self, config: PreTrainedConfig, encoder: MediaEncoder, loaded: LoadedModel) -> None:
         self.family = encoder.family
         self.encoder = encoder
-        self._config = config
+        self.whole_spans = self.family.sees_whole_images
+        self._config, self._loaded = config, loaded
 
-    @property
-    def sees_whole_images(self) -> bool:
-        """Whether an image's tokens attend to each other in both directions, so that no chunk may end among them."""
-        return self.family.sees_whole_images
+    def feature(self, slots: SlotState, config: EngineConfig, blocks: BlockManager) -> "Media":
+        """See `ModelPart.feature`."""
+        return Media(self, slots, self._loaded.model, self._loaded.decoder_layers)
 
-    @property
-    def rotates_in_grids(self) -> bool:
-        """Whether rows are rotated by other positions than those that they stand at."""
-        return self.family.rotates_in_grids
+    def figures(self) -> dict[str, float]:
+        """See `ModelPart.figures`: `EncoderFigures`."""
+        return asdict(self.encoder.figures)
+
+    def seconds(self) -> dict[str, float]:
+        """See `ModelPart.seconds`."""
+        return self.encoder.device_clock.seconds
+
+    def told(self, width: int) -> dict[str, int]:
+        """See `SpanReader.told`."""
+        return {"embedding_width": width, "num_axes": 3 if self.family.rotates_in_grids else 0}
 
     def check(self, request: Request, most_at_once: int) -> None:
-        """Refuse media that the model cannot have.
-
-        Args:
-            most_at_once: prompt tokens of a round.
-
-        Raises:
-            ValueError: one line that begins with the kind of the media.
-        """
+        """See `SpanReader.check`."""
         kind, inputs = self.family.kind, self.family.inputs
         end = 0
-        for one in request.media:
+        for one in request.spans:
             if one.kind != kind or set(one.arrays) != set(inputs):
                 raise ValueError(f"{one.kind} of {', '.join(one.arrays)}: {kind} of {', '.join(inputs)} is needed")
             if one.length != self.family.num_tokens(self._config, one.arrays):
@@ -74,60 +83,22 @@ class MediaPart:
             self.encoder.check(one)
             if one.start < end or one.end >= len(request.prompt_token_ids):
                 raise ValueError(f"{kind} overlaps another one, or is not followed by text")
-            if self.sees_whole_images and one.length > most_at_once:
+            if one.whole is not self.whole_spans:
+                raise ValueError(f"{kind} is {'' if one.whole else 'not '}whole, which it is not for this model")
+            if one.whole and one.length > most_at_once:
                 raise ValueError(
                     f"{kind} of {one.length} tokens, and max_num_batched_tokens is {most_at_once}; raise it"
                 )
             end = one.end
 
-    def rows(self, chunks: Sequence[Chunk], starts: Sequence[int], device: torch.device) -> MediaRows | None:
-        """Of chunks, whose first rows are `starts`; None where they hold no media."""
-        within = [
-            (one, start + first - chunk.start, first - one.start, last - one.start)
-            for chunk, start in zip(chunks, starts, strict=True)
-            for one, first, last in media_within(chunk)
-        ]
-        if not within:
-            return None
-        features = self.encoder.features(one for one, *_ in within)
-        rows = np.concatenate([np.arange(row, row + last - first) for _, row, first, last in within])
-        parts = [(features[one.digest], slice(first, last)) for one, _, first, last in within]
-        embeddings = torch.cat([of.embeddings[part] for of, part in parts])
-        depth = len(parts[0][0].deep)
-        deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
-        return MediaRows(upload(rows, device), embeddings, deep)
-
-    def tell(self, outcome: Outcome, chunks: list[PlacedMedia]) -> int:
-        """Say to a drafter what of these is in a round's chunks; see `TellMedia`."""
+    def tell_inputs(self, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
+        """See `SpanReader.tell_inputs`."""
         return tell(self.encoder, outcome, chunks)
 
-    def visible(self, chunk: Chunk) -> Tensor | None:
-        """Which of a chunk's rows each of them sees: bool [1, length, length]; None is causal."""
-        if not self.sees_whole_images:
-            return None
-        spans = [(start - chunk.start, end - chunk.start) for _, start, end in media_within(chunk)]
-        if not spans:
-            return None
-        seen = torch.ones(chunk.length, chunk.length, dtype=torch.bool).tril()
-        for first, last in spans:
-            seen[first:last, first:last] = True
-        return seen[None]
 
-    def rotated(self, positions: Tensor, chunks: Sequence[Chunk], starts: Sequence[int]) -> Tensor:
-        """Positions [num_rows] by which rows are rotated: [1, num_rows], or [3, 1, num_rows] where images are among
-        them.
-
-        Args:
-            positions: of the rows, moved as far as what is behind the images is.
-        """
-        with_images = [(chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.media]
-        if not with_images:
-            return positions[None]
-        thrice = positions.repeat(3, 1)
-        for chunk, start in with_images:
-            found = rotations(chunk.seq.request.media, chunk.start, chunk.start + chunk.length)
-            thrice[:, start : start + chunk.length] = upload(found, positions.device)
-        return thrice[:, None]
+def embedded_rows(columns: Mapping[type, Any]) -> MediaRows | None:
+    """Rows of a batch that hold media."""
+    return columns.get(MediaRows)
 
 
 def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
@@ -135,7 +106,7 @@ def media_within(chunk: Chunk) -> list[tuple[MediaInput, int, int]]:
     end = chunk.start + chunk.length
     return [
         (one, max(one.start, chunk.start), min(one.end, end))
-        for one in chunk.seq.request.media
+        for one in chunk.seq.request.spans
         if one.start < end and one.end > chunk.start
     ]
 
@@ -148,23 +119,59 @@ class Media(Feature):
     def __init__(self, part: MediaPart, slots: SlotState, model: nn.Module, decoder_layers: nn.ModuleList) -> None:
         self.part, self.slots = part, slots
         self.model, self.decoder_layers = model, tuple(decoder_layers)
+        self._moved: dict[int, int] = {}
+        """By slot: `SlotState.position_deltas`, where that is not 0."""
+
+    def admit(self, seq: Scheduled) -> None:
+        """See `Feature.admit`."""
+        delta = position_delta(seq.request.spans)
+        if delta != self._moved.get(seq.slot, 0):
+            self._moved[seq.slot] = delta
+            self.slots.move(seq.slot, delta)
 
     def visible(self, chunk: Chunk) -> Tensor | None:
         """See `Feature.visible`."""
-        return self.part.visible(chunk)
+        if not self.part.whole_spans:
+            return None
+        spans = [(start - chunk.start, end - chunk.start) for _, start, end in media_within(chunk)]
+        if not spans:
+            return None
+        seen = torch.ones(chunk.length, chunk.length, dtype=torch.bool).tril()
+        for first, last in spans:
+            seen[first:last, first:last] = True
+        return seen[None]
 
     def positions(self, positions: Tensor, placed: Placed) -> Tensor:
         """See `Feature.positions`; [3, 1, num_rows] where images are among the rows."""
-        if not self.part.rotates_in_grids:
+        if not self.part.family.rotates_in_grids:
             return positions
-        moved = positions[0] + self.slots.position_deltas[placed.slots]
-        return self.part.rotated(moved, () if placed.plan is None else placed.plan.chunks, placed.starts)
+        positions = positions[0] + self.slots.position_deltas[placed.slots]
+        chunks = () if placed.plan is None else placed.plan.chunks
+        with_images = [pair for pair in zip(chunks, placed.starts, strict=True) if pair[0].seq.request.spans]
+        if not with_images:
+            return positions[None]
+        thrice = positions.repeat(3, 1)
+        for chunk, start in with_images:
+            found = rotations(chunk.seq.request.spans, chunk.start, chunk.start + chunk.length)
+            thrice[:, start : start + chunk.length] = upload(found, positions.device)
+        return thrice[:, None]
 
     def column(self, placed: Placed) -> MediaRows | None:
-        """See `Feature.column`."""
-        if placed.plan is None:
+        """See `Feature.column`; None where no chunk holds media."""
+        within = [
+            (one, start + first - chunk.start, first - one.start, last - one.start)
+            for chunk, start in zip(placed.plan.chunks if placed.plan else (), placed.starts, strict=True)
+            for one, first, last in media_within(chunk)
+        ]
+        if not within:
             return None
-        return self.part.rows(placed.plan.chunks, placed.starts, self.slots.device)
+        features = self.part.encoder.features(one for one, *_ in within)
+        rows = np.concatenate([np.arange(row, row + last - first) for _, row, first, last in within])
+        parts = [(features[one.digest], slice(first, last)) for one, _, first, last in within]
+        embeddings = torch.cat([of.embeddings[part] for of, part in parts])
+        depth = len(parts[0][0].deep)
+        deep = tuple(torch.cat([of.deep[layer][part] for of, part in parts]) for layer in range(depth))
+        return MediaRows(upload(rows, self.slots.device), embeddings, deep)
 
     @contextmanager
     def entered(self, column: MediaRows | None, inputs: dict[str, Any]) -> Iterator[None]:

@@ -4,43 +4,43 @@ import numpy as np
 from torch import Tensor
 
 from wingbeat.runtime.media.encoder import MediaEncoder
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.media.positions import rotations
-from wingbeat.runtime.protocol.chunk_media import PlacedMedia
+from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import copy_into, upload
-from wingbeat.runtime.scheduling.media import MediaInput
 
 
-def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedMedia]) -> int:
-    """Fill in `Outcome.media` as far as the channel has room for it; see `TellMedia`.
+def tell(encoder: MediaEncoder, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
+    """Fill in `Outcome.inputs` as far as the channel has room for it; see `TellInputs`.
 
     A pair holds the token behind its position, so that what counts of a chunk begins and ends one token later.
     """
     within = [_within(chunk) for chunk in chunks]
-    before = any(chunk.media and chunk.start + 1 < chunk.media[-1].end for chunk in chunks)
+    before = any(chunk.spans and chunk.start + 1 < chunk.spans[-1].end for chunk in chunks)
     with_axes, with_embeddings = outcome.chunk_axes.shape[1] > 0, outcome.chunk_embeddings.shape[1] > 0
     if not before or not (with_axes or with_embeddings):
         return 0
     if with_axes:
-        axes = [rotations(chunk.media, chunk.start + 1, chunk.start + chunk.length + 1) - 1 for chunk in chunks]
+        axes = [rotations(chunk.spans, chunk.start + 1, chunk.start + chunk.length + 1) - 1 for chunk in chunks]
         _write(outcome.chunk_axes, np.concatenate(axes, axis=1).T)
     if with_embeddings:
         _embed(encoder, outcome, chunks, within)
     return 1
 
 
-def _within(chunk: PlacedMedia) -> list[tuple[MediaInput, int, int]]:
+def _within(chunk: PlacedChunk) -> list[tuple[MediaInput, int, int]]:
     """Media whose tokens are among a chunk's pairs: positions of the first token, and of the one behind the last."""
     begin, end = chunk.start + 1, chunk.start + chunk.length + 1
     return [
-        (one, max(one.start, begin), min(one.end, end)) for one in chunk.media if one.start < end and one.end > begin
+        (one, max(one.start, begin), min(one.end, end)) for one in chunk.spans if one.start < end and one.end > begin
     ]
 
 
 def _embed(
     encoder: MediaEncoder,
     outcome: Outcome,
-    chunks: list[PlacedMedia],
+    chunks: list[PlacedChunk],
     within: list[list[tuple[MediaInput, int, int]]],
 ) -> None:
     features = encoder.features((one for media in within for one, *_ in media), counted=False)

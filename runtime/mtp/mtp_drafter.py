@@ -65,7 +65,7 @@ class MtpDrafter(StagedDrafter):
         pool = DraftPool(modules.layers, num_drafted, dtype, device, fixed_shapes, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
-            (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, media_width=self.taps_size
+            (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, embedding_width=self.taps_size
         )
         self._hidden = torch.zeros(0)
         """[num_slots + 1, hidden_size]: the first module's result at each sequence's last settled row."""
@@ -80,12 +80,12 @@ class MtpDrafter(StagedDrafter):
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Run every module over the chunks, in shapes that follow the data."""
         spans: list[_Span] = []
-        taken, media = 0, batch.chunk_media
+        taken, given = 0, batch.chunk_inputs
         starts = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
         rotated = batch.chunk_rotations([torch.arange(at, at + count, device=self.device) for at, count in starts])
         tokens = batch.chunk_next_token_ids
-        if media is not None:
-            tokens = media.embedded(self.modules.embed(tokens))
+        if given is not None:
+            tokens = given.embedded(self.modules.embed(tokens))
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             rows = slice(taken, taken + length)
             taken += length

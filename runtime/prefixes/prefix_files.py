@@ -3,7 +3,6 @@
 Both are written whole or not at all, and have checksums. The first is enough to compute the second again.
 """
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -11,22 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from wingbeat.kernels.replaced_file import replacing
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.prefixes.contents import Contents
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import Variant
 
 FORMAT = "1"
 """Of both files."""
 MOST_RECORD_BYTES = 1 << 26
-MOST_MEDIA_BYTES = 1 << 25
-"""Of what was made of a prefix's images or audio, which a record has in base64."""
+MOST_SPAN_BYTES = 1 << 25
+"""Content of a prefix's spans, which a record has in base64."""
 
 
 class PrefixFileError(ValueError):
@@ -51,8 +50,8 @@ def write_record(path: Path, prefix: SavedPrefix, tokenizer: str) -> None:
         "conversation": prefix.conversation,
         "token_ids": list(prefix.token_ids),
     }
-    if prefix.media:
-        fields["media"] = [_media_fields(one) for one in prefix.media]
+    if prefix.spans:
+        fields["media"] = [span.as_fields() for span in prefix.spans]
     fields["checksum"] = _checksum_of_fields(fields)
     with _replacing(path) as temporary:
         temporary.write_text(json.dumps(fields))
@@ -77,9 +76,9 @@ def read_record(path: Path, tokenizer: str) -> SavedPrefix:
         if fields["name"] != path.stem or not is_prefix_name(path.stem):
             raise PrefixFileError(f"{path} is of a prefix named {fields['name']!r}")
         adapter = None if fields["adapter"] is None else Variant(**fields["adapter"])
-        media = tuple(_read_media(one) for one in fields.get("media", ()))
+        spans = tuple(map(_read_span, fields.get("media", ())))
         token_ids = tuple(fields["token_ids"])
-        return SavedPrefix(path.stem, fields["version"], token_ids, adapter, fields["conversation"], media)
+        return SavedPrefix(path.stem, fields["version"], token_ids, adapter, fields["conversation"], spans)
     except PrefixFileError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -135,22 +134,12 @@ def prefix_digest(prefix: SavedPrefix) -> str:
     return hashlib.sha256(json.dumps([prefix.variant_digest, prefix.hashed_ids]).encode()).hexdigest()[:32]
 
 
-def _media_fields(one: MediaInput) -> dict[str, Any]:
-    arrays = {
-        name: [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
-        for name, array in one.arrays.items()
-    }
-    return {"start": one.start, "length": one.length, "grid": one.grid, "kind": one.kind, "arrays": arrays}
-
-
-def _read_media(fields: Mapping[str, Any]) -> MediaInput:
-    """Raises ValueError, KeyError or TypeError where the fields are none of `_media_fields`."""
-    arrays = {
-        name: np.frombuffer(base64.b64decode(data, validate=True), np.dtype(dtype)).reshape(shape)
-        for name, (dtype, shape, data) in fields["arrays"].items()
-    }
-    grid = None if fields["grid"] is None else tuple(fields["grid"])
-    return MediaInput.of(fields["start"], fields["length"], arrays, grid, fields["kind"])
+def _read_span(fields: Mapping[str, Any]) -> PromptSpan:
+    """Raises ValueError, KeyError or TypeError where the fields are none of `PromptSpan.as_fields`."""
+    span = first("read_span", fields)
+    if span is None:
+        raise ValueError("nothing here reads its spans")
+    return span
 
 
 def _checksum_of_fields(fields: Mapping[str, Any]) -> str:

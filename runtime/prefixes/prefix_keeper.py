@@ -15,7 +15,7 @@ from torch import Tensor
 from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.kv.blocks import NoFreeBlocks
 from wingbeat.runtime.prefixes.contents import Contents, PrefixContents
-from wingbeat.runtime.prefixes.prefix_files import MOST_MEDIA_BYTES
+from wingbeat.runtime.prefixes.prefix_files import MOST_SPAN_BYTES
 from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.round.rows import keeping
@@ -232,9 +232,9 @@ class PrefixKeeper:
         if num_blocks * size >= self._engine.config.max_model_len:
             longest = self._engine.config.max_model_len
             return Refusal(INVALID, f"has {len(prefix.token_ids)} tokens: max_model_len is {longest}")
-        if (num_bytes := sum(one.num_bytes for one in prefix.media)) > MOST_MEDIA_BYTES:
+        if (num_bytes := sum(one.num_bytes for one in prefix.spans)) > MOST_SPAN_BYTES:
             made = f"its images or audio are {num_bytes >> 20} MiB of numbers"
-            return Refusal(INVALID, f"cannot be kept: {made}, and {MOST_MEDIA_BYTES >> 20} are kept")
+            return Refusal(INVALID, f"cannot be kept: {made}, and {MOST_SPAN_BYTES >> 20} are kept")
         left = self.max_blocks - self._blocks.num_pinned - sum(one.num_new for one in self._computing.values())
         if num_new > left:
             return Refusal(
@@ -275,8 +275,8 @@ class PrefixKeeper:
         # What a drafter is given of it is in no cache.
         fresh = self._engine.needs.keeps_context
         tokens = prefix.token_ids[:num_tokens]
-        media = tuple(one for one in prefix.media if one.end < num_tokens)
-        request = Request(request_id, tokens, ONE_TOKEN, variant=prefix.variant, fresh=fresh, media=media)
+        spans = tuple(one for one in prefix.spans if one.end < num_tokens)
+        request = Request(request_id, tokens, ONE_TOKEN, variant=prefix.variant, fresh=fresh, spans=spans)
         try:
             self._engine.add_request(request)
         except ValueError as error:

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan, prefix_ids
 from wingbeat.runtime.scheduling.request import Variant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -20,18 +20,18 @@ class SavedPrefix(NamedTuple):
     """The variant for whose requests it is; None is the base model."""
     conversation: str = ""
     """JSON of the messages that it was made of, and of what else their template read; empty for a plain prompt."""
-    media: tuple[MediaInput, ...] = ()
-    """Images or audio among its tokens."""
+    spans: tuple[PromptSpan, ...] = ()
+    """Spans among its tokens that stand for more than text."""
 
     @property
     def hashed_ids(self) -> list[int]:
-        """What its blocks are hashed by: tokens, and the content of media in the place of theirs."""
-        return prefix_ids(list(self.token_ids), self.media)
+        """Numbers by which its blocks are hashed: tokens, and the content of spans in the place of theirs."""
+        return prefix_ids(list(self.token_ids), self.spans)
 
     def num_blocks(self, block_size: int) -> int:
-        """Whole blocks that can be computed of it alone: none ends within an image or a sound, or right behind it."""
+        """Whole blocks that can be computed of it alone: none ends within a span, or right behind it."""
         count = len(self.token_ids) // block_size
-        while any(one.start < count * block_size <= one.end for one in self.media):
+        while any(one.start < count * block_size <= one.end for one in self.spans):
             count -= 1
         return count
 

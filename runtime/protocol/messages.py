@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import NUM_BINS, EngineConfig
-from wingbeat.runtime.protocol.chunk_media import ChunkMedia
+from wingbeat.runtime.protocol.chunk_inputs import ChunkInputs
 from wingbeat.runtime.protocol.sampling_rules import MOST_BIASED, NUM_RULES, SamplingRules
 
 
@@ -37,10 +37,10 @@ class ChannelSpec:
     vocab_size: int = 0
     """Of the verifier; 0 where the drafter is never told which tokens are allowed: with rounds in flight the host knows
     the roots too late."""
-    media_width: int = 0
-    """Of the embeddings of images and audio in prompts; 0 where the drafter is never shown them."""
+    embedding_width: int = 0
+    """Width of the embeddings of prompts' spans; 0 where the drafter is never shown them."""
     num_axes: int = 0
-    """Of the positions in prompts: 3 where images are rotated by row and column, and the drafter is told so."""
+    """Axes of positions in prompts: 3 where spans are rotated by row and column, and the drafter is told so."""
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":
@@ -127,8 +127,8 @@ class RoundHeader(NamedTuple):
     sampling_rules: int = 0
     """`RuleKinds` of the sequences that trees are asked for, whose rules of sampling the outcome holds; 0 where none of
     them has any."""
-    has_media: int = 0
-    """1 where a chunk has images or audio, or stands before some: `Outcome.media` says of all chunks what is there."""
+    has_inputs: int = 0
+    """1 where a chunk has tokens of spans, or stands before some: `Outcome.inputs` has those of all chunks."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
@@ -246,13 +246,13 @@ class Outcome(NamedTuple):
     last_token_ids: Tensor
     """int64 [num_slots] by slot: the last decided token, which is the root of the next tree."""
     position_deltas: Tensor
-    """int64 [num_slots] by slot: by how much what is behind a prompt's images is rotated as if it stood elsewhere."""
+    """int64 [num_slots] by slot: by how much the text behind a prompt's spans is rotated as if it stood elsewhere."""
     chunk_axes: Tensor
-    """int64 [max_prefill_tokens, num_axes], with the next two: see `ChunkMedia`; read where the header says so."""
+    """int64 [max_prefill_tokens, num_axes], with the next two: see `ChunkInputs`; read where the header says so."""
     chunk_shown: Tensor
     """int64 [max_prefill_tokens]"""
     chunk_embeddings: Tensor
-    """[max_prefill_tokens, media_width]"""
+    """[max_prefill_tokens, embedding_width]"""
     growth_limits: Tensor
     """float32 [2]: `speculation.policy.GrowthLimits`; read where the header says so, as the next one."""
     acceptance_table: Tensor
@@ -273,9 +273,9 @@ class Outcome(NamedTuple):
         """Of every slot."""
         return SamplingRules(self.sampling_rules, self.biased_token_ids, self.biases)
 
-    def media(self, num_tokens: int) -> ChunkMedia:
+    def inputs(self, num_tokens: int) -> ChunkInputs:
         """Of the chunks, which have so many tokens together."""
-        return ChunkMedia(*(part[:num_tokens] for part in (self.chunk_axes, self.chunk_shown, self.chunk_embeddings)))
+        return ChunkInputs(*(part[:num_tokens] for part in (self.chunk_axes, self.chunk_shown, self.chunk_embeddings)))
 
 
 class TreeReply(NamedTuple):
@@ -323,8 +323,8 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "last_token_ids": (slots, long),
         "position_deltas": (slots, long),
         "chunk_axes": ((spec.max_prefill_tokens, spec.num_axes), long),
-        "chunk_shown": ((spec.max_prefill_tokens if spec.media_width else 0,), long),
-        "chunk_embeddings": ((spec.max_prefill_tokens, spec.media_width), spec.taps_dtype),
+        "chunk_shown": ((spec.max_prefill_tokens if spec.embedding_width else 0,), long),
+        "chunk_embeddings": ((spec.max_prefill_tokens, spec.embedding_width), spec.taps_dtype),
         "growth_limits": ((2,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
         "allowed_tokens": ((spec.num_slots, -(-spec.vocab_size // 32)), torch.int32),

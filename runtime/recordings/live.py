@@ -218,9 +218,9 @@ class LiveRecording(RoundObserver):
 def may_be_kept(request: Request) -> bool:
     """Whether a request's tokens may be stored: not those of one that opts out, nor of one whose cache is its own.
 
-    A recording holds tokens, which do not tell what an image or a sound was.
+    A recording holds tokens, which do not tell what a span stood for.
     """
-    return request.params.learn and not request.params.cache_salt and not request.media
+    return request.params.learn and not request.params.cache_salt and not request.spans
 
 
 def is_sampled(request_id: str, share: float) -> bool:

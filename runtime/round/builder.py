@@ -122,7 +122,7 @@ class BatchBuilder:
 
         Args:
             decodes: None where there are chunks alone.
-            chunks: of sequences without images.
+            chunks: of sequences without spans.
         """
         parts, begin, logits_rows, slots = [], 0, None, None
         if decodes is not None:

@@ -69,7 +69,7 @@ class PromptGraphs:
     ) -> ForwardResult:
         """As `EagerRounds.forward`, of no decode; what a graph says is valid until the next round.
 
-        Eager are more chunks than the largest graph holds, images or audio, rows that are reported on, and those
+        Eager are more chunks than the largest graph holds, those with spans, rows that are reported on, and those
         without a graph, by the settings or because its capture failed.
         """
         chunks = plan.chunks

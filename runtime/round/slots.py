@@ -11,7 +11,6 @@ from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.processors import ProcessorTables
 from wingbeat.runtime.round.told_rules import ToldRules
-from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -57,8 +56,7 @@ class SlotState:
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
         self.position_deltas = column(torch.int64)
-        """By how much a token behind a sequence's images is rotated as if it stood elsewhere."""
-        self._any_moved = False
+        """By how much a token behind a sequence's spans is rotated as if it stood elsewhere; written by `move`."""
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
@@ -149,11 +147,6 @@ class SlotState:
         self.committed_lens[slots] = lens
         self.last_token_ids[slots] = last_token_ids
         self.epochs[slots] = epochs
-        deltas = [position_delta(seq.request.media) for seq in seqs]
-        self._any_moved = self._any_moved or any(deltas)
-        if self._any_moved:
-            self.position_deltas[slots] = upload(deltas, self.device)
-            self._num_changes["position_deltas"] += 1
         for name in ("epochs", "temperatures", "seeds"):
             self._num_changes[name] += 1
         self.seeds[slots] = seeds
@@ -161,6 +154,11 @@ class SlotState:
         self.top_ks[slots] = top_ks
         self.top_ps[slots] = top_ps
         self.min_ps[slots] = min_ps
+
+    def move(self, slot: int, delta: int) -> None:
+        """Let what is behind a sequence's spans be rotated as if it stood `delta` positions later."""
+        self.position_deltas[slot] = delta
+        self._num_changes["position_deltas"] += 1
 
     def _append_blocks(self, seqs: list[Sequence]) -> None:
         """Write the blocks that sequences got since the last call into their rows of the block table."""

@@ -18,19 +18,15 @@ class Chunk(NamedTuple):
     """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
 
     @classmethod
-    def next_of(cls, seq: Sequence, budget: int, whole_images: bool = False) -> "Chunk":
-        """The next positions of a sequence, at most `budget` of them.
-
-        Args:
-            whole_images: never split an image: the chunk ends before it, even if that leaves the chunk empty.
-        """
-        length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget), whole_images)
+    def next_of(cls, seq: Sequence, budget: int) -> "Chunk":
+        """The next positions of a sequence, at most `budget` of them."""
+        length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget))
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows are tokens alone, no media, of which none is reported on."""
-        return not (self.seq.request.media or self.prompt_targets() or self.report)
+        """Whether its rows are tokens alone, no spans, of which none is reported on."""
+        return not (self.seq.request.spans or self.prompt_targets() or self.report)
 
     @property
     def report(self) -> PromptReport | None:
@@ -57,8 +53,6 @@ class SchedulerOutput(NamedTuple):
     """Prompt tokens that could still be computed this round."""
     without_room: tuple[Sequence, ...] = ()
     """Decodes for whose trees there are no blocks."""
-    whole_images: bool = False
-    """Whether no chunk may end among the tokens of an image."""
 
     def with_trees(self) -> list[bool]:
         """By decode: whether a tree was asked for and there are blocks for it."""
@@ -103,14 +97,8 @@ class SchedulerOutput(NamedTuple):
         )
 
 
-def length_of(seq: Sequence, start: int, length: int, whole_images: bool) -> int:
-    """Of a chunk of at most `length` positions; 0 where not even the first image fits.
-
-    Args:
-        whole_images: as for `Chunk.next_of`.
-    """
-    if not whole_images:
-        return length
+def length_of(seq: Sequence, start: int, length: int) -> int:
+    """Length of a chunk of at most `length` positions; 0 where not even the first span that is whole fits."""
     end = start + length
-    cut = next((image.start for image in seq.request.media if image.start < end < image.end), end)
+    cut = next((span.start for span in seq.request.spans if span.whole and span.start < end < span.end), end)
     return max(cut - start, 0)

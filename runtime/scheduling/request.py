@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -249,8 +249,8 @@ class Request:
     """Whether engines have died under it: nothing runs beside it until it has written more than `ALONE_TOKENS`."""
     variant: Variant | None = None
     """The variant of the model that it runs with; None is the base model."""
-    media: tuple[MediaInput, ...] = field(default=(), compare=False)
-    """Of the prompt, in the order of their tokens."""
+    spans: tuple[PromptSpan, ...] = field(default=(), compare=False)
+    """Spans of the prompt that stand for more than text, in order."""
     fresh: bool = False
     """Whether its prompt is computed from its first token on, wherever it is cached."""
 

@@ -48,7 +48,6 @@ class Scheduler:
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
         seats: that requests need beside a slot; None where none does.
-        whole_images: no prompt chunk may end among the tokens of an image.
         left: called with each slot that a sequence has left.
     """
 
@@ -58,7 +57,6 @@ class Scheduler:
         block_manager: BlockManager,
         eos_token_ids: frozenset[int],
         seats: Seats | None = None,
-        whole_images: bool = False,
         left: Callable[[int], object] = lambda slot: None,
     ) -> None:
         self.config = config
@@ -66,7 +64,6 @@ class Scheduler:
         self.block_manager = block_manager
         self.eos_token_ids = eos_token_ids
         self._seats = seats
-        self._whole_images = whole_images
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -161,15 +158,15 @@ class Scheduler:
         admitted: list[Sequence] = []
         for seq in self.running:
             if seq.wants_chunk and budget:
-                chunk = Chunk.next_of(seq, budget, self._whole_images)
+                chunk = Chunk.next_of(seq, budget)
                 chunks += [chunk] if chunk.length else []
                 budget -= chunk.length
         while self.waiting and self._free_slots and budget:
             seq = self._next()
             if seq is None or not self.isolated(seq, self._admit, seq):
                 break
-            chunk = Chunk.next_of(seq, budget, self._whole_images)
-            if not chunk.length:  # an image that takes a round with more room
+            chunk = Chunk.next_of(seq, budget)
+            if not chunk.length:  # a whole span takes a round with more room
                 self._free(seq)
                 break
             self._order.take(seq, self.waiting)
@@ -182,7 +179,7 @@ class Scheduler:
                 decodes.append(seq)
         if self._seats is not None:
             decodes.sort(key=attrgetter("seat"))  # rows of one seat are read together
-        return SchedulerOutput(decodes, chunks, admitted, budget, without_room, self._whole_images)
+        return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
         """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.

@@ -7,7 +7,7 @@ import numpy as np
 
 from wingbeat.runtime.kv.block_hashes import salted_root
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.media import prefix_ids
+from wingbeat.runtime.scheduling.prompt_spans import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
@@ -162,9 +162,9 @@ class Sequence:
             self.reports.restart()
 
     def prefix_ids(self) -> list[int]:
-        """What its blocks are hashed by: see `runtime.scheduling.media.prefix_ids`."""
-        media = self.request.media
-        return prefix_ids(self.token_ids, media) if media else self.token_ids
+        """Numbers by which its blocks are hashed: see `prompt_spans.prefix_ids`."""
+        spans = self.request.spans
+        return prefix_ids(self.token_ids, spans) if spans else self.token_ids
 
     @property
     def wants_prompt_logprobs(self) -> bool:

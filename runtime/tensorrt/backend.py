@@ -8,25 +8,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import block_bytes
-from wingbeat.runtime.media.families import family_of
-from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.refusals import Feature, refuse
-from wingbeat.runtime.scheduling.media import IMAGE, SERVED
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
-from wingbeat.runtime.tensorrt.engine_directory import BASE, VISUAL, EngineDirectory
+from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
 from wingbeat.runtime.tensorrt.engine_model import EngineModel, LinearRows
 from wingbeat.runtime.tensorrt.linear_kv import NO_PAGES, LinearKV, Pages, RowCache
 from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
-from wingbeat.runtime.tensorrt.visual_encoder import VisualEncoder
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -65,10 +59,6 @@ class LoadedEngine(LoadedModel):
     @property
     def description(self) -> str:
         return self.config.model_dump_json()
-
-    def serve_images(self, media: MediaPart | None) -> None:
-        """Take images; None takes none."""
-        self.media, self.takes = media, {} if media is None else {IMAGE: SERVED}
 
     @property
     def computed_by(self) -> str:
@@ -133,26 +123,6 @@ class OpenedEngine(NamedTuple):
     backend: TensorRTBackend
 
 
-def _media_of(directory: EngineDirectory, device: torch.device) -> MediaPart | None:
-    """What an engine directory's model adds to a batch that has images; None where it takes none."""
-    base = directory.base
-    if base.visual is None:
-        return None
-    config = read_config(directory.folder)
-    return media_part(directory.open_session(VISUAL, device), base, config)
-
-
-def media_part(session: EngineSession, base: BaseEngineConfig, config: PreTrainedConfig) -> MediaPart:
-    """Images by the vision encoder's engine.
-
-    Args:
-        session: of `visual`.
-        config: of the whole model.
-    """
-    sizes = (base.hidden_size, base.torch_dtype, base.limits.max_image_tokens)
-    return MediaPart(config, VisualEncoder(session, base.visual, family_of(config, IMAGE), *sizes))
-
-
 def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.device) -> OpenedEngine:
     """Load an engine directory's verifier.
 
@@ -172,7 +142,8 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
     session = directory.open_session(BASE, device)
     graphs = CudaGraphDevice(device) if device.type == "cuda" else None
     loaded, fixed = load_engine(directory.base, limits, device)
-    loaded.serve_images(_media_of(directory, device))
+    for extend in hooks("extend_engine"):
+        extend(directory, loaded, device)
     return OpenedEngine(loaded, limits, TensorRTBackend(directory, session, graphs, fixed))
 
 

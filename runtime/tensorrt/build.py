@@ -16,7 +16,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import read_fields
 from wingbeat.runtime.tensorrt import engine_directory as layout
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
@@ -30,12 +30,11 @@ from wingbeat.runtime.tensorrt.engine_config import (
     GraphConfig,
     Limits,
 )
-from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual
+from wingbeat.runtime.tensorrt.export import export_base, export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import Profile, base_profiles, draft_profiles, visual_profiles
+from wingbeat.runtime.tensorrt.graph_shapes import Profile, base_profiles, draft_profiles
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.tensorrt.session import EngineStage
-from wingbeat.runtime.tensorrt.visual_graph import visual_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -61,7 +60,7 @@ class BuildPlan(NamedTuple):
 
 def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
     """Steps that a build reports: loading, and each graph's export and build."""
-    takes_images = "vision_config" in read_fields(plan.model / "config.json")
+    takes_images = bool(hooks("visual_of")) and "vision_config" in read_fields(plan.model / "config.json")
     num_graphs = 1 + (plan.drafter is not None) + takes_images
     return 1 + num_graphs * (2 if builds_engines else 1)
 
@@ -86,11 +85,11 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     more = first("graph_room", loaded, plan.limits)
-    visual = visual_of(loaded)
+    visual = first("visual_of", loaded)
     export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx", more, visual)
     if visual is not None:
         progress("exporting the vision encoder")
-        export_visual(loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
+        first("export_visual", loaded, visual, plan.limits, ops, plan.out / f"{layout.VISUAL}.onnx")
     base = _base_config(plan, loaded, tap_layers, more, visual)
     if head is not None:
         progress("exporting the drafter")
@@ -123,8 +122,8 @@ def build_engines(
         onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
         builder.build(onnx_file, profiles, engine_file, compute_capabilities, folder / layout.TIMING_CACHE)
 
-    if directory.base.is_vlm:
-        build(layout.VISUAL, visual_profiles(directory.base.limits))
+    if directory.base.is_vlm and (sizes := first("visual_profiles", directory.base.limits)):
+        build(layout.VISUAL, sizes)
     for name, config, profiles in parts:
         build(name, profiles(config.limits))
         layout.write_config(

@@ -27,7 +27,7 @@ def media_of(head: DecoderHead | OnePassHead, visual: EngineVisual | None) -> Dr
     if visual is None or isinstance(head, OnePassHead):
         return DraftMedia()
     config = head.config
-    width = head.media_width if head.media_width == config.target_hidden_size else 0
+    width = head.embedding_width if head.embedding_width == config.target_hidden_size else 0
     return DraftMedia(visual.num_axes if config.mrope_section else 0, width)
 
 

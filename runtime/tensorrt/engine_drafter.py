@@ -52,7 +52,7 @@ class EngineDrafter(Drafter):
             )
         token_bytes = sum(layer.kv_size for layer in config.layers) * self.dtype.itemsize
         self.needs = DrafterNeeds(
-            config.tap_layers, keeps_context=True, token_bytes=token_bytes, media_width=config.media_width
+            config.tap_layers, keeps_context=True, token_bytes=token_bytes, embedding_width=config.media_width
         )
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
@@ -146,7 +146,7 @@ class EngineDrafter(Drafter):
     def _media(self, batch: DraftBatch) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
         """Of a batch's chunks, back to back: by what they are rotated, as `DraftBatch.chunk_rotations` has it, None
         where that is their positions; and `KnownPairs.shown` without its first dimension."""
-        media, rotated = batch.chunk_media, None
+        media, rotated = batch.chunk_inputs, None
         if media is not None or batch.position_deltas is not None:
             chunks = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
             stored = [torch.arange(start, start + length, device=self.device) for start, length in chunks]

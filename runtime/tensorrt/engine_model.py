@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.tree.reference import unpack_mask
-from wingbeat.runtime.media.rows import MediaRows
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import Feature, ModelOutput, Placed, Rows, Segment
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
@@ -134,8 +134,8 @@ class EngineModel:
         return axes.expand(-1, visual.num_axes, -1).contiguous()
 
     def _shown(self, batch: Rows, rows: slice, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-        """What images are in a segment's rows; see `BasePass.shown`."""
-        media = batch.columns.get(MediaRows)
+        """Embeddings in the place of those of a segment's tokens; see `BasePass.shown`."""
+        media = first("embedded_rows", batch.columns)
         if media is None:
             return ()
         num_rows, size = batch.token_ids.shape[1], self.runner.config.hidden_size

@@ -34,7 +34,6 @@ from wingbeat.runtime.tensorrt.graph_shapes import (
     draft_shapes,
 )
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
-from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_shapes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _MODULE_PREFIXES = ("model.", "head.")
@@ -81,21 +80,9 @@ def export_base(
                 visual=visual,
                 hidden_size=loaded.hidden_size,
             )
-            _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
+            export_module(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()
-
-
-def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
-    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
-
-    Raises:
-        ExportError: torch or onnx refuse it.
-    """
-    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
-    with as_visual_graph(loaded, visual):
-        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
-        _export(module, module.arguments, shapes, limits, ops.opset, file)
 
 
 def export_draft(
@@ -119,7 +106,7 @@ def export_draft(
     layers = [LayerAttention(heads, heads, *sizes, None)] * num_layers
     sizes = (vocab_size, head.taps_size, config.hidden_size, limits.capacity, head.dtype)
     shapes = draft_shapes(layers, *sizes, masks, media)
-    _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
+    export_module(module.eval(), module.arguments, shapes, limits, ops.opset, file)
 
 
 def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
@@ -149,13 +136,16 @@ def check_exporter() -> None:
             raise ExportError(f"{package} is not installed: pip install 'wingbeat[onnx]'")
 
 
-def _export(
+def export_module(
     module: nn.Module, arrange: Callable[[list], tuple], shapes: GraphShapes, limits: Limits, opset: int, file: Path
 ) -> None:
-    """Write a module's graph.
+    """Write a module's graph, its weights in a file beside it, checked.
 
     Args:
         arrange: the module's arguments, of one thing for each input in their order.
+
+    Raises:
+        ExportError: torch or onnx refuse it.
     """
     from onnx import checker, shape_inference
 

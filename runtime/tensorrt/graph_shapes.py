@@ -11,7 +11,7 @@ import torch
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, EngineVisual, Limits
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, VISUAL_STAGES, EngineStage, TensorSpec
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
 
 BATCH, ROWS, SELECTED, TOKENS = "batch", "rows", "selected", "tokens"
 """Names of the free dimensions."""
@@ -160,12 +160,6 @@ def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
         EngineStage.ACCEPT: (_up_to(path), _just(1)),
     }
     return _profiles(DRAFT_STAGES, rows, limits)
-
-
-def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
-    """Sizes of the vision encoder's stage."""
-    [stage] = VISUAL_STAGES
-    return {stage: {TOKENS: _up_to(limits.max_image_tokens)}}
 
 
 def input_shapes(

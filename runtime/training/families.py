@@ -1,6 +1,7 @@
 """The kinds of heads that can be trained, by the names a user gives."""
 
-from wingbeat.runtime.parts import hooks, load_function
+from wingbeat.kernels.parts import load_function
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.training.family import Family
 from wingbeat.runtime.training.unrolled_families import Eagle1Family, Eagle3Family
 

@@ -18,7 +18,7 @@ from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import ChatReader, CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
-from wingbeat.deployments.api.media_prompts import MediaRefused
+from wingbeat.deployments.api.prompts import PromptReader
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.fleet.catalog import VARIANTS, Catalog, NameChanges, Names
@@ -26,7 +26,6 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
-from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, Variant
@@ -190,12 +189,12 @@ def app_for(
     monitor: Monitor | None = None,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
     marks: dict[str, str] | None = None,
-    media: "MediaReader | MediaRefused | None" = None,
+    reader: PromptReader | None = None,
     of_parts: Mapping[str, Any] = MappingProxyType({}),
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ):
     service = CompletionService(
-        pool, tokenizer, parsers, media=media, max_answer_bytes=max_answer_bytes, of_parts=of_parts
+        pool, tokenizer, parsers, prompt_reader=reader, max_answer_bytes=max_answer_bytes, of_parts=of_parts
     )
     return create_app(
         service,

@@ -12,8 +12,7 @@ from tests.needs import needs
 from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.surface import access_of, media_limits_of
+from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import FALLBACK
@@ -282,12 +281,6 @@ def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_else
     assert (config.model, config.num_replicas, config.drafters, config.allowed_hosts) == (None, None, None, None)
     assert AppConfig(drafter="none").drafter == "none"
     assert word == "" or [key.get_secret_value() for key in AppConfig(api_key=word).api_key] == [word]
-
-
-def test_no_image_is_larger_than_what_a_router_holds_of_all():
-    assert media_limits_of(AppConfig()) == MediaLimits()
-    small = media_limits_of(AppConfig(max_media_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
-    assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)
 
 
 @pytest.mark.parametrize(

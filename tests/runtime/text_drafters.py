@@ -1,9 +1,9 @@
 """Drafters that continue earlier text, by their names."""
 
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import KINDS
-from wingbeat.runtime.parts import load_function
 
 
 def text_drafter(name: str, speculation: SpeculationConfig) -> Drafter:

@@ -15,8 +15,8 @@ from wingbeat.cluster.channels.tcp.remote_connection import FrameError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
 _RULES = ("sampling_rules", "biased_token_ids", "biases")
-_MEDIA = ("chunk_axes", "chunk_shown", "chunk_embeddings")
-_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES, *_MEDIA)
+_INPUTS = ("chunk_axes", "chunk_shown", "chunk_embeddings")
+_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens", *_RULES, *_INPUTS)
 """Fields of an outcome that do not travel whole: the others take 44 bytes and a path per slot."""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
@@ -90,7 +90,7 @@ class _Round:
             if min(lens) < 0 or self.num_chunk_tokens > spec.max_prefill_tokens:
                 raise FrameError(f"chunks of {lens} tokens, {spec.max_prefill_tokens} fit")
             parts.append(fields["chunk_slots"][: header.num_chunks])
-        self.num_told = self.num_chunk_tokens if header.has_media else 0
+        self.num_told = self.num_chunk_tokens if header.has_inputs else 0
         self.slots = np.concatenate(parts)
         _check_slots(self.slots, spec.num_slots)
 
@@ -125,7 +125,7 @@ class OutcomeSender:
         if this.num_chunk_tokens:
             body.put(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
             body.put(fields["chunk_taps"][: this.num_chunk_tokens])
-        for name in _MEDIA if this.num_told else ():
+        for name in _INPUTS if this.num_told else ():
             body.put(fields[name][: this.num_told])
         if this.num_masks:
             body.put(fields["allowed_tokens"][: this.num_masks])
@@ -184,7 +184,7 @@ class OutcomeReceiver:
         if this.num_chunk_tokens:
             body.take(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
             body.take(fields["chunk_taps"][: this.num_chunk_tokens])
-        for name in _MEDIA if this.num_told else ():
+        for name in _INPUTS if this.num_told else ():
             body.take(fields[name][: this.num_told])
         if this.num_masks:
             body.take(fields["allowed_tokens"][: this.num_masks])

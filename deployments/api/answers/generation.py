@@ -1,7 +1,7 @@
 """What a checked request generates: its prompts, its choices, what each gains; the extension `rounds` where it asks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.fleet.fingerprint import fingerprint
 from wingbeat.runtime.drafters.choice import KINDS
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ class Prompt(NamedTuple):
     """Whether that text leaves out special tokens of the prompt."""
     end: str = ""
     """Of a conversation, the end of its text."""
-    media: tuple[MediaInput, ...] = ()
+    spans: tuple[PromptSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class Generation:
     choices_per_prompt: int
     num_prompt_tokens: int
     """Every prompt counted once, however many choices it has."""
-    num_audio_tokens: int
-    """Prompt tokens that stand for audio."""
+    prompt_details: Mapping[str, int]
+    """Further `prompt_tokens_details` of the usage."""
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""

@@ -127,9 +127,8 @@ class Totals:
             "total_tokens": num_prompt_tokens + self._num_completion_tokens,
         }
         if self.complete:
-            details = usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached_tokens}
-            if self._generation.num_audio_tokens:
-                details["audio_tokens"] = self._generation.num_audio_tokens
+            cached = {"cached_tokens": self._num_cached_tokens}
+            usage["prompt_tokens_details"] = cached | self._generation.prompt_details
         return usage
 
     def metrics(self) -> dict[str, Any]:

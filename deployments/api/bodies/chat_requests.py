@@ -7,7 +7,7 @@ from pydantic import FailFast, Field, create_model, field_validator, model_valid
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_fields import ChatFields, MessageFields
-from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, flat_parts
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, flat_parts
 from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import (
@@ -20,7 +20,6 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
 )
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.parts import hooks
-from wingbeat.runtime.scheduling.media import AUDIO
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,42 +34,42 @@ MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields 
 
 
 class ChatMessage(MoreMessageFields):
-    """One message; its content is text, and images or audio between it."""
+    """One message; its content is text, and other parts between it."""
 
-    parts: SkipJsonSchema[list[TextPart | MediaContent] | None] = None
-    """Of a content with media; no field of a request."""
+    parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
+    """Parts of a content that is not text alone; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
 
     @model_validator(mode="after")
-    def _check_media(self) -> Self:
-        if self.media and self.role != "user":
-            problem = f"is not in a message of role 'user', which alone may have {self.media[0].type}"
-            raise invalid(self.media[0].path, problem)
+    def _check_role(self) -> Self:
+        if (others := self.other_parts) and self.role != "user":
+            problem = f"is not in a message of role 'user', which alone may have {others[0].type}"
+            raise invalid(others[0].path, problem)
         return self
 
     @property
-    def media(self) -> list[MediaContent]:
-        """Among its parts."""
-        return [part for part in self.parts or () if isinstance(part, MediaContent)]
+    def other_parts(self) -> list[OtherPart]:
+        """Parts of its content that are no text."""
+        return [part for part in self.parts or () if isinstance(part, OtherPart)]
 
     def as_template_input(self, in_parts: bool = False, is_strict: bool = False) -> dict[str, Any]:
         """The fields a chat template reads.
 
         Args:
-            in_parts: text is a list of one part, as templates of models with media read it.
+            in_parts: text is a list of one part, as templates of models that take other parts read it.
             is_strict: see `MessageFields.template_fields`.
         """
         fields = self.model_dump(exclude_none=True, include={"role", "content", "name"})
         if self.parts is not None:
-            fields["content"] = [_part_as_template_input(part) for part in self.parts]
+            fields["content"] = [part.as_template_input() for part in self.parts]
         elif in_parts and self.content:
             fields["content"] = [{"type": "text", "text": self.content}]
         return fields | self.template_fields(is_strict)
 
 
 def flat_messages(value: Any) -> Any:
-    """The messages with their content as text, or as parts where there are media, without fields that ask for nothing.
+    """The messages with their content as text, or as parts where some are no text, without fields that ask for nothing.
 
     Raises:
         ApiError: 400 naming the part that is malformed or not served.
@@ -99,13 +98,6 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
         # It called something, thought, or was interrupted.
         fields["content"] = ""
     return fields
-
-
-def _part_as_template_input(part: TextPart | MediaContent) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    # Qwen2-Audio's template looks for the URL.
-    return {"type": "audio", "audio_url": ""} if part.type == AUDIO else {"type": part.type}
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -208,9 +200,9 @@ class ChatBody(MoreChatFields):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def media(self) -> list[MediaContent]:
-        """Of all messages."""
-        return [one for message in self.messages for one in message.media]
+    def other_parts(self) -> list[OtherPart]:
+        """Parts of all messages that are no text."""
+        return [part for message in self.messages for part in message.other_parts]
 
     def template_messages(self, in_parts: bool = False, is_strict: bool = False) -> list[dict[str, Any]]:
         """The messages as a chat template reads them; arguments as for `ChatMessage.as_template_input`."""

@@ -1,30 +1,32 @@
-"""Parts of a message's content: text, and images and audio by their URL or as they are."""
+"""Parts of a message's content: text, and what parts of the application read beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
-from wingbeat.deployments.media.source import AUDIO_FORMATS, MediaSource
-from wingbeat.runtime.scheduling.media import AUDIO, IMAGE
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.parts import hooks
 
-_DETAILS = (None, "auto", "high", "original")
-"""An image is read as large as the model takes it, whatever is asked for; low would be another picture."""
 _TEXT_FIELDS = frozenset(("type", "text"))
 
 
 class TextPart(Part):
-    """Text among media."""
+    """Text among other parts."""
 
     type: Literal["text"]
     text: str
 
+    def as_template_input(self) -> dict[str, Any]:
+        """The fields that a chat template reads."""
+        return {"type": "text", "text": self.text}
 
-class MediaContent(Part):
-    """An image or a sound."""
 
-    type: Literal["image", "audio"]
-    source: MediaSource
+class OtherPart(Part):
+    """A part that is no text."""
+
+    type: str
+    """Kind of span that it becomes in a prompt."""
     path: str
     """Of the field that it came from, for errors."""
     part_path: str
@@ -32,9 +34,27 @@ class MediaContent(Part):
     part_type: str
     """The part's own `type`."""
 
+    def as_template_input(self) -> dict[str, Any]:
+        """The fields that a chat template reads."""
+        return {"type": self.type}
+
+
+PartReader = Callable[[dict[str, Any], str], OtherPart]
+"""(part, its path) -> the part read; raises ApiError, 400, for one that is malformed."""
+
+
+@cache
+def part_readers(api: str) -> Mapping[str, PartReader]:
+    """Readers of parts that are no text, by a part's type.
+
+    Args:
+        api: `chat`, `responses` or `messages`.
+    """
+    return {kind: reader for readers in hooks("content_parts") for kind, reader in readers(api).items()}
+
 
 def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
-    """`content`, the text of all parts joined by newlines; and `parts`, where there are media.
+    """`content`, the text of all parts joined by newlines; and `parts`, where some are no text.
 
     Args:
         parts: as a request has them, or read already.
@@ -43,72 +63,32 @@ def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:
         ApiError: 400 naming the part that is malformed or not served.
     """
     read = [
-        part if isinstance(part, TextPart | MediaContent) else _part(part, f"{path}[{index}]")
+        part if isinstance(part, TextPart | OtherPart) else _part(part, f"{path}[{index}]")
         for index, part in enumerate(parts)
     ]
     fields: dict[str, Any] = {"content": "\n".join(part.text for part in read if isinstance(part, TextPart))}
-    if any(isinstance(part, MediaContent) for part in read):
+    if any(isinstance(part, OtherPart) for part in read):
         fields["parts"] = read
     return fields
 
 
-def _part(part: Any, path: str) -> TextPart | MediaContent:
+def _part(part: Any, path: str) -> TextPart | OtherPart:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(path, "must be an object with a 'type'")
-    if (read := _MEDIA.get(part["type"])) is not None:
+    readers = part_readers("chat")
+    if (read := readers.get(part["type"])) is not None:
         return read(part, path)
     if part["type"] != "text":
-        raise unserved_part(part["type"], path, f"only 'text', {', '.join(map(repr, _MEDIA))} are")
+        raise unserved_part(part["type"], path, only_served(readers))
     ignored_fields().pass_over_unknown(part, _TEXT_FIELDS, path)
     if not isinstance(part.get("text"), str):
         raise invalid(f"{path}.text", "must be a string")
     return TextPart(type="text", text=part["text"])
 
 
-def _image_url(part: dict[str, Any], path: str) -> MediaContent:
-    given, where = _inner(part, "image_url", "url", path, ("detail",))
-    check_detail(given, where)
-    return MediaContent(type=IMAGE, source=MediaSource(given["url"]), path=where, part_path=path, part_type="image_url")
-
-
-def _audio_url(part: dict[str, Any], path: str) -> MediaContent:
-    given, where = _inner(part, "audio_url", "url", path)
-    return MediaContent(type=AUDIO, source=MediaSource(given["url"]), path=where, part_path=path, part_type="audio_url")
-
-
-def input_audio(part: dict[str, Any], path: str) -> MediaContent:
-    """OpenAI's `input_audio`; raises ApiError, 400, for a part that is malformed."""
-    given, where = _inner(part, "input_audio", "data", path, ("format",))
-    if given.get("format") not in AUDIO_FORMATS:
-        raise invalid(f"{where}.format", f"must be one of {', '.join(AUDIO_FORMATS)}")
-    source = MediaSource(given["data"], is_base64=True, audio_format=given["format"])
-    return MediaContent(type=AUDIO, source=source, path=f"{where}.data", part_path=path, part_type="input_audio")
-
-
-_MEDIA: dict[str, Callable[[dict[str, Any], str], MediaContent]] = {
-    "image_url": _image_url,
-    "input_audio": input_audio,
-    "audio_url": _audio_url,
-}
-"""By a part's type, what reads it."""
-
-
-def _inner(
-    part: dict[str, Any], name: str, needed: str, path: str, optional: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], str]:
-    """The object under a part's name, and its path; fields that it may not have are passed over or refused."""
-    ignored_fields().pass_over_unknown(part, frozenset(("type", name)), path)
-    given, where = part.get(name), f"{path}.{name}"
-    if not isinstance(given, dict) or not isinstance(given.get(needed), str):
-        raise invalid(where, f"must be an object with a '{needed}'")
-    ignored_fields().pass_over_unknown(given, frozenset((needed, *optional)), where)
-    return given, where
-
-
-def check_detail(given: dict[str, Any], path: str) -> None:
-    """Raises ApiError, 400, for another picture than the one that is given."""
-    if given.get("detail") not in _DETAILS:
-        raise unsupported(f"{path}.detail")
+def only_served(kinds: Collection[str] = ()) -> str:
+    """Types of parts that are served, as errors name them: text, and these."""
+    return f"only {', '.join(map(repr, ('text', *kinds)))} {'are' if kinds else 'is'}"
 
 
 def unserved_part(kind: str, path: str, served: str) -> ApiError:

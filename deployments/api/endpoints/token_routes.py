@@ -99,8 +99,8 @@ async def _tokenize_chat(models: ServedModels, fields: dict[str, Any]) -> Respon
         raise invalid("prompt", "is given beside 'messages'; give one of them")
     body = ChatBody.of_fields({name: value for name, value in fields.items() if name in CHAT_FIELDS})
     service = models.choose(body.model)
-    if body.media:
-        raise invalid(body.media[0].path, "is not counted here; only text is")
+    if body.other_parts:
+        raise invalid(body.other_parts[0].path, "is not counted here; only text is")
     text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
     token_ids = await service.prompts.off_loop.run(len(text), _encoded, service, text, bool(own.add_special_tokens))
     return await _answer(service, token_ids, bool(own.return_token_strs))

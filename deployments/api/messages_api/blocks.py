@@ -3,11 +3,9 @@
 import re
 from typing import Any
 
-from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
-from wingbeat.deployments.media.source import MediaSource
-from wingbeat.runtime.scheduling.media import IMAGE
 
 _MESSAGE = frozenset(("role", "content"))
 _BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNORECASE)
@@ -15,7 +13,6 @@ _BILLING = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|$))+", re.IGNO
 request, so that no prompt would begin by the prompt of the turn before, and mean nothing to a model."""
 _BLOCKS = {
     "text": frozenset(("type", "text")),
-    "image": frozenset(("type", "source")),
     "thinking": frozenset(("type", "thinking", "signature")),
     "redacted_thinking": frozenset(("type", "data")),
     "tool_use": frozenset(("type", "id", "name", "input", "caller")),
@@ -60,35 +57,20 @@ def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     results: list[dict[str, Any]] = []
-    parts: list[TextPart | MediaContent] = []
+    readers, parts = part_readers("messages"), list[TextPart | OtherPart]()
     for block, where in _blocks(content, path):
         match block.get("type"):
             case "text":
                 parts.append(TextPart(type="text", text=_string(block, "text", where)))
-            case "image":
-                parts.append(_image(block.get("source"), where))
             case "tool_result":
                 text = _text(block.get("content") or "", f"{where}.content")
                 call_id = _string(block, "tool_use_id", where)
                 results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            case str(kind) if kind in readers:
+                parts.append(readers[kind](block, where))
             case kind:
                 raise _unsupported(kind, where)
     return [*results, {"role": "user", "content": parts or ""}] if parts or not results else results
-
-
-def _image(source: Any, block_path: str) -> MediaContent:
-    """An image by its URL or in base64; no files are kept."""
-    path = f"{block_path}.source"
-    kind = source.get("type") if isinstance(source, dict) else None
-    if (name := _SOURCES.get(kind if isinstance(kind, str) else "")) is None:
-        raise invalid(f"{path}.type", "must be 'base64' or 'url'")
-    ignored_fields().pass_over_unknown(source, frozenset(("type", "media_type", name)), path)
-    given = MediaSource(_string(source, name, path), is_base64=name == "data")
-    return MediaContent(type=IMAGE, source=given, path=f"{path}.{name}", part_path=block_path, part_type="image")
-
-
-_SOURCES = {"base64": "data", "url": "url"}
-"""By a source's type, the field that has it."""
 
 
 def _assistant_message(content: Any, path: str) -> dict[str, Any]:

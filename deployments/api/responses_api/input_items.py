@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from wingbeat.deployments.api.bodies.content_parts import MediaContent, TextPart, check_detail, input_audio
+from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, part_readers
 from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
-from wingbeat.deployments.media.source import MediaSource
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ROLES = ("system", "developer", "user", "assistant")
@@ -19,7 +17,6 @@ _ITEMS = {
 }
 """Fields of an item by its type; nobody here could read an encrypted content, and none is written."""
 _PART = frozenset(("type", "text", "logprobs"))
-_IMAGE = frozenset(("type", "image_url", "detail", "file_id"))
 
 
 def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict[str, Any]]:
@@ -76,7 +73,7 @@ class _Conversation:
             message = self._open_answer()
             message["content"] = message["content"] + _text(given, where)
         else:
-            content = _parts(given, where) if role == "user" and _has_media(given) else _text(given, where)
+            content = _parts(given, where) if role == "user" and _has_others(given) else _text(given, where)
             self.messages.append({"role": role, "content": content})
 
     def _add_call(self, item: dict[str, Any], path: str) -> None:
@@ -110,33 +107,20 @@ def _text(content: Any, path: str) -> str:
     return "\n".join(_part_texts(content, path))
 
 
-def _has_media(content: Any) -> bool:
-    return isinstance(content, list) and any(_kind(part) in _MEDIA for part in content)
+def _has_others(content: Any) -> bool:
+    return isinstance(content, list) and any(_kind(part) in part_readers("responses") for part in content)
 
 
-def _parts(parts: list[Any], path: str) -> list[TextPart | MediaContent]:
+def _parts(parts: list[Any], path: str) -> list[TextPart | OtherPart]:
     """Parts of a chat, read: their paths are those of this input."""
-    read: list[TextPart | MediaContent] = []
+    read: list[TextPart | OtherPart] = []
     for index, part in enumerate(parts):
         where = f"{path}[{index}]"
-        if (reader := _MEDIA.get(_kind(part))) is not None:
+        if (reader := part_readers("responses").get(_kind(part))) is not None:
             read.append(reader(part, where))
         else:
             read.append(TextPart(type="text", text=_part_text(part, where)))
     return read
-
-
-def _input_image(part: dict[str, Any], path: str) -> MediaContent:
-    ignored_fields().pass_over_unknown(part, _IMAGE, path)
-    if part.get("file_id") is not None:
-        raise unsupported(f"{path}.file_id", "no files are kept: give the image_url")
-    check_detail(part, path)
-    source = MediaSource(_string(part, "image_url", path))
-    return MediaContent(type=IMAGE, source=source, path=f"{path}.image_url", part_path=path, part_type="input_image")
-
-
-_MEDIA = {"input_image": _input_image, "input_audio": input_audio}
-"""By a part's type, what reads it."""
 
 
 def _kind(part: Any) -> str:
@@ -152,7 +136,7 @@ def _part_texts(parts: list[Any], path: str) -> Iterable[str]:
 def _part_text(part: Any, path: str) -> str:
     kind = _kind(part)
     if kind not in TEXT_PARTS:
-        served = "only text is" if kind not in _MEDIA else "only users' messages may have them"
+        served = "only text is" if kind not in part_readers("responses") else "only users' messages may have them"
         message = f"Content parts of type {shown(kind)!r} are not supported; {served}."
         raise ApiError(message, param=f"{path}.type", code="unsupported_value")
     ignored_fields().pass_over_unknown(part, _PART, path)

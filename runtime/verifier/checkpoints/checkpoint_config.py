@@ -20,7 +20,6 @@ WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "q
 """Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
 WITH_AUDIO = ("qwen2_audio", "audioflamingo3", "glmasr")
 """Those that it counts among the models from one sequence to another."""
-_ENCODERS = ("vision_config", "audio_config")
 _GENERATION = "generation_config.json"
 
 
@@ -49,11 +48,6 @@ class ConfigFile:
     def text(self) -> Mapping[str, Any]:
         """The fields of the language model: those of `text_config` where the checkpoint is multimodal."""
         return self.fields.get("text_config") or self.fields
-
-    @property
-    def has_media(self) -> bool:
-        """Whether the checkpoint has an encoder of images or audio."""
-        return any(self.fields.get(name) for name in _ENCODERS)
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:

@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -19,12 +18,8 @@ from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.scheduler import Seats
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.layers.linears import held_bytes
-from wingbeat.runtime.verifier.layers.model_part import ModelPart
+from wingbeat.runtime.verifier.layers.model_part import ModelPart, SpanReader
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.media.rows import MediaPart
-
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +39,12 @@ class LoadedModel:
     """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
     parts: dict[str, ModelPart] = field(default_factory=dict)
     """Parts of the runtime that hold something of it, by name."""
-    media: "MediaPart | None" = None
-    """Its part that reads images or audio; None where it serves none."""
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
     eight_bits: bool = False
     """Its linear layers' weights are rounded to eight bits (`wingbeat.runtime.verifier.layers.eight_bits`)."""
     takes: dict[str, str] = field(default_factory=dict)
-    """By kind of media that it has an encoder for: `scheduling.media.SERVED`, or why they are not served."""
+    """By kind of span that the checkpoint has an encoder for: `served`, or why that kind is not."""
 
     def __post_init__(self) -> None:
         outside = sorted(token_id for token_id in self.eos_token_ids if not 0 <= token_id < self.vocab_size)
@@ -146,9 +139,9 @@ class LoadedModel:
         return next((labels for labels in found if labels is not None), None)
 
     @property
-    def sees_whole_images(self) -> bool:
-        """Whether tokens of an image attend to later ones of it."""
-        return self.media is not None and self.media.sees_whole_images
+    def reader(self) -> SpanReader | None:
+        """Its part that reads spans of prompts; None where it serves none."""
+        return next((part for part in self.parts.values() if isinstance(part, SpanReader)), None)
 
     def check_length(self, max_model_len: int) -> None:
         """Raises ValueError where the model has fewer positions."""
@@ -158,34 +151,33 @@ class LoadedModel:
             )
 
     def check(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError for tokens that it does not have, and for what `MediaPart.check` refuses."""
+        """Raises ValueError for tokens that it does not have, and for what `SpanReader.check` refuses."""
         request.check_token_ids(self.vocab_size)
-        if not request.media:
+        if not request.spans:
             return
-        if self.media is None:
-            kind = request.media[0].kind
+        if (reader := self.reader) is None:
+            kind = request.spans[0].kind
             raise ValueError(f"{kind} cannot be used: {self.takes.get(kind, 'the model takes none')}")
-        self.media.check(request, most_at_once)
+        reader.check(request, most_at_once)
 
-    def told_to_drafters(self, media_width: int | None) -> dict[str, int]:
-        """Its vocabulary, and what of images and audio goes to a drafter: fields of a `ChannelSpec`.
+    def told_to_drafters(self, embedding_width: int | None) -> dict[str, int]:
+        """Its vocabulary, and fields of a `ChannelSpec` for spans of prompts.
 
         Args:
-            media_width: of the embeddings that the drafter reads; None where it keeps no context.
+            embedding_width: of the embeddings that the drafter reads; None where it keeps no context.
         """
-        if self.media is None or media_width is None:
-            return {"vocab_size": self.vocab_size}
-        shown = media_width if media_width == self.hidden_size else 0
-        num_axes = 3 if self.media.rotates_in_grids else 0
-        return {"vocab_size": self.vocab_size, "media_width": shown, "num_axes": num_axes}
+        spec, reader = {"vocab_size": self.vocab_size}, self.reader
+        if reader is None or embedding_width is None:
+            return spec
+        return spec | reader.told(embedding_width if embedding_width == self.hidden_size else 0)
 
-    def media_figures(self) -> dict[str, float] | None:
-        """`EncoderFigures` as plain data; None where it serves no media."""
-        return None if self.media is None else asdict(self.media.encoder.figures)
+    def part_figures(self) -> dict[str, dict[str, float]]:
+        """Figures of its parts that have some, by name."""
+        return {name: figures for name, part in self.parts.items() if (figures := part.figures())}
 
-    def encoder_seconds(self) -> dict[str, float]:
-        """Of the device, by stage; empty where it serves no media."""
-        return {} if self.media is None else self.media.encoder.device_clock.seconds
+    def part_seconds(self) -> dict[str, float]:
+        """Seconds of the device in stages of its parts."""
+        return {stage: seconds for part in self.parts.values() for stage, seconds in part.seconds().items()}
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -200,11 +192,6 @@ def features_of(
     of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
     found: list[Feature] = [*of_parts, *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
-    if loaded.media is not None:
-        # A model of text is served without the code of images and audio.
-        from wingbeat.runtime.media.rows import Media
-
-        found.append(Media(loaded.media, slots, loaded.model, loaded.decoder_layers))
     return tuple(found)
 
 

@@ -1,5 +1,6 @@
 """Addition of a part of the runtime to a loaded verifier, beside what every model has."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -8,8 +9,11 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, KeptBeside
+from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
+from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.rows import Feature, Rows
 from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.scheduler import Seats
 from wingbeat.runtime.scheduling.sequence import Sequence
 
@@ -56,6 +60,37 @@ class ModelPart:
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
         """Labels of an engine's requests in metrics; None where there are none."""
         return None
+
+    def figures(self) -> dict[str, float]:
+        """Figures of an engine in metrics; empty where there are none."""
+        return {}
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the device by stage, beside those of every model."""
+        return {}
+
+
+class SpanReader(ModelPart, ABC):
+    """Part that reads spans of prompts; a verifier has at most one."""
+
+    whole_spans: bool
+    """Whether they are whole, see `PromptSpan.whole`."""
+
+    @abstractmethod
+    def check(self, request: Request, most_at_once: int) -> None:
+        """Raises ValueError, one line that begins with a span's kind, for spans that the model cannot have.
+
+        Args:
+            most_at_once: prompt tokens of a round.
+        """
+
+    @abstractmethod
+    def told(self, width: int) -> dict[str, int]:
+        """Fields of a `ChannelSpec` to a drafter that reads embeddings of this width."""
+
+    @abstractmethod
+    def tell_inputs(self, outcome: Outcome, chunks: list[PlacedChunk]) -> int:
+        """See `TellInputs`."""
 
 
 class Remembered(Protocol):

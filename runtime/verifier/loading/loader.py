@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.hugging_face import one_line
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.refusals import Feature, problem
-from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
@@ -40,7 +40,6 @@ from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
 from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
-from wingbeat.runtime.verifier.loading.media_trial import media_trial
 from wingbeat.runtime.verifier.loading.reference import (
     WRITTEN,
     TrialText,
@@ -132,20 +131,21 @@ def prepare_model(
         if eight_bits:
             round_linears(model, decoder_layers(model, len(probed.layers)))
         texts = texts_for(model, probed)
-        media_refusals: dict[str, str] = {}
+        refused: dict[str, str] = {}
         if model.dtype in HALVES:
-            media_refusals = _try_in_float32(model, probed, texts, whole, deterministic)
+            refused = _try_in_float32(model, probed, texts, whole, deterministic)
         references = reference_logits(model, texts)
         if references[0].rounding and written:
             references += reference_logits(model, written_texts(texts, written))
-        media = media_trial(model, texts, whole, media_refusals)
+        trial = first("open_trial", model, texts, whole, refused)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.remembered, whole, deterministic)
         loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
             try_rows(loaded, texts)
-        media.serve(loaded)
+        if trial is not None:
+            trial.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
@@ -169,7 +169,7 @@ def _try_in_float32(
     Layers run both as transformers wrote them and fused: which of them are fused may depend on the dtype.
 
     Returns:
-        Why media are not served, by kind.
+        Why spans of prompts are not served, by kind.
 
     Raises:
         UnsupportedModelError: as `try_model`.
@@ -180,7 +180,7 @@ def _try_in_float32(
     try:
         remembered = check_cache(copy).remembered  # in float32, too
         references = reference_logits(copy, texts)
-        media = media_trial(copy, texts, whole)
+        trial = first("open_trial", copy, texts, whole, {})
     except Exception as error:
         if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
             raise
@@ -191,13 +191,12 @@ def _try_in_float32(
             try_model(_switch(copy, "", probed, remembered, whole, deterministic, fast=False), references)
         loaded = _switch(copy, "", probed, remembered, whole, deterministic)
     try_model(loaded, references)
-    media.serve(loaded)
-    refusals = {kind: said for kind, said in loaded.takes.items() if said != SERVED}
-    del copy, loaded, references, media
+    refused = {} if trial is None else trial.serve(loaded)
+    del copy, loaded, references, trial
     gc.collect()  # layers and what runs them refer to each other
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
-    return refusals
+    return refused
 
 
 @contextmanager

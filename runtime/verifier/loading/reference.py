@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
 from wingbeat.runtime.verifier.layers.loaded_model import num_words
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention
 from wingbeat.runtime.verifier.loading.exact import HALVES, in_float32
@@ -48,8 +48,8 @@ class TrialText(NamedTuple):
     steps: list[int]
     tree: list[int]
     """Tokens of the nodes; the root is the last step's."""
-    media: tuple[MediaInput, ...] = ()
-    """Of the prompt."""
+    spans: tuple[PromptSpan, ...] = ()
+    """Spans of the prompt."""
 
     def paths(self) -> Tensor:
         """Each path of the tree behind all before it: int64 [num_paths, length]."""
@@ -134,7 +134,7 @@ def trial_texts(
     for length in _lengths(windows, max_positions):
         count = length + _NUM_BEHIND
         drawn = torch.randint(vocab_size, (2 * count + 64,), generator=generator).tolist()
-        # Placeholders of images and the like are not read as text.
+        # Placeholders of spans are not read as text.
         texts.append(_text([token for token in drawn if token not in avoided][:count], length))
     return texts
 

@@ -18,7 +18,6 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.scheduling.media import position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -153,7 +152,7 @@ class Trial:
 
     def __init__(self, loaded: LoadedModel, texts: list[TrialText]) -> None:
         self.texts = texts
-        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams(), media=text.media)) for text in texts]
+        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams(), spans=text.spans)) for text in texts]
         config = EngineConfig(
             max_num_seqs=len(texts),
             max_model_len=max(text.paths().shape[1] for text in texts),
@@ -166,12 +165,13 @@ class Trial:
             # Every other block, the last one first: where keys lie says nothing about where they stand.
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
-        for slot, text in enumerate(texts):
-            self.slots.position_deltas[slot] = position_delta(text.media)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.keeps_states = loaded.keeps_states
         features = features_of(loaded, self.slots, config, loaded.manage_blocks(config, cache.num_blocks))
         last, on_host = loaded.max_position_embeddings - 1, loaded.device.type == "cpu"
+        for seq in self.seqs:
+            for feature in features:
+                feature.admit(seq)
         self.builder = BatchBuilder(cache, self.slots, config, last, on_host, features=features)
         self.model = VerifierModel(loaded)
 

@@ -128,21 +128,21 @@ def test_of_what_grammars_allow_rows_of_proposals_travel_where_any_is_restricted
 
 
 def test_what_chunks_have_of_images_travels_where_a_round_has_some() -> None:
-    channel = RemoteChannel("127.0.0.1", dataclasses.replace(SPEC, media_width=4, num_axes=3))
+    channel = RemoteChannel("127.0.0.1", dataclasses.replace(SPEC, embedding_width=4, num_axes=3))
     drafter = RemoteChannel.attach(channel.name, 1)
-    for has_media, first in ((0, 1), (1, 40), (0, 90)):
+    for has_inputs, first in ((0, 1), (1, 40), (0, 90)):
         outcome = channel.verifier_end.acquire_outcome(LONG_S)
-        told = outcome.media(2)
+        told = outcome.inputs(2)
         for part in told:
             part.copy_(torch.arange(first, first + part.numel()).view(part.shape))
-        writer = OutcomeWriter(outcome, lambda outcome, chunks, has_media=has_media: has_media)
+        writer = OutcomeWriter(outcome, lambda outcome, chunks, has_inputs=has_inputs: has_inputs)
         writer.add_chunk(1, 0, 2)
         writer.finish([], 0)
         outcome.position_deltas[1] = -first
         seen = exchange((channel, drafter))
         assert int(seen.position_deltas[1]) == -first
-        same = [torch.equal(part, mine) for part, mine in zip(seen.media(2), told, strict=True)]
-        assert same == [bool(has_media)] * 3
+        same = [torch.equal(part, mine) for part, mine in zip(seen.inputs(2), told, strict=True)]
+        assert same == [bool(has_inputs)] * 3
     drafter.close()
     channel.verifier_end.close()
 

@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from tests.runtime.pushed_folder import pushed_folder
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.learning.families import learning_families
 from wingbeat.deployments.learning.folder import learning_root
-from wingbeat.deployments.learning.part import families, refuses_weights
+from wingbeat.deployments.learning.part import refuses_weights
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.runtime.config import BENCHMARK_VARIABLE
 
@@ -47,7 +48,7 @@ def test_decisions_and_the_learner_are_among_the_metrics():
     heads = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
     found = {
         sample.name: sample.value
-        for family in families(FleetSnapshot("demo", {"e": {"heads": heads}}))
+        for family in learning_families(FleetSnapshot("demo", {"e": {"heads": heads}}))
         for sample in family.samples
     }
     assert found == {
@@ -56,4 +57,4 @@ def test_decisions_and_the_learner_are_among_the_metrics():
         "wingbeat_learner_samples": 3,
         "wingbeat_learner_bytes": 4,
     }
-    assert not [sample for family in families(FleetSnapshot("demo", {"e": {}})) for sample in family.samples]
+    assert not [sample for family in learning_families(FleetSnapshot("demo", {"e": {}})) for sample in family.samples]

@@ -12,18 +12,18 @@ import soundfile
 from aiohttp import web
 
 from tests.deployments.http_world import TOKENIZER, FakePool, call
-from tests.deployments.media_checkpoint import audio_part, data_url, encoded, image_part, picture, sound, wav
+from tests.deployments.media.media_checkpoint import audio_part, data_url, encoded, image_part, picture, sound, wav
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.media_prompts import MediaRefused
 from wingbeat.deployments.media.audio import decode_audio
 from wingbeat.deployments.media.fetch import Fetcher
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
+from wingbeat.deployments.media.opening import MediaRefused
 from wingbeat.deployments.media.reader import MediaReader
 from wingbeat.runtime.media.processor import ReadMedia
 
-LIMITS = MediaLimits(frozenset({"outer.test", "10.0.0.7"}), max_bytes=2**17, timeout_s=0.5, max_audios=2)
+LIMITS = MediaLimits(frozenset({"outer.test", "10.0.0.7"}), max_bytes=2**17, timeout_s=0.5, per_request={"audio": 2})
 RATE, MAX_S = 16_000, 3.0
 GOOD = wav(sound())
 
@@ -52,7 +52,7 @@ def reader(fetcher=None):
 def answer(*parts, media=None):
     content = [{"type": "text", "text": "hear"}, *parts]
     fields = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
-    return call(FakePool(), "/v1/chat/completions", fields, tokenizer=TOKENIZER, media=media or reader())
+    return call(FakePool(), "/v1/chat/completions", fields, tokenizer=TOKENIZER, reader=media or reader())
 
 
 def header(kind=1, channels=1, rate=RATE, align=2, bits=16, size=8):

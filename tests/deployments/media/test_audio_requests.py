@@ -11,18 +11,18 @@ import torch
 from transformers import AudioFlamingo3Processor, AutoFeatureExtractor, AutoTokenizer, Qwen2AudioProcessor
 
 from tests.deployments.http_world import FakePool, call
-from tests.deployments.media_checkpoint import MARKS, audio_part, data_url, sound, wav, write_checkpoint
-from tests.runtime.media_world import AUDIO_CONFIGS, random_model
+from tests.deployments.media.media_checkpoint import MARKS, audio_part, data_url, sound, wav, write_checkpoint
+from tests.runtime.media.media_world import AUDIO_CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import BODIES
-from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
-from wingbeat.runtime.scheduling.media import SERVED
+from wingbeat.deployments.media.opening import MediaRefused, prompt_reader
+from wingbeat.deployments.media.shared import attach_spans, share_spans
+from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -62,13 +62,13 @@ def generated(name, folder):
 
 
 def reader_of(folder, tokenizer):
-    return media_reader({"audio": SERVED}, folder, MediaLimits(), tokenizer)
+    return prompt_reader(AppConfig(), {"audio": SERVED}, folder, tokenizer)
 
 
 def service_of(folder, vocab_size):
     tokenizer, pool = Tokenizer.load(folder), FakePool()
     pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, takes={"audio": SERVED})
-    return CompletionService(pool, tokenizer, media=reader_of(folder, tokenizer))
+    return CompletionService(pool, tokenizer, prompt_reader=reader_of(folder, tokenizer))
 
 
 @pytest.mark.few(1)
@@ -80,10 +80,10 @@ def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
     messages = [{"role": "user", "content": content_of(name)}]
     body = ChatBody.parse(json.dumps({"messages": messages, **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_media(WireRequest(3, generation.choices[0].request))
-    request = received(attach_media(packed), "0")
+    packed, memory = share_spans(WireRequest(3, generation.choices[0].request))
+    request = received(attach_spans(packed), "0")
     os.close(memory)
-    assert generation.num_audio_tokens == sum(one.length for one in request.media)
+    assert generation.prompt_details == {"audio_tokens": sum(one.length for one in request.spans)}
     engine = new_engine(loaded, engine_config())
     engine.add_request(request)
     tokens = []
@@ -91,7 +91,7 @@ def test_the_answer_to_a_request_with_audio_is_that_of_generate(name, tmp_path):
         tokens += [token for output in engine.step() for token in output.token_ids]
     assert tokens == generated(name, folder)
     stats = engine.stats()
-    assert stats.media["num_encoded"] == len(SOUNDS[name])
+    assert stats.parts["media"]["num_encoded"] == len(SOUNDS[name])
     assert stats.device_s["encoder"] > 0
 
 
@@ -110,10 +110,10 @@ def test_usage_tells_the_tokens_of_audio(qwen2_audio):
     tokenizer, pool = Tokenizer.load(qwen2_audio), FakePool()
     pool.info = ModelInfo("demo", max_model_len=256, vocab_size=261, takes={"audio": SERVED})
     fields = {"messages": [{"role": "user", "content": [audio_part(wav(sound(1, 16_000)))]}], "max_tokens": 4}
-    got = call(pool, "/v1/chat/completions", fields, tokenizer=tokenizer, media=reader_of(qwen2_audio, tokenizer))
+    got = call(pool, "/v1/chat/completions", fields, tokenizer=tokenizer, reader=reader_of(qwen2_audio, tokenizer))
     assert got.status_code == 200, got.text
     assert got.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 1, "audio_tokens": 10}
-    assert [one.kind for one in pool.requests[0].media] == ["audio"]
+    assert [one.kind for one in pool.requests[0].spans] == ["audio"]
 
 
 @pytest.mark.parametrize("other", ["/v1/chat/completions", "/v1/responses"])
@@ -132,7 +132,7 @@ def test_audio_is_read_the_same_whichever_part_and_api_has_it(qwen2_audio, other
         chats.append(BODIES[other].of_fields({"input": [{"role": "user", "content": parts}]}).as_chat())
     prompts = [asyncio.run(service.prompts.of_chat(chat)) for chat in chats]
     assert len({prompt.token_ids for prompt in prompts}) == 1
-    assert len({prompt.media[0].digest for prompt in prompts}) == 1
+    assert len({prompt.spans[0].digest for prompt in prompts}) == 1
 
 
 IMAGE = data_url(b"an image", "image/png")
@@ -162,5 +162,5 @@ def test_images_of_the_other_apis_are_those_of_a_chat_between_their_texts(case):
     fields |= {} if field == "input" else {"max_tokens": 5}
     chat = BODIES[path].of_fields(fields).as_chat()
     assert [part["type"] for part in chat.template_messages()[0]["content"]] == ["text", "image", "text"]
-    assert [one.source.text for one in chat.media] == [expected]
-    assert chat.media[0].path.startswith(f"{field}[0].content[1].")
+    assert [one.source.text for one in chat.other_parts] == [expected]
+    assert chat.other_parts[0].path.startswith(f"{field}[0].content[1].")

@@ -11,21 +11,23 @@ import pytest
 from aiohttp import web
 
 from tests.deployments.http_world import TOKENIZER, FakePool
-from tests.deployments.media_checkpoint import data_url, encoded, image_part, picture
+from tests.deployments.media.media_checkpoint import data_url, encoded, image_part, picture
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.media_prompts import MediaRefused, held
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.decode import decode_image
 from wingbeat.deployments.media.fetch import Fetcher, is_public
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
+from wingbeat.deployments.media.opening import MediaRefused
 from wingbeat.deployments.media.reader import MediaReader, decoder_of
+from wingbeat.deployments.media.settings import limits_of
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.media.processor import ReadMedia
-from wingbeat.runtime.scheduling.media import MediaInput
 
-LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), 2, 2**16, 10_000, 0.5, 2)
+LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), {"image": 2}, 2**16, 10_000, 0.5, 2)
 GOOD = encoded(picture())
 
 
@@ -51,7 +53,7 @@ def reader_of(limits, fetcher=None):
 
 
 def service(fetcher=None, limits=LIMITS):
-    return CompletionService(FakePool(), TOKENIZER, media=reader_of(limits, fetcher))
+    return CompletionService(FakePool(), TOKENIZER, prompt_reader=reader_of(limits, fetcher))
 
 
 def body_of(*urls):
@@ -156,7 +158,7 @@ def test_what_parts_are_read_into_is_no_field_of_a_request():
     [(None, "only 'text' is"), (MediaRefused({"image": "images are not served with model_type x"}), "model_type x")],
 )
 def test_a_model_without_images_refuses_them_by_the_parts_type(images, reason):
-    served = CompletionService(FakePool(), TOKENIZER, media=images)
+    served = CompletionService(FakePool(), TOKENIZER, prompt_reader=images)
     with pytest.raises(ApiError, match=reason) as caught:
         asyncio.run(served.plan_chat(body_of(data_url(GOOD))))
     assert (caught.value.status, caught.value.param) == (400, "messages[0].content[1].type")
@@ -302,11 +304,17 @@ def test_which_addresses_are_public(address, public):
 def test_images_of_running_requests_are_bounded_and_what_has_ended_makes_room():
     reader = reader_of(MediaLimits(max_held_bytes=100))
     image = MediaInput.of(0, 1, {"pixel_values": np.zeros(10)})
-    with held(reader, (image,)):
-        with pytest.raises(EngineOverloaded), held(reader, (image,)):
+    with reader.held((image,)):
+        with pytest.raises(EngineOverloaded), reader.held((image,)):
             pass
-        with held(reader, ()):
+        with reader.held(()):
             assert reader.num_held_bytes == 80
-    with held(reader, (image, image)):  # more than the bound alone: it would never run
+    with reader.held((image, image)):  # more than the bound alone: it would never run
         pass
     assert reader.num_held_bytes == 0
+
+
+def test_no_image_is_larger_than_what_a_router_holds_of_all():
+    assert limits_of(AppConfig()) == MediaLimits()
+    small = limits_of(AppConfig(max_media_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
+    assert (small.max_bytes, small.max_held_bytes, small.per_request) == (1000, 1000, {"image": 2, "audio": 4})

@@ -11,17 +11,17 @@ import torch
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from tests.deployments.http_world import FakePool
-from tests.deployments.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
-from tests.runtime.media_world import CONFIGS, random_model
+from tests.deployments.media.media_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
+from tests.runtime.media.media_world import CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.media_prompts import MediaRefused, media_reader
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
-from wingbeat.runtime.scheduling.media import SERVED
+from wingbeat.deployments.media.opening import MediaRefused, prompt_reader
+from wingbeat.deployments.media.shared import attach_spans, share_spans
+from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -72,7 +72,9 @@ def service_of(folder, vocab_size, said=SERVED):
     tokenizer = Tokenizer.load(folder)
     pool = FakePool()
     pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, takes={"image": said})
-    return CompletionService(pool, tokenizer, media=media_reader(pool.info.takes, folder, MediaLimits(), tokenizer))
+    return CompletionService(
+        pool, tokenizer, prompt_reader=prompt_reader(AppConfig(), pool.info.takes, folder, tokenizer)
+    )
 
 
 @pytest.mark.few(1)
@@ -83,8 +85,8 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
     assert loaded.takes == {"image": SERVED}
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_media(WireRequest(3, generation.choices[0].request))
-    request = received(attach_media(packed), "0")
+    packed, memory = share_spans(WireRequest(3, generation.choices[0].request))
+    request = received(attach_spans(packed), "0")
     os.close(memory)
     engine = new_engine(loaded, engine_config())
     engine.add_request(request)
@@ -107,20 +109,20 @@ def test_a_model_of_text_is_served_without_the_libraries_and_the_code_of_media()
         "import sys\n"
         "sys.modules |= dict.fromkeys(('PIL', 'aiohttp', 'soundfile', 'soxr'))\n"
         "import torch\n"
-        "from wingbeat.deployments.api.media_prompts import media_reader\n"
+        "from wingbeat.deployments.parts import first\n"
         "from wingbeat.deployments.api.routes import create_app\n"
         "from wingbeat.deployments.app_config import AppConfig\n"
         "from wingbeat.runtime.engine.engine import Engine\n"
         "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "assert media_reader(loaded.takes, None, None, None) is None\n"
+        "assert first('prompt_reader', AppConfig(), loaded.takes, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    light = {f"wingbeat.deployments.media.{name}" for name in ("limits", "source")}
+    light = {f"wingbeat.deployments.media.{name}" for name in ("part", "settings", "limits", "opening")}
     assert {name for name in got if name.startswith("wingbeat.deployments.media.")} == light
-    heavy = {f"wingbeat.runtime.media.{name}" for name in ("families", "processor")}
+    heavy = {f"wingbeat.runtime.media.{name}" for name in ("families", "processor", "trial", "rows")}
     assert not heavy & set(got)
 
 
@@ -128,6 +130,6 @@ def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monke
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.decode", raising=False)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.reader", raising=False)
-    refused = media_reader({"image": SERVED}, llava, MediaLimits(), Tokenizer.load(llava))
+    refused = prompt_reader(AppConfig(), {"image": SERVED}, llava, Tokenizer.load(llava))
     assert isinstance(refused, MediaRefused)
     assert "wingbeat[images]" in refused.reasons["image"]

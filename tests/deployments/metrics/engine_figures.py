@@ -43,7 +43,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_spec_tokens": 5,
         "by_head": {0: (3, 12, 4, 6), 1: (1, 8, 2, 4)},
         "head_version": 1,
-        "media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
+        "parts": {"media": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096}},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
         "tree_config": {"draft_steps": "5", "adaptive": "True"},
         "request_labels": {"max_lora": "8", "waiting_lora_adapters": "", "running_lora_adapters": "poet,lawyer"},

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
-from tests.optional import is_gone
+from tests.optional import FEATURES, is_deleted, is_gone
 from wingbeat.deployments.metrics import vllm_families
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
@@ -34,7 +34,7 @@ VLLM_DASHBOARD = (
     *("request_params_n_bucket", "request_num_preemptions_bucket"),
 )
 """Samples that vLLM's own dashboards and benchmarks read."""
-UNREAD = ("graphs",)
+UNREAD = ("graphs", *(["parts"] if is_deleted(FEATURES["media"]) else []))
 """Figures of an engine that are no metrics."""
 
 
@@ -104,7 +104,7 @@ def collected(caplog, figures: dict[str, Any]) -> set[str]:
 
 
 def test_an_engine_without_drafter_policy_media_and_clients_lacks_no_figure(caplog):
-    stats = engine_stats(num_drafters_attached=0, policy=None, media=None, tree_nodes=None)
+    stats = engine_stats(num_drafters_attached=0, policy=None, parts={}, tree_nodes=None)
     assert "vllm:num_preemptions" in collected(caplog, asdict(stats))
     assert caplog.records == []
 

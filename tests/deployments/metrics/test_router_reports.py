@@ -41,12 +41,13 @@ def test_every_figure_that_is_no_bound_is_summed():
     world = World()
     for name in world.routers:
         figures = world.routers[name].of_engine("a", 64)
-        figures.image_tokens, figures.audio_tokens = 5, 7
+        figures.span_tokens = {"image": 5}
         world.serve(name)
         world.report(name)
     clients = world.reports.clients()
     numbers = {name: value for name, value in clients.items() if isinstance(value, int)}
-    assert numbers == {"max_model_len": 64, "image_tokens": 10, "audio_tokens": 14}
+    assert numbers == {"max_model_len": 64}
+    assert clients["span_tokens"] == {"image": 10}
     assert clients["e2e_s"]["bounds"] == world.routers["r1"].report("a")["clients"]["e2e_s"]["bounds"]
 
 

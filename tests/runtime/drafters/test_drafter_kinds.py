@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.runtime.models import DEMO_PAIR
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.choice import CHECKPOINT, FALLBACK, KINDS, NAMES, parse_drafter
 from wingbeat.runtime.drafters.registry import kind_of, load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.parts import load_function
 
 HEADS = {
     "EAGLE-1": {"layers.0.self_attn.q_proj.weight": (4, 4), "fc.weight": (4, 8)},

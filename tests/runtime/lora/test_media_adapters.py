@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.hybrids import needs_states
 from tests.runtime.lora_world import KINDS, merge, write_adapter
 from tests.runtime.lossless_table import drafter_of
+from tests.runtime.media.media_world import HYBRIDS, NUM_TOKENS, ShownRun, random_model, shown, written
 from tests.runtime.media.test_media_together import ROOMS, config_of
-from tests.runtime.media_world import HYBRIDS, NUM_TOKENS, ShownRun, random_model, shown, written
 from tests.runtime.models import TREE, greedy_params, new_engine
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.lora.adapted import ModelAdapters
@@ -54,7 +54,7 @@ class Adapted:
             for index, (prompt, media) in enumerate(zip(self.ref.prompts, self.ref.media, strict=True)):
                 name = str(number * len(self.ref.prompts) + index)
                 params = greedy_params(NUM_TOKENS)
-                yield Request(name, tuple(prompt), params, media=media, variant=adapter), expected[index]
+                yield Request(name, tuple(prompt), params, spans=media, variant=adapter), expected[index]
 
 
 def prefixed(folder):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.near_ties import check_same_drafts, drafted_paths, likeliest_child
-from tests.runtime.media_world import PLACEHOLDER, ShownRun, dense_taps, shown
+from tests.runtime.media.media_world import PLACEHOLDER, ShownRun, dense_taps, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.watchers import FailingEnd, Rig
@@ -61,7 +61,7 @@ class Dense:
         """Of a sequence's tokens, images and audio in the place of the prompt's placeholders."""
         ref, tokens = self.ref, torch.tensor(self.ref.sequences[index])
         rows = self.head.embed_tokens(tokens)
-        found = ref.loaded.media.encoder.features(ref.media[index])
+        found = ref.loaded.reader.encoder.features(ref.media[index])
         for one in ref.media[index]:
             assert set(tokens[one.start : one.end].tolist()) == {PLACEHOLDER}
             rows[one.start : one.end] = found[one.digest].embeddings

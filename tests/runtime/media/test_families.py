@@ -5,10 +5,12 @@ import pytest
 import torch
 from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
 
-from tests.runtime.media_world import CONFIGS, MORE, PLACEHOLDER, medium, random_model, shown, with_media
+from tests.runtime.media.media_world import CONFIGS, MORE, PLACEHOLDER, medium, random_model, shown, with_media
+from tests.test_docs import text_of
+from wingbeat.runtime.media.encoder import MOST_AT_ONCE
 from wingbeat.runtime.media.families import FAMILIES, MediaNotServed, family_of
+from wingbeat.runtime.media.media_input import SERVED
 from wingbeat.runtime.media.positions import rotations
-from wingbeat.runtime.scheduling.media import SERVED
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -60,12 +62,12 @@ def test_the_other_families_pass_the_trial(name):
 def test_a_model_whose_images_come_out_otherwise_is_served_for_text(monkeypatch):
     monkeypatch.setitem(FAMILIES, "qwen2_5_vl", FAMILIES["llava"])
     loaded = prepare_model(random_model("qwen2_5_vl"), "wrong")
-    assert loaded.media is None
+    assert loaded.reader is None
     assert "images are not served" in loaded.takes["image"]
 
 
 def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_image():
-    encoder = shown("qwen3_vl").loaded.media.encoder
+    encoder = shown("qwen3_vl").loaded.reader.encoder
     model = shown("qwen3_vl").loaded.model
     encoder.forget()
     images = [medium(model, seed, 0, grid) for seed, grid in ((1, (2, 3)), (2, (4, 2)), (1, (2, 3)))]
@@ -79,7 +81,7 @@ def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_
 
 @pytest.mark.slow
 def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
-    encoder = shown("llava").loaded.media.encoder
+    encoder = shown("llava").loaded.reader.encoder
     model, before = shown("llava").loaded.model, encoder.max_bytes
     encoder.forget()
     images = [medium(model, seed, 0) for seed in range(3)]
@@ -100,7 +102,7 @@ def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
 
 
 def test_embeddings_of_another_number_than_tokens_are_an_error():
-    encoder, model = shown("llava").loaded.media.encoder, shown("llava").loaded.model
+    encoder, model = shown("llava").loaded.reader.encoder, shown("llava").loaded.model
     with pytest.raises(ValueError, match="image of 5 tokens, and the encoder made 16"):
         encoder.features([medium(model, 9, 0)._replace(length=5)])
 
@@ -132,3 +134,7 @@ def test_a_model_whose_forward_takes_no_rows_gives_logits_of_those_that_are_aske
     assert torch.allclose(model(token_ids, logits_to_keep=1).logits, whole[:, -1:], atol=1e-5)
     rows = torch.tensor([2, 7])
     assert torch.allclose(model(token_ids, logits_to_keep=rows).logits, whole[:, rows], atol=1e-5)
+
+
+def test_the_documents_number_of_images_at_once_is_that_of_the_code():
+    assert f"images of a round together, at most {MOST_AT_ONCE} at once" in text_of("models.md")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.runtime.lossless_table import AXES, drafter_of, rows
-from tests.runtime.media_world import AUDIO_CONFIGS, CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
+from tests.runtime.media.media_world import AUDIO_CONFIGS, CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
@@ -40,7 +40,7 @@ def run_of():
 @pytest.mark.parametrize("name", ALL)
 def test_references_are_decisive_and_their_images_are_served(name):
     ref = shown(name)
-    assert ref.loaded.takes == {ref.loaded.media.family.kind: "served"}
+    assert ref.loaded.takes == {ref.loaded.reader.family.kind: "served"}
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
@@ -114,7 +114,7 @@ def test_equal_tokens_of_another_medium_share_no_prefix(run_of, name):
     run = run_of(ref, block_size=4, num_kv_blocks=400)
     run.finish()
     prompt, (mine, *_) = ref.prompts[0], ref.media[0]
-    shown_in = ref.loaded.media.family.inputs[0]
+    shown_in = ref.loaded.reader.family.inputs[0]
     arrays = {**mine.arrays, shown_in: -mine.arrays[shown_in]}
     changed = mine.of(mine.start, mine.length, arrays, mine.grid, mine.kind)
     again = ShownRun(run.engine, [prompt], [(changed,)], greedy_params(NUM_TOKENS))
@@ -165,7 +165,7 @@ def test_another_engine_goes_on_from_the_tokens_so_far(run_of, name):
     """As after the loss of the first one, to which the images are handed over too."""
     ref = shown(name)
     begun = [
-        Request(str(index), tuple(prompt), greedy_params(NUM_TOKENS), tuple(tokens[:7]), media=media)
+        Request(str(index), tuple(prompt), greedy_params(NUM_TOKENS), tuple(tokens[:7]), spans=media)
         for index, (prompt, media, tokens) in enumerate(zip(ref.prompts, ref.media, ref.continuations, strict=True))
     ]
     engine = new_engine(ref.loaded, engine_config())

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.runtime.hybrids import needs_states
+from tests.runtime.media.media_world import HYBRIDS, ShownRun, shown
 from tests.runtime.media.test_drafter_sees import Dense, check, head_for, watched
-from tests.runtime.media_world import HYBRIDS, ShownRun, shown
 from tests.runtime.models import CHAIN, greedy_params
 from tests.runtime.prefix_world import Kept
 from wingbeat.runtime.drafters.eagle import EagleDrafter
@@ -26,7 +26,7 @@ def prefix_of(name, length=None, version=1):
     media = ref.media[INDEX][:2]
     length = media[-1].end + 3 if length is None else length
     tokens = tuple(ref.prompts[INDEX][:length])
-    return SavedPrefix("shown", version, tokens, media=tuple(one for one in media if one.end <= length))
+    return SavedPrefix("shown", version, tokens, spans=tuple(one for one in media if one.end <= length))
 
 
 def run(kept, name, **fields):
@@ -48,12 +48,12 @@ def test_a_prefix_with_media_is_hit_and_is_there_again_after_a_restart(name, tmp
     first.close()
     assert held >= prefix.num_blocks(4) * 4 - 8
     second = Kept(shown(name).loaded, tmp_path)
-    before = second.engine.loaded.media.encoder.figures.num_encoded
+    before = second.engine.loaded.reader.encoder.figures.num_encoded
     assert second.keeper.open() == [prefix]
     assert second.names == ["shown"]
     assert not second.engine.has_unfinished_requests()  # it was read, and not computed
     assert run(second, name) == held
-    assert second.engine.loaded.media.encoder.figures.num_encoded - before <= 1  # the one behind the prefix
+    assert second.engine.loaded.reader.encoder.figures.num_encoded - before <= 1  # the one behind the prefix
     second.close()
 
 
@@ -80,10 +80,10 @@ def test_a_prefix_whose_contents_are_lost_is_computed_from_its_record(name, tmp_
 @pytest.mark.parametrize("name", ["qwen3_vl", "llava"])
 def test_another_image_under_equal_tokens_is_not_found(name, tmp_path):
     prefix = prefix_of(name)
-    one = prefix.media[0]
+    one = prefix.spans[0]
     other = one.of(one.start, one.length, {**one.arrays, "pixel_values": -one.arrays["pixel_values"]}, one.grid)
     kept = Kept(shown(name).loaded, tmp_path)
-    kept.save(prefix._replace(media=(other, *prefix.media[1:])))
+    kept.save(prefix._replace(spans=(other, *prefix.spans[1:])))
     assert run(kept, name) <= one.start // 4 * 4
     kept.close()
 
@@ -99,7 +99,7 @@ def test_a_drafter_is_told_of_the_media_of_a_recorded_prefix(name, tmp_path):
     second = Kept(ref.loaded, tmp_path, EagleDrafter(head, CHAIN), speculation=CHAIN)
     second.keeper.open()
     drafts = watched(second.engine)
-    assert run(second, name) > prefix.media[-1].start
+    assert run(second, name) > prefix.spans[-1].start
     drafted = {(INDEX, length): nodes for _, length, nodes in drafts if nodes}
     check(drafted, Dense(head, name), 4)
     second.close()
@@ -107,14 +107,14 @@ def test_a_drafter_is_told_of_the_media_of_a_recorded_prefix(name, tmp_path):
 
 def test_a_prefix_ends_in_front_of_an_image_that_its_last_block_would_cut():
     prefix = prefix_of("llava")
-    one = prefix.media[0]
+    one = prefix.spans[0]
     within = prefix._replace(token_ids=prefix.token_ids[: one.start + 9])
     assert within.num_blocks(4) == one.start // 4
     assert prefix.num_blocks(4) == len(prefix.token_ids) // 4
 
 
 def test_more_than_a_record_may_hold_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(prefix_keeper, "MOST_MEDIA_BYTES", 100)
+    monkeypatch.setattr(prefix_keeper, "MOST_SPAN_BYTES", 100)
     kept = Kept(shown("llava").loaded, tmp_path)
     refusal = kept.keeper.save(prefix_of("llava")).result(0)
     assert "its images or audio are" in refusal.reason

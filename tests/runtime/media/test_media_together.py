@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.runtime.hybrids import MTP_NORMS, needs_states
 from tests.runtime.lossless_table import drafter_of
-from tests.runtime.media_world import HYBRIDS, NUM_TOKENS, ShownRun, dense_taps, random_model, shown
+from tests.runtime.media.media_world import HYBRIDS, NUM_TOKENS, ShownRun, dense_taps, random_model, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -101,7 +101,7 @@ def test_a_hybrids_own_mtp_module_drafts_behind_images(name, tmp_path):
     with_mtp_module(name, tmp_path)
     ref, loaded = shown(name), load_model(tmp_path, torch.float32, torch.device("cpu"))
     drafter = load_drafter("mtp", TargetDescription.from_checkpoint(tmp_path), CHAIN)
-    assert drafter.needs.media_width == loaded.hidden_size
+    assert drafter.needs.embedding_width == loaded.hidden_size
     engine = new_engine(loaded, config_of(name, CHAIN), drafter)
     assert engine.channel_spec.num_axes == 3
     run = ShownRun(engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS))

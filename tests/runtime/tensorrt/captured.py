@@ -5,12 +5,12 @@ from typing import NamedTuple
 from tests.runtime.models import TREE, engine_config, random_head
 from tests.runtime.tensorrt.engine_world import (
     LIMITS,
+    as_it_is,
     base_config,
     base_session,
     draft_config,
     draft_session,
     engine_on,
-    media_of,
 )
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.one_pass.head import OnePassHead
@@ -68,12 +68,13 @@ class CapturedPair(NamedTuple):
         return {str(stage) for part in parts for stage in part.captured}
 
 
-def captured_pair(loaded, failing=(), head=None, built=LIMITS, **fields) -> CapturedPair:
+def captured_pair(loaded, failing=(), head=None, built=LIMITS, extend=as_it_is, **fields) -> CapturedPair:
     """An engine whose stages are captured but for those that fail.
 
     Args:
         head: in the place of `random_head`.
         built: limits of the engines.
+        extend: adds to the verifier.
         fields: of the engine's limits.
     """
     head = random_head(loaded) if head is None else head
@@ -89,7 +90,7 @@ def captured_pair(loaded, failing=(), head=None, built=LIMITS, **fields) -> Capt
     else:
         drafter = EngineDrafter(draft, drafts, head.draft_token_ids, TREE, graphs)
     limits = engine_config(TREE, **{"max_num_seqs": 2, "num_kv_blocks": None} | fields)
-    return CapturedPair(engine_on(session, config, limits, drafter, graphs, media_of(loaded, config)), drafter, graphs)
+    return CapturedPair(engine_on(session, config, limits, drafter, graphs, extend), drafter, graphs)
 
 
 def _number_calls(session, count) -> None:

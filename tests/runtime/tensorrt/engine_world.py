@@ -1,6 +1,6 @@
 """Engine directories of tiny pairs, and a session that runs the exported modules by torch: no export, same contract."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,10 +13,9 @@ from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.parts import first
-from wingbeat.runtime.tensorrt.backend import TensorRTBackend, engine_limits, load_engine, media_part
+from wingbeat.runtime.tensorrt.backend import LoadedEngine, TensorRTBackend, engine_limits, load_engine
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
 from wingbeat.runtime.tensorrt.block_drafter import BlockDrafter
 from wingbeat.runtime.tensorrt.block_graph import BlockGraph
@@ -33,7 +32,6 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, block_mask_name, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
-from wingbeat.runtime.tensorrt.visual_graph import VisualGraph, as_visual_graph, visual_of, visual_shapes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 LIMITS = Limits(
@@ -51,6 +49,14 @@ _COMMON = {
     "files": {},
     "tools": {},
 }
+
+
+Extend = Callable[[LoadedEngine], object]
+"""Adds to a verifier that a session runs."""
+
+
+def as_it_is(loaded: LoadedEngine) -> None:
+    """Adds nothing."""
 
 
 class FakeDirectory:
@@ -100,7 +106,7 @@ class TorchSession:
 def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
     """Of an engine directory's verifier."""
     more = first("graph_room", loaded, limits)
-    visual = visual_of(loaded)
+    visual = first("visual_of", loaded)
     return BaseEngineConfig(
         **_COMMON | {"limits": limits},
         num_decoder_layers=len(loaded.layers),
@@ -143,18 +149,6 @@ def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     return TorchSession(run, *shapes)
 
 
-def visual_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
-    """The graph of the vision encoder, run by torch."""
-    shapes = visual_shapes(config.visual, loaded.hidden_size, torch.float32)
-    graph = VisualGraph(loaded, config.visual, list(shapes.inputs))
-
-    def run(tensors: dict[str, Tensor]) -> list[Tensor]:
-        with as_visual_graph(loaded, config.visual):
-            return graph(list(tensors.values()))
-
-    return TorchSession(run, *shapes)
-
-
 def draft_session(head: DecoderHead | OnePassHead, config: DraftEngineConfig) -> TorchSession:
     """The head's graph, run by torch."""
     sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
@@ -170,16 +164,12 @@ def engine_on(
     limits: EngineConfig,
     drafter: Drafter | None,
     graph_device=None,
-    media: MediaPart | None = None,
+    extend: Extend = as_it_is,
 ) -> Engine:
-    """An engine whose verifier a session runs, over its drafter in this thread.
-
-    Args:
-        media: of a model that takes images.
-    """
+    """An engine whose verifier a session runs, over its drafter in this thread."""
     directory = FakeDirectory(config, None)
     loaded, fixed = load_engine(config, limits, torch.device("cpu"))
-    loaded.serve_images(media)
+    extend(loaded)
     backend = TensorRTBackend(directory, session, graph_device, fixed)
     needs = DrafterNeeds() if drafter is None else drafter.needs
     engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
@@ -195,6 +185,7 @@ def torch_pair(
     with_drafter: bool = True,
     head: DecoderHead | OnePassHead | None = None,
     built: Limits = LIMITS,
+    extend: Extend = as_it_is,
 ) -> tuple[Engine, TorchSession, TorchSession | None]:
     """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none.
 
@@ -205,7 +196,7 @@ def torch_pair(
     if not with_drafter:
         config = base_config(loaded, (), built)
         session = base_session(loaded, config)
-        return engine_on(session, config, limits, None, media=media_of(loaded, config)), session, None
+        return engine_on(session, config, limits, None, extend=extend), session, None
     head = random_head(loaded) if head is None else head
     config = base_config(loaded, head.tap_layers, built)
     drafts = draft_config(head, config.visual)
@@ -214,11 +205,4 @@ def torch_pair(
         drafter = BlockDrafter(draft, drafts, head, speculation)
     else:
         drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
-    return engine_on(session, config, limits, drafter, media=media_of(loaded, config)), session, draft
-
-
-def media_of(loaded: LoadedModel, config: BaseEngineConfig) -> MediaPart | None:
-    """Images by the graph of the vision encoder, run by torch; None for a model of text."""
-    if config.visual is None:
-        return None
-    return media_part(visual_session(loaded, config), config, loaded.model.config)
+    return engine_on(session, config, limits, drafter, extend=extend), session, draft

@@ -5,7 +5,6 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.needs import needs
-from tests.runtime.media_world import random_model
 from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
@@ -17,14 +16,12 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import DraftMedia, Limits
-from wingbeat.runtime.tensorrt.export import export_base, export_draft, export_visual
+from wingbeat.runtime.tensorrt.export import export_base, export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes, visual_profiles
+from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
-from wingbeat.runtime.tensorrt.visual_graph import visual_of
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, decoder_layers
-from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LIMITS = Limits(
     max_batch_size=4, max_input_len=512, max_kv_cache_capacity=1984, max_verify_tree_size=64, max_draft_tree_size=64
@@ -146,18 +143,6 @@ def test_the_builder_takes_heads_that_see_images_for_three_gpus(builder, num_axe
     export_draft(head, LIMITS, GraphOps(24, torch.float16), file, DraftMedia(num_axes, 512))
     for capability in CAPABILITIES:
         builder.build(file, draft_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
-        assert (tmp_path / f"{capability}.engine").stat().st_size > 0
-
-
-@pytest.mark.tensorrt
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
-def test_the_builder_takes_vision_encoders_for_three_gpus(builder, name, tmp_path):
-    loaded, file = prepare_model(random_model(name), name), tmp_path / "visual.onnx"
-    loaded.model.to(torch.float16)
-    export_visual(loaded, visual_of(loaded), LIMITS, GraphOps(24, torch.float16), file)
-    for capability in CAPABILITIES:
-        builder.build(file, visual_profiles(LIMITS), tmp_path / f"{capability}.engine", (capability,))
         assert (tmp_path / f"{capability}.engine").stat().st_size > 0
 
 

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime import media_world
 from tests.runtime.hybrids import hybrid, needs_states
-from tests.runtime.media.test_drafter_sees import GRIDS, Dense, check, head_for
-from tests.runtime.media_world import ShownRun, shown
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -27,23 +24,15 @@ from tests.runtime.models import (
 )
 from tests.runtime.tensorrt import draft_parity
 from tests.runtime.tensorrt.draft_parity import draft_differences, head_of
-from tests.runtime.tensorrt.drafts_watched import drafts_within
 from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, engine_on
 from tests.runtime.tensorrt.exported import demo_head, exported_demo, exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
-from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DrafterNeeds, DrafterOptions
-from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.llm import connect
 from wingbeat.runtime.one_pass.one_pass_drafter import build_one_pass
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.tensorrt.backend import open_backend
 from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
-from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
-from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.export import export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
@@ -228,34 +217,6 @@ def test_the_demos_one_pass_head_drafts_by_onnx_runtime_what_it_drafts_by_torch(
         engine.model.remove_taps()
     assert counts[0] == counts[1]
     assert counts[0][1] > counts[0][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
-@pytest.mark.parametrize("shape", ["chain", "plain"])
-def test_text_and_drafts_behind_images_by_onnx_runtime_are_those_of_torch(name, shape, tmp_path):
-    ref, model, head = shown(name), tmp_path / "model", None
-    media_world.random_model(name).save_pretrained(model)
-    if shape == "chain":
-        head = tmp_path / "head"
-        save_eagle_head(head_for(name), head)
-    plan = BuildPlan(model, head, tmp_path / "engines", torch.float32, LIMITS)
-    directory = export_directory(plan)
-    assert directory.base.is_vlm
-    assert {"visual.onnx", "eagle_base.onnx"} <= directory.base.files.keys()
-    cpu, limits = torch.device("cpu"), engine_config(CHAIN, max_num_seqs=3, num_kv_blocks=None)
-    drafter = None if head is None else open_drafter(directory.folder, head, model, CHAIN, cpu)
-    opened = open_backend(directory.folder, model, limits, cpu)
-    needs = DrafterNeeds() if drafter is None else drafter.needs
-    engine = Engine(opened.loaded, opened.limits, needs, backend=opened.backend)
-    if drafter is not None:
-        connect(engine, drafter, InProcessChannel)
-    with drafts_within(EngineDrafter, ref) as drafts:
-        texts = ShownRun(engine, ref.prompts, ref.media, greedy_params(16)).finish()
-    assert texts == [more[:16] for more in ref.continuations]
-    if drafter is not None:
-        assert (drafter.config.num_axes, drafter.config.media_width) == (3 if name in GRIDS else 0, 64)
-        check(drafts, Dense(head_for(name), name), 2 * 16 + 1)
 
 
 @pytest.mark.slow

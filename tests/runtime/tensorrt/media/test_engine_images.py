@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from tests.near_ties import check_same_drafts
+from tests.runtime.media.media_world import ShownRun, medium, shown
 from tests.runtime.media.test_drafter_sees import GRIDS, Dense, by_place, check, check_first, head_for, watched
-from tests.runtime.media_world import ShownRun, medium, shown
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.one_pass.one_pass_drafts import load
 from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config
-from tests.runtime.tensorrt.drafts_watched import drafts_within
-from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, media_of, torch_pair
+from tests.runtime.tensorrt.engine_world import LIMITS, base_config, draft_config, draft_session, torch_pair
+from tests.runtime.tensorrt.media.drafts_watched import drafts_within
+from tests.runtime.tensorrt.media.images_world import images_of, with_images
 from tests.runtime.watchers import FailingEnd, Rig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
@@ -33,13 +34,15 @@ NUM_TOKENS = 20
 def test_text_behind_images_is_that_of_generate(name, shape):
     ref, speculation = shown(name), SHAPES[shape] or TREE
     limits = engine_config(speculation, max_num_seqs=3, num_kv_blocks=None, block_size=4)
-    engine, session, _ = torch_pair(ref.loaded, speculation, limits, SHAPES[shape] is not None)
+    engine, session, _ = torch_pair(
+        ref.loaded, speculation, limits, SHAPES[shape] is not None, extend=with_images(name)
+    )
     texts = ShownRun(engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS)).finish()
     assert texts == [more[:NUM_TOKENS] for more in ref.continuations]
     again = ShownRun(engine, ref.prompts, ref.media, greedy_params(NUM_TOKENS)).finish()
     assert again == texts
     assert engine.block_manager.hit_tokens > 0
-    assert engine.loaded.media.encoder.figures.num_encoded == len({one.digest for held in ref.media for one in held})
+    assert engine.loaded.reader.encoder.figures.num_encoded == len({one.digest for held in ref.media for one in held})
     assert "multimodal_embeddings" in session.inputs
 
 
@@ -48,9 +51,9 @@ def test_text_behind_images_is_that_of_generate(name, shape):
 @torch.inference_mode()
 def test_the_encoders_graph_makes_the_models_own_features(name):
     ref = shown(name)
-    part = media_of(ref.loaded, base_config(ref.loaded, ()))
+    part = images_of(name)
     media = [one for held in ref.media for one in held]
-    own, found = ref.loaded.media.encoder.features(media), part.encoder.features(media)
+    own, found = ref.loaded.reader.encoder.features(media), part.encoder.features(media)
     assert own.keys() == found.keys()
     for digest, features in own.items():
         torch.testing.assert_close(found[digest].embeddings, features.embeddings, atol=2e-5, rtol=2e-5)
@@ -69,7 +72,9 @@ def by_engines(name, head, shape, **fields):
     limits = engine_config(shape, **{"max_num_seqs": 3, "num_kv_blocks": None} | fields)
     drafter_kind = BlockDrafter if isinstance(head, OnePassHead) else EngineDrafter
     with drafts_within(drafter_kind, shown(name)) as drafts:
-        check_text(name, torch_pair(shown(name).loaded, shape, limits, head=copy.deepcopy(head))[0])
+        check_text(
+            name, torch_pair(shown(name).loaded, shape, limits, head=copy.deepcopy(head), extend=with_images(name))[0]
+        )
     return drafts
 
 
@@ -169,8 +174,7 @@ def test_a_draft_engine_that_comes_later_sees_the_images_again(name):
 
 def test_an_image_larger_than_the_engine_takes_is_refused():
     ref = shown("qwen2_5_vl")
-    config = base_config(ref.loaded, (), LIMITS.model_copy(update={"max_image_tokens": 5}))
-    part = media_of(ref.loaded, config)
+    part = images_of("qwen2_5_vl", LIMITS.model_copy(update={"max_image_tokens": 5}))
     with pytest.raises(ValueError, match="image of 6 tokens: the engine was built with max_image_tokens 5"):
         part.encoder.check(medium(ref.loaded.model, 1, 0, (2, 3)))
     part.encoder.check(medium(ref.loaded.model, 1, 0, (2, 2)))

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from tests.runtime.media_world import random_model
+from tests.runtime.media.media_world import random_model
 
 MARKS = ("<image>", "<begin>", "<end>", "<video>")
 TEMPLATE = (

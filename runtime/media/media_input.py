@@ -1,5 +1,6 @@
 """Images and sounds of a request as an engine gets them: what the processor made of each, where its tokens are."""
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,8 @@ class MediaInput(NamedTuple):
     grid: tuple[int, int] | None = None
     """Its tokens' rows and columns, where the model rotates by them; None where it rotates by positions alone."""
     kind: str = IMAGE
+    whole: bool = False
+    """Whether its tokens attend to each other in both directions, so that no prompt chunk may end among them."""
 
     @classmethod
     def of(
@@ -43,6 +46,7 @@ class MediaInput(NamedTuple):
         arrays: "Mapping[str, np.ndarray]",
         grid: tuple[int, int] | None = None,
         kind: str = IMAGE,
+        whole: bool = False,
     ) -> "MediaInput":
         """With the digest of its arrays."""
         import numpy as np
@@ -52,7 +56,27 @@ class MediaInput(NamedTuple):
         for name, array in held.items():
             digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
             digest.update(array.data)
-        return cls(start, length, digest.digest(), held, grid, kind)
+        return cls(start, length, digest.digest(), held, grid, kind, whole)
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> "MediaInput":
+        """The inverse of `as_fields`; raises ValueError, KeyError or TypeError for other fields."""
+        import numpy as np
+
+        arrays = {
+            name: np.frombuffer(b64decode(data, validate=True), np.dtype(dtype)).reshape(shape)
+            for name, (dtype, shape, data) in fields["arrays"].items()
+        }
+        grid = None if fields["grid"] is None else tuple(fields["grid"])
+        return cls.of(fields["start"], fields["length"], arrays, grid, fields["kind"], fields.get("whole", False))
+
+    def as_fields(self) -> dict[str, Any]:
+        """See `PromptSpan.as_fields`."""
+        arrays = {
+            name: [array.dtype.str, list(array.shape), b64encode(array.tobytes()).decode()]
+            for name, array in self.arrays.items()
+        }
+        return {name: getattr(self, name) for name in ("start", "length", "grid", "kind", "whole")} | {"arrays": arrays}
 
     def __eq__(self, other: object) -> bool:
         # Arrays are compared by their digest.
@@ -77,19 +101,12 @@ class MediaInput(NamedTuple):
         """By how much the text behind it is rotated as if it stood elsewhere: at most 0."""
         return 0 if self.grid is None else max(self.grid) - self.length
 
+    def ids(self) -> list[int]:
+        """See `PromptSpan.ids`; two in a row have all of the digest."""
+        words = [-1 - (int.from_bytes(self.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
+        return [words[index % 2] for index in range(self.length)]
+
 
 def position_delta(media: tuple[MediaInput, ...]) -> int:
     """By how much the text behind all of them is rotated as if it stood elsewhere."""
     return sum(one.shift for one in media)
-
-
-def prefix_ids(token_ids: list[int], media: tuple[MediaInput, ...]) -> list[int]:
-    """What a prompt's blocks are hashed by: its tokens, and in the place of placeholders the medium's own numbers.
-
-    The numbers are below 0, where no token is. Two in a row have all of the digest.
-    """
-    ids = list(token_ids)
-    for one in media:
-        words = [-1 - (int.from_bytes(one.digest[at : at + _WORD], "little") >> 1) for at in (0, _WORD)]
-        ids[one.start : one.end] = [words[index % 2] for index in range(one.length)]
-    return ids

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.near_ties import Drafted, drafted_paths
-from tests.runtime.media_world import Shown
+from tests.runtime.media.media_world import Shown
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.messages import TokenTree
 

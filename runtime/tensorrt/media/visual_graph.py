@@ -5,6 +5,7 @@ Transformers' encoders of images in grids take what they derive from a grid as a
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ from transformers.vision_utils import (
 )
 
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import IMAGE
+from wingbeat.runtime.media.media_input import IMAGE
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
-from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes
-from wingbeat.runtime.tensorrt.session import TensorSpec
+from wingbeat.runtime.tensorrt.export import export_module
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.graph_shapes import TOKENS, GraphShapes, Profile, SizeRange
+from wingbeat.runtime.tensorrt.limits import Limits
+from wingbeat.runtime.tensorrt.session import VISUAL_STAGES, EngineStage, TensorSpec
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 PIXELS = "pixel_values"
@@ -32,9 +36,10 @@ _PLAIN = "eager"
 
 def visual_of(loaded: LoadedModel) -> EngineVisual | None:
     """What an engine directory says of a model's vision encoder; None where it takes no images."""
-    if loaded.media is None or loaded.media.family.kind != IMAGE:
+    media = loaded.reader
+    if media is None or media.family.kind != IMAGE:
         return None
-    family, config = loaded.media.family, loaded.model.config
+    family, config = media.family, loaded.model.config
     vision, example = config.vision_config, family.example(config, 2, 2)
     fields: dict[str, Any] = {"num_axes": 3 if family.rotates_in_grids else 0}
     if "image_grid_thw" not in family.inputs:
@@ -96,7 +101,7 @@ class VisualGraph(nn.Module):
     def __init__(self, loaded: LoadedModel, visual: EngineVisual, names: list[str]) -> None:
         super().__init__()
         self.model, self.visual = loaded.model, visual
-        self._family: MediaFamily = loaded.media.family
+        self._family: MediaFamily = loaded.reader.family
         self._names = names
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -143,7 +148,7 @@ def segmented_attention(
 @contextmanager
 def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]:
     """Within this context the encoder attends by operators that graphs have."""
-    towers = loaded.media.encoder.towers
+    towers = loaded.reader.encoder.towers
     before = [tower.config._attn_implementation for tower in towers]
     try:
         for tower in towers:
@@ -152,6 +157,24 @@ def as_visual_graph(loaded: LoadedModel, visual: EngineVisual) -> Iterator[None]
     finally:
         for tower, name in zip(towers, before, strict=True):
             tower.config._attn_implementation = name
+
+
+def export_visual(loaded: LoadedModel, visual: EngineVisual, limits: Limits, ops: GraphOps, file: Path) -> None:
+    """Write the graph of a model's vision encoder, its weights in a file beside it, checked.
+
+    Raises:
+        ExportError: torch or onnx refuse it.
+    """
+    shapes = visual_shapes(visual, loaded.hidden_size, loaded.dtype)
+    with as_visual_graph(loaded, visual):
+        module = VisualGraph(loaded, visual, list(shapes.inputs)).eval()
+        export_module(module, module.arguments, shapes, limits, ops.opset, file)
+
+
+def visual_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the vision encoder's stage."""
+    [stage] = VISUAL_STAGES
+    return {stage: {TOKENS: SizeRange(1, limits.max_image_tokens, limits.max_image_tokens)}}
 
 
 AttentionInterface.register(_SEGMENTED, segmented_attention)

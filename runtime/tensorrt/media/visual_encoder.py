@@ -4,14 +4,41 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
+from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.media.encoder import MediaEncoder, MediaFeatures
+from wingbeat.runtime.media.families import family_of
 from wingbeat.runtime.media.family import MediaFamily
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.media.media_input import IMAGE, SERVED, MediaInput
+from wingbeat.runtime.media.rows import MediaPart
+from wingbeat.runtime.tensorrt.backend import LoadedEngine
 from wingbeat.runtime.tensorrt.engine_config import EngineVisual
+from wingbeat.runtime.tensorrt.engine_directory import VISUAL, EngineDirectory
 from wingbeat.runtime.tensorrt.graph_shapes import TOKENS
+from wingbeat.runtime.tensorrt.media.visual_graph import visual_inputs, visual_shapes
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, check_graph
-from wingbeat.runtime.tensorrt.visual_graph import visual_inputs, visual_shapes
+
+
+def extend_engine(directory: EngineDirectory, loaded: LoadedEngine, device: torch.device) -> None:
+    """Let an engine's verifier take images, where the directory has its vision encoder."""
+    if directory.base.visual is not None:
+        take_images(loaded, directory.open_session(VISUAL, device), read_config(directory.folder))
+
+
+def take_images(loaded: LoadedEngine, session: EngineSession, config: PreTrainedConfig) -> MediaPart:
+    """Let an engine's verifier take images; returns the part that reads them.
+
+    Args:
+        session: of `visual`.
+        config: of the whole model.
+    """
+    base = loaded.config
+    sizes = base.hidden_size, base.torch_dtype, base.limits.max_image_tokens
+    part = MediaPart(config, VisualEncoder(session, base.visual, family_of(config, IMAGE), *sizes), loaded)
+    loaded.add(part)
+    loaded.takes[IMAGE] = SERVED
+    return part
 
 
 class VisualEncoder(MediaEncoder):

@@ -1,26 +1,26 @@
 """Whether a model that takes images or audio is served with them: noise in a text, held against generate().
 
-Text is served whatever comes of it. Nothing of an encoder is imported for a model without one.
+Text is served whatever comes of it.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from wingbeat.runtime.scheduling.media import ARE, SERVED, MediaInput
+from wingbeat.runtime.media.encoder import ModelEncoder
+from wingbeat.runtime.media.families import family_of, kinds_of
+from wingbeat.runtime.media.family import MediaFamily, MediaNotServed
+from wingbeat.runtime.media.media_input import ARE, SERVED
+from wingbeat.runtime.media.rows import MediaPart
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.reference import Reference, TrialText, reference_logits
 from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.media.family import MediaFamily
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +37,21 @@ class MediaTrial:
 
     refusals: dict[str, str] = field(default_factory=dict)
     """By kind: why they are not served, where that is known already."""
-    family: "MediaFamily | None" = None
+    family: MediaFamily | None = None
     references: tuple[Reference, ...] = ()
 
-    def serve(self, loaded: LoadedModel) -> None:
-        """Let a prepared model have its media if it says the same to them as before."""
+    def serve(self, loaded: LoadedModel) -> dict[str, str]:
+        """Let a prepared model have its media if it says the same to them as before.
+
+        Returns:
+            Why media are not served, by kind.
+        """
         loaded.takes |= self.refusals
         if self.family is None:
-            return
-        from wingbeat.runtime.media.encoder import ModelEncoder
-        from wingbeat.runtime.media.rows import MediaPart
-
+            return self.refusals
         kind = self.family.kind
-        loaded.media = MediaPart(loaded.model.config, ModelEncoder(loaded.model, self.family))
+        part = MediaPart(loaded.model.config, ModelEncoder(loaded.model, self.family), loaded)
+        loaded.add(part)
         loaded.takes[kind] = SERVED
         try:
             try_model(loaded, list(self.references))
@@ -57,16 +59,16 @@ class MediaTrial:
             raise
         except Exception as error:
             # As with a text's trial: modeling code raises whatever its assumptions lead to.
-            loaded.media, loaded.takes[kind] = None, f"{ARE[kind]} not served: in a text {error}"
+            del loaded.parts[part.name]
+            loaded.takes[kind] = f"{ARE[kind]} not served: in a text {error}"
             unexpected = None if isinstance(error, UnsupportedModelError) else error
             logger.warning("%s: %s", loaded.name, loaded.takes[kind], exc_info=unexpected)
-        else:
-            loaded.media.encoder.forget()
+            return self.refusals | {kind: loaded.takes[kind]}
+        part.encoder.forget()
+        return self.refusals
 
 
-def media_trial(
-    model: PreTrainedModel, texts: list[TrialText], whole: bool = True, refused: Mapping[str, str] | None = None
-) -> MediaTrial:
+def media_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool, refused: Mapping[str, str]) -> MediaTrial:
     """What transformers says to texts with media in them; before anything of the model is switched.
 
     Args:
@@ -74,11 +76,7 @@ def media_trial(
         whole: False where several processes have parts of it.
         refused: kinds of media that are not served, with the reason.
     """
-    if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
-        return MediaTrial()
-    from wingbeat.runtime.media.families import MediaNotServed, family_of, kinds_of
-
-    refusals, trial = dict(refused or {}), MediaTrial()
+    refusals, trial = dict(refused), MediaTrial()
     for kind in kinds_of(model.config):
         if kind in refusals:
             continue
@@ -91,9 +89,7 @@ def media_trial(
     return MediaTrial(refusals, trial.family, trial.references)
 
 
-def _tried(model: PreTrainedModel, family: "MediaFamily", texts: list[TrialText]) -> MediaTrial:
-    from wingbeat.runtime.media.family import MediaNotServed
-
+def _tried(model: PreTrainedModel, family: MediaFamily, texts: list[TrialText]) -> MediaTrial:
     try:
         shown = [_with_media(model, family, text, count) for text, count in zip(texts, (2, 1), strict=True)]
         references = reference_logits(model, shown, lambda text, ids: _inputs(model, family, text, ids))
@@ -108,26 +104,24 @@ def _tried(model: PreTrainedModel, family: "MediaFamily", texts: list[TrialText]
     return MediaTrial(family=family, references=tuple(references))
 
 
-def _with_media(model: PreTrainedModel, family: "MediaFamily", text: TrialText, count: int) -> TrialText:
+def _with_media(model: PreTrainedModel, family: MediaFamily, text: TrialText, count: int) -> TrialText:
     """A text with `count` images or sounds among its tokens."""
     config, prompt, media = model.config, list(text.prompt), []
     at = _BEFORE_WHOLE if family.sees_whole_images else _BEFORE
     for grid in _GRIDS[:count]:
-        arrays = family.example(config, *grid)
-        length = family.num_tokens(config, arrays)
-        at = min(at, len(prompt) - 1)
-        prompt[at:at] = [family.token_id(config)] * length
-        media.append(MediaInput.of(at, length, arrays, family.grid(config, arrays), family.kind))
-        at += length + 2
-    return text._replace(prompt=prompt, media=tuple(media))
+        one = family.medium(config, min(at, len(prompt) - 1), family.example(config, *grid))
+        prompt[one.start : one.start] = [family.token_id(config)] * one.length
+        media.append(one)
+        at = one.end + 2
+    return text._replace(prompt=prompt, spans=tuple(media))
 
 
-def _inputs(model: PreTrainedModel, family: "MediaFamily", text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
+def _inputs(model: PreTrainedModel, family: MediaFamily, text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
     """What generate() takes of the media beside each row of token ids."""
     parameter = next(model.parameters())
     given = {}
     for name in family.inputs:
-        array = np.concatenate([one.arrays[name] for one in text.media] * len(token_ids))
+        array = np.concatenate([one.arrays[name] for one in text.spans] * len(token_ids))
         tensor = torch.from_numpy(array).to(parameter.device)
         given[name] = tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
     if family.marks is not None:

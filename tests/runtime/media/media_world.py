@@ -27,7 +27,7 @@ from tests.runtime.hybrids import SHAPES
 from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts, settled
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.media.families import FAMILIES, MediaFamily, family_of
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import auto_class
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
@@ -185,7 +185,7 @@ def medium(model: PreTrainedModel, seed: int, start: int, grid: tuple[int, int] 
     arrays = of.example(config, *grid)
     shown, random = of.inputs[0], np.random.default_rng(seed)
     arrays[shown] = random.standard_normal(arrays[shown].shape, dtype=np.float32)
-    return MediaInput.of(start, of.num_tokens(config, arrays), arrays, of.grid(config, arrays), of.kind)
+    return of.medium(config, start, arrays)
 
 
 def with_media(
@@ -284,7 +284,7 @@ class ShownRun(Run):
         super().__init__(engine, [], [])
         many = params if isinstance(params, list) else [params] * len(prompts)
         for index, (prompt, held, param) in enumerate(zip(prompts, media, many, strict=True)):
-            engine.add_request(Request(str(index), tuple(prompt), param, media=held))
+            engine.add_request(Request(str(index), tuple(prompt), param, spans=held))
         self.tokens = [[] for _ in prompts]
 
 

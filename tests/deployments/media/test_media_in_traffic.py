@@ -10,8 +10,8 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import expected_tokens, wait_until
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.wire import WireRequest, received
-from wingbeat.deployments.replica.engine.shared_media import attach_media, share_media
-from wingbeat.runtime.scheduling.media import MediaInput
+from wingbeat.deployments.media.shared import attach_spans, share_spans
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ARRAYS = {
@@ -39,24 +39,24 @@ def open_memory():
 
 
 def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
-    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
-    got = received(attach_media(packed), "a").media
+    packed, memory = share_spans(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
+    got = received(attach_spans(packed), "a").spans
     os.close(memory)
     assert all(map(same, got, IMAGES))
-    assert not packed.request.media
-    assert not any(isinstance(value, np.ndarray) for image in packed.media.media for value in image.arrays.values())
+    assert not packed.request.spans
+    assert not any(isinstance(value, np.ndarray) for image in packed.shared.media for value in image.arrays.values())
 
 
 def test_images_whose_request_has_gone_are_no_images():
-    packed, memory = share_media(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), media=IMAGES)))
+    packed, memory = share_spans(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), spans=IMAGES)))
     os.close(memory)
     with pytest.raises(OSError, match="No such file"):
-        attach_media(packed)
+        attach_spans(packed)
 
 
 def with_images(**fields):
     request = make_request(**fields)
-    return Request(request.request_id, request.prompt_token_ids, request.params, media=IMAGES)
+    return Request(request.request_id, request.prompt_token_ids, request.params, spans=IMAGES)
 
 
 def test_the_memory_of_images_goes_with_their_requests():
@@ -70,7 +70,7 @@ def test_the_memory_of_images_goes_with_their_requests():
         left.cancel()
         await asyncio.gather(*requests)
         await asyncio.to_thread(wait_until, lambda: open_memory() == 4)
-        assert all(map(same, source.engines["a"].taken[0].media, IMAGES))
+        assert all(map(same, source.engines["a"].taken[0].spans, IMAGES))
         source.engines["a"].taken.clear()
         await asyncio.to_thread(wait_until, lambda: open_memory() == 0)
 
@@ -90,6 +90,6 @@ def test_another_engine_gets_the_images_of_what_it_continues():
         source.kill(first)
         assert tokens(await request) == expected_tokens((1, 2, 3), 7, 150)
         heir = next(engine for name, engine in source.engines.items() if name != first)
-        assert all(map(same, heir.taken[0].media, IMAGES))
+        assert all(map(same, heir.taken[0].spans, IMAGES))
 
     run(scenario, "a", "b")

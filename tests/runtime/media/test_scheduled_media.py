@@ -7,19 +7,20 @@ from wingbeat.cluster.routing import PromptBlocks
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.block_hashes import hash_block, salted_root
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.scheduling.media import MediaInput, prefix_ids
+from wingbeat.runtime.media.media_input import MediaInput
 from wingbeat.runtime.scheduling.plan import Chunk
+from wingbeat.runtime.scheduling.prompt_spans import prefix_ids
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 
-def image(start, length, value=0.0):
-    return MediaInput.of(start, length, {"pixel_values": np.full(3, value)})
+def image(start, length, value=0.0, whole=False):
+    return MediaInput.of(start, length, {"pixel_values": np.full(3, value)}, whole=whole)
 
 
 def seq(num_tokens, *images, computed=0):
-    made = Sequence(Request("a", tuple(range(num_tokens)), SamplingParams(), media=images))
+    made = Sequence(Request("a", tuple(range(num_tokens)), SamplingParams(), spans=images))
     made.num_computed = computed
     return made
 
@@ -29,7 +30,7 @@ def seq(num_tokens, *images, computed=0):
     [(0, 5, 5), (0, 9, 6), (0, 6, 6), (0, 16, 16), (0, 15, 6), (6, 9, 0), (6, 10, 10), (6, 14, 14), (8, 40, 22)],
 )
 def test_a_chunk_ends_before_an_image_that_it_cannot_hold(computed, budget, length):
-    chunk = Chunk.next_of(seq(30, image(6, 10), computed=computed), budget, whole_images=True)
+    chunk = Chunk.next_of(seq(30, image(6, 10, whole=True), computed=computed), budget)
     assert chunk.length == length
     assert chunk.samples == (computed + length == 30)
     assert Chunk.next_of(seq(30, image(6, 10), computed=computed), budget).length == min(budget, 30 - computed)
@@ -37,9 +38,9 @@ def test_a_chunk_ends_before_an_image_that_it_cannot_hold(computed, budget, leng
 
 def test_an_image_waits_for_a_round_that_has_room_for_it():
     config = EngineConfig(max_num_seqs=3, max_model_len=64, max_num_batched_tokens=12, num_kv_blocks=40, block_size=4)
-    scheduler = Scheduler(config, BlockManager(40, 4), frozenset(), whole_images=True)
-    for name, num_tokens, images in (("a", 9, ()), ("b", 14, (image(0, 10),)), ("c", 3, ())):
-        scheduler.add(Request(name, tuple(range(num_tokens)), SamplingParams(), media=images))
+    scheduler = Scheduler(config, BlockManager(40, 4), frozenset())
+    for name, num_tokens, images in (("a", 9, ()), ("b", 14, (image(0, 10, whole=True),)), ("c", 3, ())):
+        scheduler.add(Request(name, tuple(range(num_tokens)), SamplingParams(), spans=images))
     rounds = []
     for _ in range(3):
         plan = scheduler.schedule()
@@ -65,7 +66,7 @@ def test_blocks_are_hashed_by_what_an_image_shows_and_as_before_without():
 
 def test_a_router_hashes_a_prompt_with_images_as_its_engine_does():
     sequence = seq(20, image(5, 6))
-    blocks = PromptBlocks(prefix_ids(sequence.token_ids, sequence.request.media), 4, "", "")
+    blocks = PromptBlocks(prefix_ids(sequence.token_ids, sequence.request.spans), 4, "", "")
     expected = salted_root("")
     for index in range(4):
         expected = hash_block(expected, sequence.prefix_ids()[4 * index : 4 * index + 4])

@@ -1,0 +1,76 @@
+"""Reading of a model's images or audio, or why they are not read; nothing that it needs is imported for text."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.content_parts import only_served, unserved_part
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.media.settings import limits_of
+from wingbeat.runtime.media.media_input import AUDIO, IMAGE, SERVED
+from wingbeat.runtime.scheduling.prompt_spans import PromptSpan
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.media.reader import MediaReader
+
+logger = logging.getLogger(__name__)
+
+NEEDS = {
+    IMAGE: "images need Pillow and aiohttp, which are in the extra wingbeat[images]",
+    AUDIO: "audio needs soundfile, soxr and aiohttp, which are in the extra wingbeat[audio]",
+}
+
+
+class MediaRefused(NamedTuple):
+    """In the place of a `MediaReader`, for a model that could take media."""
+
+    reasons: Mapping[str, str]
+    """By kind."""
+
+    async def read(self, body: ChatBody) -> NoReturn:
+        """Raises ApiError, 400 naming the part that cannot be used."""
+        part = body.other_parts[0]
+        raise unserved_part(part.part_type, part.part_path, self.reasons.get(part.type) or only_served())
+
+
+def needs_torch(folder: Path) -> bool:
+    """Whether a checkpoint has an encoder of images or audio, whose preparation needs torch."""
+    return any(ConfigFile.read(folder).fields.get(name) for name in ("vision_config", "audio_config"))
+
+
+def prompt_details(spans: Sequence[PromptSpan]) -> dict[str, int]:
+    """Tokens that stand for audio, if any do."""
+    num_tokens = sum(one.length for one in spans if one.kind == AUDIO)
+    return {"audio_tokens": num_tokens} if num_tokens else {}
+
+
+def prompt_reader(
+    config: AppConfig, takes: Mapping[str, str], folder: Path, tokenizer: Tokenizer
+) -> "MediaReader | MediaRefused | None":
+    """Reader of a model's media; None for a model of text.
+
+    Args:
+        takes: as in `ModelInfo`.
+        folder: the model's checkpoint.
+    """
+    if not takes:
+        return None
+    kind = next((kind for kind, said in takes.items() if said == SERVED), None)
+    if kind is None:
+        return MediaRefused(takes)
+    from wingbeat.runtime.media.family import MediaNotServed
+    from wingbeat.runtime.media.processor import load_processor
+
+    try:
+        from wingbeat.deployments.media.reader import MediaReader, decoder_of
+
+        processor, limits = load_processor(folder, tokenizer.hugging_face, kind), limits_of(config)
+        return MediaReader(processor, limits, decoder_of(processor, limits))
+    except (ImportError, OSError, MediaNotServed) as error:
+        reason = str(error) if isinstance(error, MediaNotServed) else NEEDS[kind]
+        logger.warning("%s", reason)
+        return MediaRefused({**takes, kind: reason})

@@ -1,0 +1,11 @@
+"""Images and audio of requests; imported by commands too, so that what reads them is imported when it is asked for."""
+
+settings = "wingbeat.deployments.media.settings:settings"
+ram_settings = "wingbeat.deployments.media.settings:ram_settings"
+content_parts = "wingbeat.deployments.media.content:content_parts"
+prompt_reader = "wingbeat.deployments.media.opening:prompt_reader"
+needs_torch = "wingbeat.deployments.media.opening:needs_torch"
+prompt_details = "wingbeat.deployments.media.opening:prompt_details"
+share_spans = "wingbeat.deployments.media.shared:share_spans"
+attach_spans = "wingbeat.deployments.media.shared:attach_spans"
+families = "wingbeat.deployments.media.families:media_families"

@@ -1,0 +1,25 @@
+"""Images and audio in prompts; imports what reads them where a model has an encoder of some."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from wingbeat.runtime.media.media_input import MediaInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from wingbeat.runtime.media.trial import MediaTrial
+    from wingbeat.runtime.verifier.loading.reference import TrialText
+
+read_span = MediaInput.of_fields
+
+
+def open_trial(
+    model: "PreTrainedModel", texts: "list[TrialText]", whole: bool, refused: Mapping[str, str]
+) -> "MediaTrial | None":
+    """Trial of a model's media; None for a model of text."""
+    if all(getattr(model.config, tower, None) is None for tower in ("vision_config", "audio_config")):
+        return None
+    from wingbeat.runtime.media.trial import media_trial
+
+    return media_trial(model, texts, whole, refused)
