@@ -113,12 +113,14 @@ def open_llm(
     threads: int = 1,
     speculation: SpeculationConfig | None = None,
     forced: ForcedAcceptance | None = None,
+    dtype: str | None = None,
 ) -> LLM:
     """An engine on the CPU, without a prefix cache: every repeat computes its prompts again.
 
     Args:
         speculation: shape of the trees; without it the one that the application uses on CPUs.
         forced: what acceptance is drawn from, in place of the drafter's own.
+        dtype: as for `LLM`.
     """
     speculation = speculation or SpeculationConfig.default("cpu")
     blocks_per_seq = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
@@ -130,7 +132,7 @@ def open_llm(
         speculation=speculation,
         forced_acceptance=forced,
     )
-    return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads)
+    return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads, dtype=dtype)
 
 
 def greedy(max_tokens: int, speculation: bool = True) -> SamplingParams:
