@@ -232,7 +232,7 @@ FEATURES = {
             "examples/serve/shared_drafters.yaml",
         ),
         words=(
-            *("'drafters'", "shared drafters", "wingbeat_drafter_lacks_room"),
+            *("'drafters'", "`drafters`", "shared drafters", "wingbeat_drafter_lacks_room"),
             "drafters of two nodes for verifiers of two",
         ),
     ),

@@ -277,8 +277,15 @@ def test_none_is_nothing(name):
 
 @pytest.mark.parametrize("word", ["none", "None", "null", ""])
 def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_elsewhere(word: str):
-    config = AppConfig.model_validate(dict.fromkeys(("model", "num_replicas", "drafters", "allowed_hosts"), word))
-    assert (config.model, config.num_replicas, config.drafters, config.allowed_hosts) == (None, None, None, None)
+    config = AppConfig.model_validate(
+        dict.fromkeys(("model", "num_replicas", "verifier_resources", "allowed_hosts"), word)
+    )
+    assert (config.model, config.num_replicas, config.verifier_resources, config.allowed_hosts) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert AppConfig(drafter="none").drafter == "none"
     assert word == "" or [key.get_secret_value() for key in AppConfig(api_key=word).api_key] == [word]
 

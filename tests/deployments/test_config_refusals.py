@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.needs import needs
 from wingbeat.deployments import app_config
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
@@ -156,6 +157,7 @@ def test_limits_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path, 
         AppConfig(**{"engine_dir": tmp_path, name: value})
 
 
+@needs("shared_drafters")
 def test_an_error_of_the_command_line_names_the_field_within_a_setting():
     with pytest.raises(UserError, match=r"^--drafters\.num 0: input should be greater than or equal to 1$"):
         build_config(AppConfig, {"drafters": '{"num": 0}'})

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.answers.responses import Totals
+from wingbeat.deployments.api.parsed.chat_shape import read_piece
 from wingbeat.deployments.parsing.message import MessageDelta, PlainText
 from wingbeat.runtime.scheduling.request import FinishReason
 
@@ -33,9 +34,7 @@ async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, Non
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
-            found = parser.push(delta.text)
-            if delta.finish_reason is not None:
-                found = found.plus(parser.cut() if delta.is_cut else parser.flush())
+            found = read_piece(parser, delta)
             is_answering |= bool(found.content or found.tool_calls)
             if found.reasoning and not is_answering:
                 reasoning_tokens += delta.num_tokens

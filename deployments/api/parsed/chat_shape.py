@@ -22,7 +22,7 @@ class ParsedChatShape(ChatShape):
 
     def choice(self, last: ChoiceDelta, text: str) -> dict[str, Any]:
         """A choice with its message: text, thoughts under both of their names, calls."""
-        found = _read_to_end(self._new_parser(), last._replace(text=text))
+        found = read_piece(self._new_parser(), last._replace(text=text))
         choice = super().choice(last, found.content)
         message = choice["message"]
         message |= dict.fromkeys(THOUGHTS, found.reasoning or None)
@@ -50,13 +50,13 @@ class ParsedChatShape(ChatShape):
     def _read(self, delta: ChoiceDelta) -> MessageDelta:
         if delta.index not in self._parsers:
             self._parsers[delta.index] = self._new_parser()
-        parser = self._parsers[delta.index]
-        return parser.push(delta.text) if delta.finish_reason is None else _read_to_end(parser, delta)
+        return read_piece(self._parsers[delta.index], delta)
 
 
-def _read_to_end(parser: Parser, last: ChoiceDelta) -> MessageDelta:
-    """The text of a choice's last delta, and the rest."""
-    return parser.push(last.text).plus(parser.cut() if last.is_cut else parser.flush())
+def read_piece(parser: Parser, delta: ChoiceDelta) -> MessageDelta:
+    """What a choice gained; behind its last text, the rest."""
+    found = parser.push(delta.text)
+    return found if delta.finish_reason is None else found.plus(parser.cut() if delta.is_cut else parser.flush())
 
 
 def _finish(finish_reason: FinishReason | None) -> str | None:

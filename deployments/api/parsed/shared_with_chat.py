@@ -2,33 +2,22 @@
 
 from typing import Any
 
+from pydantic import create_model
+
 from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
+
+_OWN = ("stop", "response_format", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+"""Fields of sampling that those bodies have under another name, or that their answers have no room for."""
+_UNREAD: dict[str, Any] = {name: (Any, None) for name in SamplingFields.model_fields if name not in _OWN}
+UnreadFields = create_model("UnreadFields", __base__=RequestBody, **_UNREAD)
 
 
-class SharedWithChat(RequestBody):
+class SharedWithChat(UnreadFields):
     """Fields that choose tokens and end the text, each checked where the chat's body is made, under the same name."""
 
     model: str | None = None
     stream: bool | None = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    seed: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    min_tokens: Any = None
-    stop_token_ids: Any = None
-    include_stop_str_in_output: Any = None
-    ignore_eos: Any = None
-    skip_special_tokens: Any = None
-    priority: Any = None
-    cache_salt: Any = None
-    structured_outputs: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: Any = None
 
