@@ -50,8 +50,13 @@ class Published:
         return cache_folder() / self.name
 
     @property
+    def gguf(self) -> Path:
+        """The file itself."""
+        return cache_folder() / f"{self.name}.gguf"
+
+    @property
     def is_here(self) -> bool:
-        return (self.folder / "config.json").is_file()
+        return (self.folder / "config.json").is_file() and self.gguf.is_file()
 
 
 SMOLLM2 = Published(
@@ -90,7 +95,9 @@ def fetch(model: Published) -> None:
         found = hashlib.sha256(gguf.read_bytes()).hexdigest()
         if found != model.sha256:
             raise ValueError(f"{model.name}: sha256 is {found}, expected {model.sha256}")
-        convert(model, gguf, Path(scratch) / "folder").rename(model.folder)
+        if not model.folder.exists():
+            convert(model, gguf, Path(scratch) / "folder").rename(model.folder)
+        gguf.rename(model.gguf)
 
 
 def _parts(model: Published, scratch: Path) -> Iterator[bytes]:

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.models.published import GEMMA, MODELS, Published
+from tests.needs import needs
 from tests.runtime.models import CHAIN, TREE, engine_config, generate, greedy, greedy_params
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.text_drafters import text_drafter
 from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -80,6 +82,22 @@ def test_text_in_float32_is_that_of_transformers(model):
     for index, (prompt, tokens) in enumerate(zip(prompts, written, strict=True)):
         # Alone: transformers' padding moves the logits by more than two tokens may be apart.
         assert tokens == greedy(plain, [prompt], NUM_TOKENS)[0][0], PROMPTS[index]
+
+
+@needs("quantised")
+@pytest.mark.parametrize("model", HERE)
+def test_the_packed_file_writes_what_its_numbers_in_float32_write(model):
+    tokenizer, prompts = Tokenizer.load(checkpoint_folder(model.gguf)), prompts_of(model)
+    assert [tokenizer.encode(text) for text in PROMPTS] == prompts
+    params = greedy_params(NUM_TOKENS)
+    whole = load_model(model.folder, torch.float32, torch.device("cpu"))
+    expected = generate(whole, engine_config(TREE), None, prompts, params)[0]
+    del whole
+    packed = load_model(checkpoint_folder(model.gguf), torch.float32, torch.device("cpu"))
+    sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, expected, strict=True)]
+    for drafter in (None, ScriptedDrafter(sequences, right_tree, packed.vocab_size)):
+        written = generate(packed, engine_config(TREE), drafter, prompts, params)[0]
+        assert [text for text, *both in zip(PROMPTS, written, expected, strict=True) if both[0] != both[1]] == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
