@@ -165,6 +165,7 @@ class CompletionService:
             force_drafts=asked.force,
         )
         choices, lengths = [], [len(prompt.token_ids) for prompt in prompts]
+        spans = [span for prompt in prompts for span in prompt.spans]
         limits = [self._max_tokens(length, body, default_max_tokens) for length in lengths]
         if body.asked_max_tokens is None:
             limits = [self.sizes.most_tokens(body, lengths, limit) for limit in limits]
@@ -188,7 +189,7 @@ class CompletionService:
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(lengths),
-            prompt_details=first("prompt_details", [span for prompt in prompts for span in prompt.spans]) or {},
+            prompt_details=first("prompt_details", spans) if spans else {},
             answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
