@@ -240,6 +240,7 @@ FEATURES = {
         (
             *("deployments/media", "runtime/media", "runtime/tensorrt/media", "tests/deployments/media"),
             *("tests/runtime/media", "tests/runtime/tensorrt/media", "tests/runtime/one_pass/test_parallel_sees.py"),
+            "tests/runtime/lora/test_media_adapters.py",
         ),
         words=(
             *("image", "image_url", "input_image", "input_audio", "audio_url", "limit_mm_per_prompt"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.folder_kinds import gguf_problem
+from wingbeat.runtime.hugging_face import load_files
 from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
@@ -104,7 +105,7 @@ def _write_metadata(file: Path, folder: Path) -> None:
     if (value_of(reader, "split.count") or 1) > 1:
         raise ModelCheckpointError(f"{name} is one of several parts: join them by llama-gguf-split --merge")
     try:
-        config = AutoConfig.from_pretrained(folder, gguf_file=GGUF_FILE, local_files_only=True)
+        config = load_files(AutoConfig, folder, gguf_file=GGUF_FILE)
     except (ValueError, KeyError) as error:
         raise ModelCheckpointError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
     fields = config.to_dict() | {"dtype": "float32", "quantization_config": {"quant_method": "gguf"}}

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.runtime.hugging_face import load_files
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def write_tokenizer(reader: "GGUFReader", folder: Path, name: str) -> None:
     elif kind == "llama":
         from transformers import AutoTokenizer
 
-        AutoTokenizer.from_pretrained(folder, gguf_file=GGUF_FILE, local_files_only=True).save_pretrained(folder)
+        load_files(AutoTokenizer, folder, gguf_file=GGUF_FILE).save_pretrained(folder)
     else:
         raise ModelCheckpointError(
             f"{name} has a tokenizer of the kind {kind!r}, which is not read: gpt2 and llama are"
