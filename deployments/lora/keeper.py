@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wingbeat.runtime.lora.places import AdapterPlaces
 from wingbeat.runtime.scheduling.request import RequestOutput, Variant
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.lora.places import AdapterPlaces
 
 LOADS_NONE = "this engine loads none; lora_update_dir says whether and from where"
 
@@ -17,7 +20,7 @@ class AdapterKeeper:
         root: `lora_update_dir`.
     """
 
-    def __init__(self, adapters: AdapterPlaces, root: Path | None) -> None:
+    def __init__(self, adapters: "AdapterPlaces", root: Path | None) -> None:
         self._adapters, self._root = adapters, root
         self._named: dict[str, Variant] = {}
 

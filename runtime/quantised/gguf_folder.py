@@ -3,10 +3,10 @@
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
+import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,7 +49,8 @@ def folder_of(source: Path) -> Path | None:
         return None
     check_readable(file)
     status = file.stat()
-    made = cache_dir() / "gguf" / f"{file.stem}-{status.st_size:x}-{status.st_mtime_ns:x}-{_FORMAT}"
+    key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {_FORMAT}"
+    made = cache_dir() / "gguf" / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if (made / "config.json").is_file():
         return made
     logger.info("Reading the metadata of %s", file)
@@ -59,9 +60,11 @@ def folder_of(source: Path) -> Path | None:
         folder.mkdir()
         (folder / GGUF_FILE).symlink_to(file.resolve())
         _write_metadata(file, folder)
-        if made.exists():
-            shutil.rmtree(made)
-        os.replace(folder, made)
+        try:
+            os.replace(folder, made)
+        except OSError:  # another process, such as a router beside the engine, has made it meanwhile
+            if not (made / "config.json").is_file():
+                raise
     return made
 
 

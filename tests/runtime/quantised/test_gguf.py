@@ -54,6 +54,9 @@ def test_a_file_is_read_once_and_a_changed_one_anew(tmp_path):
     assert checkpoint_folder(tmp_path) == checkpoint_folder(file) == folder
     write_model(file, "Q4_0")
     assert checkpoint_folder(file) != folder
+    file.rename(tmp_path / "moved.gguf")
+    moved = checkpoint_folder(tmp_path / "moved.gguf")
+    assert (moved / "model.gguf").resolve() == (tmp_path / "moved.gguf").resolve()
 
 
 def test_texts_are_split_and_joined_as_the_metadata_says(tmp_path):
