@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from local_engine import Pair, generate, greedy, open_llm, quiet
-from report import Report, Table, machine_facts, middle, spread
+from report import Report, Table, machine_facts, spread
 from workload import describe, held_out_prompts
 
 from wingbeat.runtime.hub import checkpoint_folder
@@ -61,7 +61,7 @@ def main() -> None:
         (
             model.name,
             f"{model.llm.engine.loaded.weights_bytes / 1e6:.0f}",
-            *(f"{middle(model.rates[count]):.1f} ({spread(model.rates[count])})" for count in args.at_once),
+            *(spread(model.rates[count]) for count in args.at_once),
         )
         for model in models
     ]
