@@ -22,6 +22,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
+- `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
+- `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_dequantised(config, load)`: one that is, as a plain model; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.

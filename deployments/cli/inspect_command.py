@@ -30,6 +30,7 @@ from wingbeat.runtime.heads.head_config import aux_layer_ids, has_axes
 from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -58,6 +59,7 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
             return
         if (problem := folder_problem(folder)) is not None:
             raise UserError(f"{problem}; give a checkpoint's folder, or an engine directory")
+        folder = checkpoint_folder(folder)
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
         if (findings := first("head_findings", folder, target)) is not None:
@@ -131,7 +133,8 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device, eight_
     in_modules = sum(own["parameters"] for own in modules.values() if own is not None)
     whole = read_config(folder)
     found = _common(folder, dtype, parameters, parameters - in_modules, kv_numbers)
-    found["memory"] |= {} if held is None else {"weights_bytes": held}
+    # Headers tell of plain weights alone.
+    found["memory"] |= {"weights_bytes": held} if held and (eight_bits or target.quantization) else {}
     return found | {
         "kind": "model",
         "format": (getattr(whole, "architectures", None) or [type(whole).__name__])[0],
@@ -163,7 +166,7 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
         "weights_bytes": num_served * dtype.itemsize,
         "kv_bytes_per_token": kv_numbers * dtype.itemsize,
     }
-    files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".gguf")]
     return {
         "path": str(folder),
         "parameters": parameters,
@@ -224,15 +227,13 @@ def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
     return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
 
 
-def _probe(
-    folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool
-) -> tuple[Findings, int, int | None]:
+def _probe(folder: Path, dtype: torch.dtype, device: torch.device, eight_bits: bool) -> tuple[Findings, int, int]:
     """Whether a model can be the verifier, with runs of equal layers; numbers in its KV cache per token; and the bytes
-    of weights that were rounded, None of others."""
+    of its weights, 0 where it cannot be."""
     try:
         loaded = load_model(folder, dtype, device, eight_bits=eight_bits)
     except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
-        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, None
+        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0, 0
     groups: list[Findings] = []
     for index, layer in enumerate(loaded.layers):
         described = asdict(layer)
@@ -249,7 +250,7 @@ def _probe(
             "takes": loaded.takes,
         },
         sum(layer.kv_size for layer in loaded.layers),
-        loaded.weights_bytes if eight_bits else None,
+        loaded.weights_bytes,
     )
 
 

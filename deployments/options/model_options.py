@@ -284,7 +284,7 @@ class ModelOptions(LoadOptions):
 def checkpoint_here(model: Path | None) -> Path | None:
     """The folder of a verifier where it is a folder already; None for a name of the hub, and without the demo pair."""
     if model is not None:
-        return None if HubName.parse(model) is not None else model
+        return None if HubName.parse(model) is not None else checkpoint_folder(model)
     try:
         return demo_pair().verifier
     except FileNotFoundError:

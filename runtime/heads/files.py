@@ -17,6 +17,7 @@ from torch import Tensor
 from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import first_line
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields, weight_files
 
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
@@ -101,6 +102,8 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: as for `read_tensors`.
     """
+    if (shapes := first("stored_shapes", folder)) is not None:
+        return shapes
     return _read(folder, _safetensors_shapes, lambda file: {k: tuple(v.shape) for k, v in _torch_tensors(file).items()})
 
 

@@ -1,7 +1,7 @@
 """The verifier as a drafter sees it: shapes and single tensors of a checkpoint, without loading the model."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from wingbeat.runtime.hugging_face import read_config
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
 
 logger = logging.getLogger(__name__)
@@ -68,16 +69,26 @@ class TargetDescription:
         """The safetensors file of each tensor, by the tensor's name; empty where the checkpoint has another format."""
         return tensor_files(self.path)
 
+    @cached_property
+    def _read_apart(self) -> Mapping[str, Callable[[], Tensor]]:
+        """Readers of the input embedding and of the output matrix where a part reads the checkpoint's format."""
+        return first("lent_tensors", self.path) or {}
+
+    def _names_ending(self, suffix: str) -> list[str]:
+        # The shortest name is the model's own: prediction modules hold copies under longer ones.
+        names = (*self.tensor_files, *self._read_apart)
+        return sorted((name for name in names if name.endswith(suffix)), key=len)
+
     @property
     def holds_embedding(self) -> bool:
         """Whether there is an input embedding to lend."""
-        return any(name.endswith(EMBEDDING) for name in self.tensor_files)
+        return bool(self._names_ending(EMBEDDING))
 
     @property
     def holds_lm_head(self) -> bool:
         """Whether there is an output matrix to lend."""
         tied = self.config.tie_word_embeddings
-        return self.holds_embedding if tied else any(name.endswith(LM_HEAD) for name in self.tensor_files)
+        return self.holds_embedding if tied else bool(self._names_ending(LM_HEAD))
 
     def tensor(self, name: str) -> Tensor:
         """One tensor of the checkpoint.
@@ -85,6 +96,8 @@ class TargetDescription:
         Raises:
             KeyError: there is none of that name.
         """
+        if name in self._read_apart:
+            return self._read_apart[name]()
         with safe_open(self.tensor_files[name], framework="pt") as tensors:
             return tensors.get_tensor(name)
 
@@ -97,11 +110,10 @@ class TargetDescription:
         return self.embedding() if self.config.tie_word_embeddings else self._ending(LM_HEAD)
 
     def _ending(self, suffix: str) -> Tensor | None:
-        # The shortest name is the model's own: prediction modules hold copies under longer ones.
-        names = sorted((name for name in self.tensor_files if name.endswith(suffix)), key=len)
+        names = self._names_ending(suffix)
         if not names:
             return None
-        lent = None if self.lender is None else self.lender(suffix)
+        lent = None if self.lender is None or names[0] in self._read_apart else self.lender(suffix)
         if lent is None:
             return self.tensor(names[0])
         if self._is_of_file(lent, names[0]):

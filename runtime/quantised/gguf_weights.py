@@ -4,7 +4,8 @@ multiply by such."""
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -75,6 +76,10 @@ FORMS: dict[str, tuple[int, Callable[[Tensor], GroupedWeight]]] = {
 """Forms that kernels multiply by: bytes of a block of `GROUP` numbers, and what reads blocks [rows, blocks, bytes]."""
 
 
+LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
+"""Tensors that drafters share with their verifier, as GGUF and transformers name them."""
+
+
 def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"]) -> "Loaded":
     """The model in float32 with transformers' report; linear layers know their weights as they lie in the file.
 
@@ -105,6 +110,32 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"]) -> "Loaded":
     forms = Counter(one.tensor_type.name for one in reader.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
     return model, info
+
+
+def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
+    """Readers of the embedding and of the output matrix of a folder that stands for a GGUF file, in float32, by
+    transformers' names; None for other folders.
+
+    Raises:
+        ModelCheckpointError: the file is damaged.
+    """
+    if not (folder / GGUF_FILE).exists():
+        return None
+    tensors = {one.name: one for one in open_reader(folder / GGUF_FILE).tensors}
+    return {name: partial(_as_floats, tensors[own]) for own, name in LENT.items() if own in tensors}
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the tensors of a folder that stands for a GGUF file, by the file's names; None for other folders."""
+    if not (folder / GGUF_FILE).exists():
+        return None
+    return {one.name: tuple(map(int, reversed(one.shape))) for one in open_reader(folder / GGUF_FILE).tensors}
+
+
+def _as_floats(tensor: Any) -> Tensor:
+    from gguf import dequantize
+
+    return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
 
 
 def _names(model: "PreTrainedModel", processor: Any) -> dict[str, str]:

@@ -45,8 +45,8 @@ def weights_of_checkpoint(target: TargetDescription) -> VerifierWeights:
         ValueError: they hold no embedding or no output matrix of a known name.
     """
     embedding, lm_head = target.embedding(), target.lm_head()
-    if embedding is None or lm_head is None:
-        missing = _EMBEDDING if embedding is None else "lm_head.weight"
+    if embedding is None or lm_head is None or not target.tensor_files:
+        missing = "lm_head.weight" if lm_head is None else _EMBEDDING
         raise ValueError(
             f"{target.path} has no safetensors file with {missing}: train with the verifier loaded instead"
         )

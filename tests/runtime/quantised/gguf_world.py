@@ -1,6 +1,8 @@
 """GGUF files of tiny random models."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -45,10 +47,16 @@ def turned(weight: Tensor, num_heads: int) -> Tensor:
     return weight.view(num_heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
-def write_model(file: Path, form: str, pre: str = "smollm", tied: bool = False) -> LlamaForCausalLM:
-    """Write a Llama whose matrices are of a form, and return it with the numbers that they stand for."""
+def write_model(
+    file: Path, form: str, pre: str = "smollm", tied: bool = False, others: Mapping[str, str] = MappingProxyType({})
+) -> LlamaForCausalLM:
+    """Write a Llama whose matrices are of a form, and return it with the numbers that they stand for.
+
+    Args:
+        others: forms of some kinds of its matrices, such as `up_proj`.
+    """
     model = random_model("llama", vocab_size=len(TOKENS), tie_word_embeddings=tied)
-    config, kind = model.config, GGMLQuantizationType[form]
+    config = model.config
     writer = GGUFWriter(str(file), "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -73,6 +81,7 @@ def write_model(file: Path, form: str, pre: str = "smollm", tied: bool = False) 
             if parameter.dim() == 1:
                 writer.add_tensor(name_of(name), parameter.numpy())
                 continue
+            kind = GGMLQuantizationType[others.get(name.split(".")[-2], form)]
             blocks = quantize(parameter.numpy(), kind)
             parameter.copy_(torch.from_numpy(dequantize(blocks, kind)))
             count = heads.get(name.split(".")[-2])

@@ -1,14 +1,20 @@
 """GGUF files are served by the numbers that their weights stand for, multiplied as they lie in the file."""
 
+import json
+
 import pytest
 import torch
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
+from wingbeat.deployments.cli.main import main
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
+from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -18,8 +24,6 @@ from wingbeat.runtime.quantised.gguf_weights import FORMS
 
 CPU, NUM_TOKENS = torch.device("cpu"), 24
 PROMPTS = random_prompts((5, 23, 11), len(TOKENS))
-OTHERS = ("F16", "Q4_K")
-"""Forms that are read, and held in float32."""
 
 
 def served(file):
@@ -47,6 +51,44 @@ def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path
     assert generate(loaded, engine_config(TREE), drafter, PROMPTS, params)[0] == expected
 
 
+def test_layers_of_several_forms_run_as_transformers_wrote_them_where_gate_and_up_differ(tmp_path):
+    if cpu_kernels() is None:
+        pytest.skip("no C++ compiler")
+    meant = write_model(tmp_path / "tiny.gguf", "Q4_0", others={"up_proj": "Q8_0", "v_proj": "F16"})
+    loaded = served(tmp_path / "tiny.gguf")
+    mlp = loaded.decoder_layers[0].mlp
+    assert not isinstance(loaded.decoder_layers[0], CpuLayer)
+    assert isinstance(mlp.gate_proj._panels, GroupPanels)
+    params = [greedy_params(NUM_TOKENS)] * len(PROMPTS)
+    found = generate(loaded, engine_config(TREE), eagle_drafter(loaded, TREE), PROMPTS, params)[0]
+    assert found == greedy(meant, PROMPTS, NUM_TOKENS)[0]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own output", "tied"])
+def test_drafters_are_lent_the_numbers_of_embedding_and_output_matrix(tied, tmp_path):
+    meant = write_model(tmp_path / "tiny.gguf", "Q8_0", tied=tied)
+    target = TargetDescription.from_checkpoint(checkpoint_folder(tmp_path))
+    assert target.holds_embedding
+    assert target.holds_lm_head
+    assert torch.equal(target.embedding(), meant.get_input_embeddings().weight)
+    assert torch.equal(target.lm_head(), meant.get_output_embeddings().weight)
+    with pytest.raises(ValueError, match="train with the verifier loaded"):
+        weights_of_checkpoint(target)
+
+
+def test_inspect_shows_a_file(tmp_path, capsys):
+    write_model(tmp_path / "tiny.gguf", "Q4_0")
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(tmp_path / "tiny.gguf"), "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    numbers = sum(parameter.numel() for parameter in write_model(tmp_path / "again.gguf", "Q4_0").parameters())
+    assert (found["kind"], found["parameters"]) == ("model", numbers)
+    assert found["file_bytes"] == (tmp_path / "tiny.gguf").stat().st_size
+    assert found["probe"]["can_be_verifier"]
+    assert found["memory"]["weights_bytes"] < 4 * numbers
+
+
 def test_a_file_is_read_once_and_a_changed_one_anew(tmp_path):
     file = tmp_path / "tiny.gguf"
     write_model(file, "Q8_0")
@@ -71,18 +113,19 @@ def test_texts_are_split_and_joined_as_the_metadata_says(tmp_path):
     assert tokenizer.chat_template is not None
 
 
-def damaged(file):
-    file.write_bytes(file.read_bytes()[:900])
+def cut(num_bytes):
+    return lambda file: file.write_bytes(file.read_bytes()[:num_bytes])
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (damaged, "is truncated or damaged"),
+        (cut(900), "is truncated or damaged"),
+        (cut(-100), "is truncated or damaged"),
         (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "does not begin by GGUF"),
         (lambda file: write_model(file, "Q8_0", pre="unheard-of"), "splits texts as 'unheard-of' does"),
     ],
-    ids=["truncated", "another format", "another tokenizer"],
+    ids=["metadata cut", "weights cut", "another format", "another tokenizer"],
 )
 def test_what_cannot_be_read_is_refused_by_its_file(change, said, tmp_path):
     file = tmp_path / "tiny.gguf"
