@@ -1,4 +1,4 @@
-"""The same model with weights held in several forms: tokens per second of plain decoding, and memory of its weights.
+"""Plain decoding with weights held in several forms: tokens per second, and memory of the weights.
 
     .venv/bin/python benchmarks/packed.py MODEL[:DTYPE] [MODEL[:DTYPE] ..] [--at-once 1 4 16] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""How much an operator may set, and what a request may ask for where nothing is set; settings and HTTP share these."""
+"""Limits of what an operator may set, and of what a request may ask for where nothing is set; HTTP shares them."""
 
 MOST_PROCESSES = 10_000
 """Of one kind in an application."""

@@ -1,4 +1,4 @@
-"""What a router has of one model: its engines and tokenizer, and what it measures of them."""
+"""Router's part for one model: its engines and tokenizer, and what is measured of them."""
 
 import logging
 from collections.abc import Awaitable

@@ -1,4 +1,4 @@
-"""Which kernels the device spends its time in while rows have a LoRA adapter: a verification at the 8B shape, batch 1.
+"""Kernels that the device spends its time in while rows have a LoRA adapter: a verification at the 8B shape, batch 1.
 
 As `kernel_profile.py`, which has the same verification without an adapter.
 """

@@ -1,4 +1,4 @@
-"""Which kernels the device spends its time in: of whole rounds, and of their stages at batch 1.
+"""Kernels that the device spends its time in, in whole rounds and in their stages at batch 1.
 
 Rounds of the demo pair in float32, and of the 8B shape at batch 16 and 64, plainly and with chains, acceptance forced
 as in `engine_speed.py`, and with chains of a head of float8; prompts of 1,024 and 2,048 tokens; a plain step, a

@@ -10,7 +10,7 @@ MAGIC = int.from_bytes(b"wingbeat", "little")
 
 
 ChannelName = str | tuple[Any, ...]
-"""What a drafter attaches by: the name of memory, or of a part's channel where that is."""
+"""Name that a drafter attaches by: that of memory, or of a part's channel."""
 
 
 class ChannelError(RuntimeError):

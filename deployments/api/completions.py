@@ -47,7 +47,7 @@ class ChatReader(Protocol):
     """Reads the text of chat answers, whose form it may decide."""
 
     def describe(self) -> str:
-        """One line of what is read, for a start."""
+        """Line about what is read, for a start's log."""
         ...
 
     def read(self, body: ChatBody, prompt: Prompt, generation: Generation) -> Generation:

@@ -35,7 +35,7 @@ class ServedModels:
         return [service.pool for service in self._services]
 
     def names(self) -> list[str]:
-        """What a request may give as `model`, variants not counted."""
+        """Names that a request may give as `model`, variants not counted."""
         return [name for service in self._services for name in service.prompts.names]
 
     def choose(self, model: str | None) -> CompletionService:

@@ -52,7 +52,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def operator_paths() -> tuple[str, ...]:
-    """Both of them."""
+    """Paths by which adapters are loaded and unloaded."""
     return tuple(bodies())
 
 
@@ -64,7 +64,7 @@ def bodies() -> "Mapping[str, type[RequestBody]]":
 
 
 def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Which adapters the requests of engines have."""
+    """Adapters that the requests of engines have."""
     from wingbeat.deployments.lora.families import lora_requests
 
     yield lora_requests(snapshot)
@@ -90,7 +90,7 @@ def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, AdapterKeeper]"
 
 
 def operations(keepers: "Mapping[str, Keeper]") -> dict[str, Callable[..., Any]]:
-    """How routers have an engine read an adapter."""
+    """Operation by which a router has an engine read an adapter."""
     from wingbeat.deployments.fleet.catalog import VARIANTS
     from wingbeat.deployments.lora.keeper import load_none
 

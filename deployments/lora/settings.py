@@ -47,7 +47,7 @@ _field = partial(Field, json_schema_extra={"panel": FEATURES})
 
 
 def settings() -> dict[str, Any]:
-    """Which adapters are served, and room for them."""
+    """Adapters that are served, and room for them."""
     modules = _field(
         None,
         description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "

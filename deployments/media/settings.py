@@ -74,7 +74,7 @@ def ram_settings() -> tuple[str, ...]:
 
 
 def limits_of(config: Any) -> MediaLimits:
-    """How much the images and the audio of requests may ask of a router, by an `AppConfig`."""
+    """Limits of what images and audio of requests may ask of a router, by an `AppConfig`."""
     held = config.max_media_memory_bytes
     return MediaLimits(
         allowed_domains=frozenset(config.allowed_media_domains or ()),

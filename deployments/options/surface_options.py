@@ -1,4 +1,4 @@
-"""What an operator can set about the HTTP surface: who may use it, and what it logs."""
+"""Settings of the HTTP surface: who may use it, and what it logs."""
 
 import os
 from pathlib import Path

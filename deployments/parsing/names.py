@@ -37,7 +37,7 @@ REASONING_PARSERS = {
     "harmony": "harmony:HarmonyParser",
     "openai_gptoss": "harmony:HarmonyParser",
 }
-"""Of modules beside this one."""
+"""Names of modules beside this one."""
 
 
 def load_parser(name: str | None, known: dict[str, str], setting: str) -> NewParser | None:

@@ -52,7 +52,7 @@ class OtherModel(RuntimeError):
 
 
 class Verifier(LiveReplica):
-    """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
+    """Engine with its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
 
@@ -243,7 +243,7 @@ class Verifier(LiveReplica):
         await self._engines.client.call("check_integrity")
 
     async def operate(self, *, engine_id: str, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """One of `operations_of`, between two rounds of the engine.
+        """Operation of `operations_of`, between two rounds of the engine.
 
         Raises:
             WrongEngine: this is another engine.

@@ -82,7 +82,7 @@ class DrafterPool:
 
 
 def deployment(mark: str) -> serve.Deployment:
-    """Of the pool of one model, whose deployments' names end by a mark."""
+    """Deployment of the pool of one model, whose deployments' names end by a mark."""
     return serve.deployment(
         DrafterPool,
         name=f"DrafterPool{mark}",

@@ -92,7 +92,7 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def refusals() -> tuple[Refusal, ...]:
-    """What they do not go with."""
+    """Refusals of settings that shared drafters do not go with."""
     return (
         Refusal(SHARED_DRAFTERS, Feature.NO_DRAFTER, "it leaves nothing to share", _REMEDY),
         Refusal(SHARED_DRAFTERS, Feature.ENGINE_DIR, "each of its verifiers has a drafter of its own", _REMEDY),

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedDrafterCalls(drafter_calls.DrafterCalls):
-    """What the actor may call, by name."""
+    """Calls of the actor, by name."""
 
     def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
         """Serve one more channel, where there is room.
@@ -55,7 +55,7 @@ def serve(connection: Connection) -> None:
 
 
 def room_of(config: AppConfig, device: torch.device) -> DraftRoom:
-    """What the verifiers of one drafter may take of it, once its weights are on its device."""
+    """Room of a drafter that its verifiers may take, once its weights are on its device."""
     options, limits = config.drafters, config.engine_config()
     share = min(config.num_gpus_per_drafter, 1.0) or 1.0
     budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)

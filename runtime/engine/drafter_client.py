@@ -63,7 +63,7 @@ class DrafterState(StrEnum):
 
 
 class DrafterClient(RoundObserver):
-    """One verifier's use of one drafter at a time.
+    """Verifier's use of one drafter at a time.
 
     Args:
         slots: device state by slot, shared with the model runner.

@@ -28,7 +28,7 @@ Advance = Callable[[Sequence, int], None]
 
 
 class OutcomeWriter:
-    """One round: chunks in any number, decodes once if there are any, then `finish`.
+    """Writer of one round: chunks in any number, decodes once if there are any, then `finish`.
 
     Args:
         outcome: acquired, and not published.

@@ -147,7 +147,7 @@ class DraftHead(nn.Module, ABC):
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """One pass over known or drafted tokens.
+        """Pass over known or drafted tokens.
 
         Args:
             token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with. Or what

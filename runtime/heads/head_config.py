@@ -255,7 +255,7 @@ def rotary_dim(body: Mapping[str, Any], head_dim: int) -> int | None:
 
 
 def _of_grids(body: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """How the head sees spans of a prompt that are no text; `embeds_media` is a field of this project."""
+    """Fields by which the head sees spans of a prompt that are no text; `embeds_media` is a field of this project."""
     rope, embeds = _rope(body), raw.get("embeds_media", True)
     if type(embeds) is not bool:
         raise CheckpointError(f"config.json: embeds_media={embeds!r} is neither true nor false")

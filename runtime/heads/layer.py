@@ -67,7 +67,7 @@ class DecoderHeadConfig:
     mrope_interleaved: bool = False
     """The axes take turns along the frequencies, as in Qwen3-VL; else their frequencies lie together."""
     embeds_media: bool = True
-    """It reads the embeddings of spans that the verifier read, and not those of their tokens."""
+    """Whether the head reads the embeddings of spans that the verifier read, and not those of their tokens."""
 
     def __post_init__(self) -> None:
         check_attention(self)

@@ -45,7 +45,7 @@ class MediaFamily:
         return getattr(model, f"get_{self.kind}_features")(**tensors)
 
     def medium(self, config: Any, start: int, arrays: Mapping[str, np.ndarray]) -> MediaInput:
-        """One whose tokens begin at a position."""
+        """Medium whose tokens begin at a position."""
         length, grid = self.num_tokens(config, arrays), self.grid(config, arrays)
         return MediaInput.of(start, length, arrays, grid, self.kind, self.sees_whole_images)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _FORMAT = 1
-"""Of the folders, for those that an earlier version of this file made."""
+"""Version of the folders: those that an earlier one made are made again."""
 _ENDS = ("eos", "eot", "eom")
 """Tokens that end a text, by their names in the metadata."""
 

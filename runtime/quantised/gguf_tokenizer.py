@@ -29,7 +29,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
 }
-"""How texts are split before pairs are merged, by `tokenizer.ggml.pre`."""
+"""Splits of texts before pairs are merged, by `tokenizer.ggml.pre`."""
 _NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
 _CONTROL, _OWN = 3, 4
 """Types of tokens: such as ends of texts, and words that are added whole."""

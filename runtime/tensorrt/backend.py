@@ -150,7 +150,7 @@ def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.
 def load_engine(
     config: BaseEngineConfig, limits: EngineConfig, device: torch.device
 ) -> tuple[LoadedEngine, Mapping[str, Tensor]]:
-    """What a directory says of its verifier, and inputs of a part at addresses that stay."""
+    """Verifier as a directory describes it, and inputs of a part at addresses that stay."""
     loaded, more = LoadedEngine.of(config, device), config.more_inputs
     return loaded, {} if more is None else more.bind(loaded, limits)
 

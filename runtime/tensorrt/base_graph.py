@@ -88,7 +88,7 @@ class BaseGraph(nn.Module):
         last_token_ids: Tensor,
         others: list[Tensor],
     ) -> list[Tensor]:
-        """One pass.
+        """Pass of the graph.
 
         Args:
             input_ids: int64 [batch, rows].

@@ -86,7 +86,7 @@ class ChatShape:
 
 
 def chat_shape(generation: Generation) -> ResponseShape:
-    """How a chat's answer is written: by the part that reads its text, where there is one."""
+    """Form of a chat's answer, as the part that reads its text writes it, where there is one."""
     return ChatShape() if generation.new_shape is None else generation.new_shape(generation)
 
 

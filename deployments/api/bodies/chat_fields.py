@@ -7,7 +7,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import Part
 
 
 class MessageFields(Part):
-    """Who says a message, and its text."""
+    """Role and text of a message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
@@ -23,7 +23,7 @@ class MessageFields(Part):
 
 
 class ChatFields(GenerationBody):
-    """What every endpoint shares that generates."""
+    """Fields that every generating endpoint has."""
 
     template_names: ClassVar[tuple[str, ...]] = ()
     """Fields of parts that a chat template reads: lists of objects."""

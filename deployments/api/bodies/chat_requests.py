@@ -30,11 +30,11 @@ MoreMessageFields = create_model(
 )
 """Fields of a message, and of the parts that are there."""
 MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields in hooks("chat_fields")), ChatFields))
-"""The same of a request."""
+"""Fields of a request, and of the parts that are there."""
 
 
 class ChatMessage(MoreMessageFields):
-    """One message; its content is text, and other parts between it."""
+    """Message of a chat; its content is text, and other parts between it."""
 
     parts: SkipJsonSchema[list[TextPart | OtherPart] | None] = None
     """Parts of a content that is not text alone; no field of a request."""

@@ -54,7 +54,7 @@ class ParsedChatShape(ChatShape):
 
 
 def read_piece(parser: Parser, delta: ChoiceDelta) -> MessageDelta:
-    """What a choice gained; behind its last text, the rest."""
+    """Text, thoughts and calls that a choice gained; behind its last text, the rest."""
     found = parser.push(delta.text)
     return found if delta.finish_reason is None else found.plus(parser.cut() if delta.is_cut else parser.flush())
 

@@ -49,7 +49,7 @@ def chat_fields() -> type:
 
 
 def chat_reader(config: "AppConfig", template: str | None) -> "ChatParsers":
-    """What reads the answers of a model with this chat template."""
+    """Reader of the answers of a model with this chat template."""
     from wingbeat.deployments.api.parsed.reading import ChatParsers
 
     return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)

@@ -114,7 +114,7 @@ def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> Draft
 
 
 def needs_loaded_here(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
-    """What a drafter that need not be there yet will need of a verifier: loads one for as long as that takes to see.
+    """Needs of a drafter that need not be there yet: loads one for as long as that takes to see.
 
     Raises:
         ValueError, FileNotFoundError: as `build_draft_worker`.
