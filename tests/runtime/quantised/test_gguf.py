@@ -13,7 +13,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -72,8 +71,7 @@ def test_drafters_are_lent_the_numbers_of_embedding_and_output_matrix(tied, tmp_
     assert target.holds_lm_head
     assert torch.equal(target.embedding(), meant.get_input_embeddings().weight)
     assert torch.equal(target.lm_head(), meant.get_output_embeddings().weight)
-    with pytest.raises(ValueError, match="train with the verifier loaded"):
-        weights_of_checkpoint(target)
+    assert not target.tensor_files, "a trainer would read the layers of the file as plain tensors"
 
 
 def test_inspect_shows_a_file(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """What a head starts from: the verifier's last layer, or another head."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -69,6 +71,13 @@ def test_weights_are_the_same_from_the_model_and_from_its_files(verifier):
     assert read.vocab_size == VOCAB
     assert read.last_layer.keys() == loaded.last_layer.keys()
     assert all(torch.equal(read.last_layer[name], tensor) for name, tensor in loaded.last_layer.items())
+
+
+def test_weights_that_lie_in_no_safetensors_file_are_refused(verifier):
+    folder = Path(verifier.model.name_or_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="train with the verifier loaded"):
+        weights_of_checkpoint(TargetDescription.from_checkpoint(folder))
 
 
 def test_an_eagle1_head_starts_from_the_feature_and_keeps_the_verifiers_ends(verifier):
