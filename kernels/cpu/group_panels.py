@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs, as files have them (GGUF's Q8_0, Q4_0, Q4_1), and packed for the C++."""
+"""Weights of few bits in groups of inputs, as files have them, and packed for the C++ (`groups.h`)."""
 
 import ctypes
 from typing import NamedTuple
@@ -6,45 +6,73 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.structs import Matrix
+from wingbeat.kernels.cpu import structs
+from wingbeat.kernels.cpu.group_forms import Form
+from wingbeat.kernels.cpu.structs import KINDS, Matrix
 
-GROUP = 32
-"""Inputs of a column that share a scale."""
-GROUPED_BYTES, GROUPED_NIBBLES = 6, 7
+SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4, torch.float8_e8m0fnu: 5}
+"""Of the numbers of scales, as the C++ names them."""
+
+
+class Scales(NamedTuple):
+    """A number of each group of a column, or the product of two."""
+
+    numbers: Tensor
+    """[columns, num_groups], a dtype of `SCALE_KINDS`"""
+    by: Tensor | None = None
+    """float16 [columns, num_groups / n]: each multiplies n neighbours."""
+
+    def floats(self) -> Tensor:
+        """float32 [columns, num_groups]"""
+        numbers = self.numbers.float()
+        if self.by is None:
+            return numbers
+        return (numbers.unflatten(1, (self.by.shape[1], -1)) * self.by.float()[:, :, None]).flatten(1)
 
 
 class GroupedWeight(NamedTuple):
-    """A weight [columns, inputs] = values * scale + minimum, with a scale and a minimum of each group of inputs."""
+    """A weight [columns, inputs] = number * scale + shift, with a scale and a shift of each group of inputs."""
 
+    form: Form
     values: Tensor
-    """int8 [columns, inputs]; of four bits uint8, 0 to 15"""
-    scales: Tensor
-    """float16 [columns, inputs / GROUP]"""
-    minima: Tensor | None = None
-    """float16 likewise; without it a minimum is `offset` times the scale."""
+    """uint8 [columns, inputs]: of which the form makes numbers"""
+    scales: Scales
+    minima: Scales | None = None
+    """The shifts."""
+    zeros: Tensor | None = None
+    """uint8 [columns, num_groups]; a shift is minus this times the scale."""
     offset: float = 0.0
+    """A shift is this times the scale, where there is neither."""
+    order: Tensor | None = None
+    """int64 [inputs]: which input of a row each of these is; None where they are in order."""
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.values.shape[1] // self.scales.numbers.shape[1]
 
     def dense(self) -> Tensor:
         """The weight itself, in float32."""
-        values, scales = self.values.unflatten(1, (-1, GROUP)).float(), self.scales.float()[:, :, None]
-        if self.minima is None:
-            return ((values + self.offset) * scales).flatten(1)
-        return (values * scales + self.minima.float()[:, :, None]).flatten(1)
+        scales = self.scales.floats()
+        shifts = scales * self.offset if self.zeros is None else scales * -self.zeros.float()
+        shifts = shifts if self.minima is None else self.minima.floats()
+        numbers = self.form.floats(self.values).unflatten(1, (-1, self.group))
+        # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
+        wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
+        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 
 
 class GroupPanels(NamedTuple):
     """A `GroupedWeight`, packed; the same attributes as `panels.Panels`."""
 
     storage: Tensor
-    """int8 [num_panels, inputs, width]; of four bits uint8 [num_panels, inputs / 2, width], the later input of two in
-    the upper half"""
+    """uint8 [num_panels, rows, width], see `group_forms`"""
     parts: tuple[int, ...]
     inputs: int
     dtype: torch.dtype
     bias: Tensor | None
-    scales: Tensor
-    """float16 [num_panels, inputs / GROUP, width]; where there are minima, these behind them [2, ...]."""
-    offset: float
+    meant: GroupedWeight
+    """The weight without `values`, and with numbers of groups by panel [num_panels, num_groups, width]."""
     matrices: ctypes.Array
 
     @classmethod
@@ -63,30 +91,58 @@ class GroupPanels(NamedTuple):
             bias: float32 [columns].
         """
         columns, inputs = weight.values.shape
-        is_whole = weight.values.dtype == torch.int8
-        storage = _panels(weight.values, width)
-        if not is_whole:
-            storage = storage[:, ::2] | storage[:, 1::2] << 4
-        given = [weight.scales] if weight.minima is None else [weight.scales, weight.minima]
-        scales = torch.stack([_panels(one, width) for one in given])
-        addresses = [one.data_ptr() for one in scales] + [None] * (2 - len(scales))
-        kind, size = GROUPED_BYTES if is_whole else GROUPED_NIBBLES, storage[0].numel()
-        bias_address = None if bias is None else bias.data_ptr()
-        matrix = Matrix(storage.data_ptr(), bias_address, columns, width, size, kind, None, *addresses, weight.offset)
-        return cls(storage, (columns,), inputs, dtype, bias, scales, weight.offset, (Matrix * 1)(matrix))
+        storage = weight.form.pack(_panels(weight.values, width))
+        scales = _packed(weight.scales, width)
+        minima = None if weight.minima is None else _packed(weight.minima, width)
+        zeros = None if weight.zeros is None else _panels(weight.zeros, width)
+        shifts = minima if zeros is None else Scales(zeros)
+        groups = structs.Groups(_struct(scales), _struct(shifts), weight.group, weight.offset, zeros is not None)
+        address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
+        matrix = Matrix(storage.data_ptr(), address, columns, width, size, weight.form.kind, None, groups)
+        meant = weight._replace(values=weight.values[:0], scales=scales, minima=minima, zeros=zeros)
+        return cls(storage, (columns,), inputs, dtype, bias, meant, (Matrix * 1)(matrix))
+
+    @property
+    def order(self) -> Tensor | None:
+        """As of the weight."""
+        return self.meant.order
+
+    def nbytes(self) -> int:
+        """Of all that is held, but for the bias."""
+        scales = (self.meant.scales, self.meant.minima or (), (self.meant.zeros,))
+        return self.storage.nbytes + sum(one.nbytes for pair in scales for one in pair if one is not None)
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""
-        storage = self.storage
-        if storage.dtype == torch.uint8:
-            storage = torch.stack([storage & 15, storage >> 4], dim=2).flatten(1, 2)
-        values, scales, *minima = (_columns(one, self.parts[0]) for one in (storage, *self.scales))
-        return GroupedWeight(values, scales, minima[0] if minima else None, self.offset).dense().to(self.dtype)
+        columns, meant = self.parts[0], self.meant
+        weight = meant._replace(
+            values=_columns(meant.form.unpack(self.storage), columns),
+            scales=_unpacked(meant.scales, columns),
+            minima=None if meant.minima is None else _unpacked(meant.minima, columns),
+            zeros=None if meant.zeros is None else _columns(meant.zeros, columns),
+        )
+        return weight.dense().to(self.dtype)
+
+
+def _packed(scales: Scales, width: int) -> Scales:
+    return Scales(*(None if one is None else _panels(one, width) for one in scales))
+
+
+def _unpacked(scales: Scales, columns: int) -> Scales:
+    return Scales(*(None if one is None else _columns(one, columns) for one in scales))
+
+
+def _struct(scales: Scales | None) -> structs.Scales:
+    if scales is None:
+        return structs.Scales()
+    numbers, by = scales
+    each = 1 if by is None else numbers.shape[1] // by.shape[1]
+    return structs.Scales(numbers.data_ptr(), None if by is None else by.data_ptr(), SCALE_KINDS[numbers.dtype], each)
 
 
 def _panels(rows: Tensor, width: int) -> Tensor:
     """[columns, n] -> [num_panels, n, width], contiguous, with zeros for columns that are not there."""
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % width))
+    padded = rows if len(rows) % width == 0 else torch.cat([rows, rows.new_zeros(-len(rows) % width, rows.shape[1])])
     return padded.unflatten(0, (-1, width)).transpose(1, 2).contiguous()
 
 

@@ -6,10 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "vectors.h"
-
-// Columns of a panel: as many as a kernel of many rows keeps sums of in its registers.
-constexpr int64_t PANEL = 2 * LANES;
+#include "groups.h"
 
 // bfloat16 numbers of two inputs of a column, the earlier one in the lower half: one instruction widens either.
 struct bfloat_pair {
@@ -26,36 +23,10 @@ struct eight_bits {
     int8_t value;
 };
 
-// Likewise, of groups of inputs with a scale each; and two such numbers of 0 to 15, the earlier input in the lower half.
-struct grouped_byte {
-    int8_t value;
-};
-struct grouped_nibbles {
-    uint8_t pair;
-};
-constexpr int64_t GROUP = 32;
-
-template <class T>
-constexpr bool IS_GROUPED = std::is_same<T, grouped_byte>::value || std::is_same<T, grouped_nibbles>::value;
-
 static inline vec load(const eight_bits* from) { return load_whole((const int8_t*)from); }
 
-// `Kind`, and what only packed matrices are of.
-constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5, GROUPED_BYTES = 6, GROUPED_NIBBLES = 7;
-
-// Scales of a matrix's groups, panel by panel [inputs / GROUP, PANEL]; and what is added to each of a group's weights: a
-// number that lies likewise, or else `offset` times the scale.
-struct Groups {
-    const half *scales, *minima;
-    float offset;
-
-    Groups from(int64_t panel, int64_t num_groups, int64_t within) const {
-        int64_t skipped = panel * num_groups * PANEL + within;
-        return {scales + skipped, minima ? minima + skipped : nullptr, offset};
-    }
-
-    bool are_shifted() const { return minima || offset != 0; }
-};
+// `Kind`, and what only packed matrices are of; the forms of `groups.h` follow.
+constexpr int64_t PAIRS = 3, ROUNDING_PAIRS = 4, BYTES = 5, FIRST_GROUPED = 6;
 
 // Weights [inputs, columns] of numbers of `kind`, whose rows lie `stride` apart: all of them where `panel` is 0, else those
 // of a panel, and panels `panel` numbers. Rows of pairs are two inputs.
@@ -66,7 +37,7 @@ struct Matrix {
     const float* scales;  // [columns] of `BYTES`, or null
     Groups groups;
 
-    bool is_grouped() const { return kind == GROUPED_BYTES || kind == GROUPED_NIBBLES; }
+    bool is_grouped() const { return kind >= FIRST_GROUPED; }
 
     bool is_packed() const { return panel != 0; }
 
@@ -89,21 +60,28 @@ template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
     else if (matrix.kind == BYTES) run(eight_bits{});
-    else if (matrix.kind == GROUPED_BYTES) run(grouped_byte{});
-    else if (matrix.kind == GROUPED_NIBBLES) run(grouped_nibbles{});
+    else if (matrix.is_grouped()) by_form(matrix.kind - FIRST_GROUPED, run);
     else if (matrix.kind >= PAIRS) run(bfloat_pair{});
     else by_kind(matrix.kind, run);
 }
 
-// A panel of a matrix that lies input by input, from `column` on, as a packed one of floats in `into`.
+// A panel of a matrix from `column` on, as a packed one of floats in `into`.
 static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column, std::vector<float>& into) {
     if ((int64_t)into.size() < inputs * PANEL) into.resize(inputs * PANEL);
     int64_t left = matrix.columns - column;
-    by_kind(matrix.kind, [&](auto number) {
-        auto* weight = matrix.from<decltype(number)>(column) + column % PANEL;
-        for (int64_t k = 0; k < inputs; k++)
-            for (int64_t i = 0; i < PANEL && i < left; i += LANES)
-                store(into.data() + k * PANEL + i, load_upto(weight + k * matrix.stride + i, left - i));
-    });
+    if (matrix.is_grouped()) {
+        by_form(matrix.kind - FIRST_GROUPED, [&](auto form) {
+            using Form = decltype(form);
+            Groups groups = matrix.groups.from(column / PANEL, inputs, 0);
+            unpack_panel((const uint8_t*)matrix.from<Form>(column), groups, inputs, form, into.data());
+        });
+    } else {
+        by_kind(matrix.kind, [&](auto number) {
+            auto* weight = matrix.from<decltype(number)>(column) + column % PANEL;
+            for (int64_t k = 0; k < inputs; k++)
+                for (int64_t i = 0; i < PANEL && i < left; i += LANES)
+                    store(into.data() + k * PANEL + i, load_upto(weight + k * matrix.stride + i, left - i));
+        });
+    }
     return {into.data(), nullptr, left < PANEL ? left : PANEL, PANEL, inputs * PANEL, FLOAT, nullptr, {}};
 }

@@ -103,6 +103,8 @@ class CpuKernels:
         """
         if x.dtype != panels.dtype:
             raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+        if panels.order is not None:
+            x = x[..., panels.order]
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
 
     def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:

@@ -34,6 +34,8 @@ class Panels(NamedTuple):
     """float32 [columns], of numbers that are held in int8"""
     matrices: ctypes.Array
     """The parts as the C++ reads them; whoever holds these holds the panels."""
+    order: None = None
+    """Inputs are in order."""
 
     @classmethod
     def pack(
@@ -68,6 +70,10 @@ class Panels(NamedTuple):
         storage = storage.squeeze(3) if step == 1 else storage
         matrices = _matrices(storage, parts, weight.dtype, bias, scales)
         return cls(storage, parts, inputs, weight.dtype, bias, scales, matrices)
+
+    def nbytes(self) -> int:
+        """Of all that is held, but for the bias."""
+        return self.storage.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""

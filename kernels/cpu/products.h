@@ -14,6 +14,8 @@
 // Sums of so many rows and of a panel fit into the registers, beside what they are made of.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
 constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, CACHE_LINE = 64, WORTH_PACKING = 3, FEW_SETS = 1024;
+// Rows by which groups are multiplied as they lie; more of them share what a panel is unpacked to.
+constexpr int ROWS_OF_GROUPS = 4;
 
 // Some panels of a matrix, and what is multiplied behind them, so that it is fetched meanwhile: where these panels were
 // read before, `again`, all of it.
@@ -26,7 +28,6 @@ struct Strip {
     const T* next;
     bool again;
     Groups groups;
-    const float* group_sums;  // of the rows, where groups are shifted: [rows, inputs / GROUP]
 };
 
 // Rows of the strip that lie ahead, by which memory's answer is there in time.
@@ -35,56 +36,43 @@ static int64_t rows_ahead(const Strip<T>& strip) {
     return strip.stride == PANEL ? AHEAD_BYTES / (PANEL * (int64_t)sizeof(T)) : AHEAD_ROWS;
 }
 
-// As `multiply`, group by group: the sum over a group's whole numbers by its scale, and the group's inputs by its shift.
+// As `multiply`, of a matrix in groups.
 template <class T, int ROWS, int PANELS, bool NARROW>
 __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_stride, const Strip<T>& strip, vec* sums) {
-    constexpr bool NIBBLES = std::is_same<T, grouped_nibbles>::value;
-    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, STEPS = NIBBLES ? GROUP / 2 : GROUP;
-    int64_t num_groups = strip.inputs / GROUP;
-    vec total[ROWS][VECTORS] = {};
+    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, UNIT = T::ROWS * PANEL;
+    int64_t num_groups = strip.inputs / strip.groups.size, units = strip.groups.size / T::INPUTS;
+    const uint8_t* weight = (const uint8_t*)strip.weight;
+    vec kept[ROWS][VECTORS] = {};
     for (int64_t group = 0; group < num_groups; group++) {
-        vec kept[ROWS][VECTORS] = {};
-        auto add = [&](int64_t k, const vec* columns) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) {
-                vec input = all(x[row * x_stride + group * GROUP + k]);
+        vec scale[VECTORS], shift[VECTORS];
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) kept[row][v] = fused(input, columns[v], kept[row][v]);
-            }
-        };
-        for (int64_t step = 0; step < STEPS; step++) {
-            vec columns[VECTORS], later[VECTORS];
+        for (int v = 0; v < VECTORS; v++)
+            strip.groups.read(group, v / EACH, num_groups, v % EACH * LANES, FactorOf<T>::VALUE, scale[v], shift[v]);
+        for (int panel = 0; panel < PANELS; panel++)
+            for (int64_t ahead = 0; ahead < units * UNIT; ahead += CACHE_LINE)
+                __builtin_prefetch(weight + panel * strip.panel + AHEAD_BYTES / PANELS + ahead, 0, 3);
+        for (int64_t unit = 0; unit < units; unit++, weight += UNIT, x += T::INPUTS) {
+            for (int index = 0; index < T::INPUTS / 2; index++) {
+                vec inputs[ROWS][2];
+#pragma GCC unroll 4
+                for (int row = 0; row < ROWS; row++)
+                    inputs[row][0] = all(x[row * x_stride + 2 * index]), inputs[row][1] = all(x[row * x_stride + 2 * index + 1]);
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) {
-                const T* from = strip.weight + (group * STEPS + step) * strip.stride + v / EACH * strip.panel + v % EACH * LANES;
-                if (step * PANEL % CACHE_LINE == 0 && v % EACH == 0) __builtin_prefetch(from + AHEAD_BYTES / PANELS, 0, 3);
-                if constexpr (NIBBLES) {
-                    words pairs = load_bytes((const uint8_t*)from);
-                    columns[v] = as_floats(pairs & 15), later[v] = as_floats(pairs >> 4);
-                } else {
-                    columns[v] = load_whole((const int8_t*)from);
+                for (int v = 0; v < VECTORS; v++) {
+                    vec first, second;
+                    T::pair(weight + v / EACH * strip.panel + v % EACH * LANES, index, first, second);
+                    first = fused(first, scale[v], shift[v]), second = fused(second, scale[v], shift[v]);
+#pragma GCC unroll 4
+                    for (int row = 0; row < ROWS; row++)
+                        kept[row][v] = fused(inputs[row][1], second, fused(inputs[row][0], first, kept[row][v]));
                 }
             }
-            add(NIBBLES ? 2 * step : step, columns);
-            if (NIBBLES) add(2 * step + 1, later);
-        }
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
-            int64_t at = (v / EACH * num_groups + group) * PANEL + v % EACH * LANES;
-            vec scale = load(strip.groups.scales + at);
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) total[row][v] = fused(kept[row][v], scale, total[row][v]);
-            if (!strip.groups.are_shifted()) continue;
-            vec shift = strip.groups.minima ? load(strip.groups.minima + at) : scale * strip.groups.offset;
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++)
-                total[row][v] = fused(all(strip.group_sums[row * num_groups + group]), shift, total[row][v]);
         }
     }
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 16
-        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = total[row][v];
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
 
 // sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels, of which narrow ones have one vector. Rows are pairs
@@ -150,13 +138,15 @@ struct Multiplies {
 
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 static constexpr Multiply<T> way() {
-    if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
-    else return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
+    if constexpr (!IS_GROUPED<T>) return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
+    else if constexpr (ROWS <= ROWS_OF_GROUPS) return multiply_groups<T, ROWS, PANELS, NARROW>;
+    else return nullptr;
 }
 
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
-    constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
+    constexpr int MOST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
+    constexpr int WIDEST = IS_GROUPED<T> ? std::min(MOST, 2) : MOST;  // what groups are unpacked by takes registers, too
     // Pairs and groups are packed, and a packed panel is whole.
     return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
             way<T, ROWS, 1, true, true>(), way<T, ROWS, 1, true, false>(), WIDEST};
@@ -181,7 +171,6 @@ struct Tile {
     const Matrix* matrix;
     const Matrix* gated;  // silu(matrix) * gated where given; of the same kind
     int64_t skipped;      // columns before those that the matrices have
-    const float* group_sums;
 };
 
 // Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns. `begin` begins
@@ -202,8 +191,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
             Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
                            matrix.scales ? matrix.scales + column : nullptr,
                            then.from<T>(own + width) + (own + width) % PANEL, again,
-                           matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs / GROUP, within) : Groups{},
-                           tile.group_sums ? tile.group_sums + row * (tile.inputs / GROUP) : nullptr};
+                           matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs, within) : Groups{}};
             multiply(x, tile.x_stride, strip, into);
         };
         auto biased = [&](const Matrix& matrix, vec* into) {
@@ -233,10 +221,10 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
-// Whether a copy of its columns, as floats, pays where many rows pass over them: the set of a cache line follows from
+// Whether a copy of its columns, as floats, pays where so many blocks of rows pass over them: the set of a cache line follows from
 // its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
-static bool worth_packing(const Matrix& matrix) {
-    if (matrix.is_packed()) return false;
+static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
+    if (matrix.is_packed() || num_blocks < WORTH_PACKING) return false;
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
 }
 
@@ -244,12 +232,12 @@ static bool worth_packing(const Matrix& matrix) {
 static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     static thread_local std::vector<float> own, others;
     int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    bool copied = num_blocks >= WORTH_PACKING && worth_packing(*tile.matrix);
+    bool copied = tile.matrix->is_grouped() ? num_rows > ROWS_OF_GROUPS : worth_packing(*tile.matrix, num_blocks);
     const Matrix *matrix = tile.matrix, *gated = tile.gated;
     Matrix first, second;
     for (int64_t column = begin, until = end; column < end; column = until) {
         // Panels that stay in the nearest caches while all rows pass.
-        if (num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
+        if (copied || num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
         if (copied) {
             first = packed_panel(*matrix, tile.inputs, column, own), first.bias = matrix->bias;
             if (gated) second = packed_panel(*gated, tile.inputs, column, others), second.bias = gated->bias;
@@ -301,22 +289,6 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
-// Sums of the rows over groups of inputs, [num_rows, inputs / GROUP].
-static const float* group_sums(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
-    static thread_local std::vector<float> scratch;
-    int64_t num_groups = inputs / GROUP;
-    if ((int64_t)scratch.size() < num_rows * num_groups) scratch.resize(num_rows * num_groups);
-    float* sums = scratch.data();
-    by_row(num_rows, inputs, [&](int64_t row) {
-        for (int64_t group = 0; group < num_groups; group++) {
-            vec part = {};
-            for (int64_t i = 0; i < GROUP; i += LANES) part += load(x + row * x_stride + group * GROUP + i);
-            sums[row * num_groups + group] = sum(part);
-        }
-    });
-    return sums;
-}
-
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -329,12 +301,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     if (HAS_PAIRS && matrices[0].kind == ROUNDING_PAIRS)
         x = as_pairs(x, x_stride, num_rows, inputs), x_stride = (inputs + 1) / 2;
     int64_t total = 0;
-    bool are_shifted = gated && gated->is_grouped() && gated->groups.are_shifted();
-    for (int m = 0; m < num_matrices; m++) {
-        total += matrices[m].columns;
-        are_shifted |= matrices[m].is_grouped() && matrices[m].groups.are_shifted();
-    }
-    const float* sums = are_shifted ? group_sums(x, x_stride, num_rows, inputs) : nullptr;
+    for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
     int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
     if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
     static thread_local std::vector<Part> parts;
@@ -351,7 +318,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     threads.share((int64_t)parts.size(), [&](int64_t index) {
         Part part = all_parts[index];
         Tile tile{x, x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
-                  residual_stride, matrices + part.matrix, gated, 0, sums};
+                  residual_stride, matrices + part.matrix, gated, 0};
         all_rows(tile, num_rows, part.begin, part.end);
     });
 }

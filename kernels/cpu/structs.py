@@ -1,7 +1,7 @@
 """The structures of the C++ sources, field for field; `kind` says what numbers a pointer points to."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -10,10 +10,27 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Of numbers, as the C++ names them."""
 
 
+class Scales(Structure):
+    """Numbers by panel, each of which is multiplied by one of `by` for `each` of them, if given."""
+
+    _fields_ = [("numbers", c_void_p), ("by", c_void_p), ("kind", c_int64), ("each", c_int64)]
+
+
+class Groups(Structure):
+    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`)."""
+
+    _fields_ = [
+        ("scales", Scales),
+        ("shifts", Scales),
+        ("size", c_int64),
+        ("offset", c_float),
+        ("are_zeros", c_int32),
+    ]
+
+
 class Matrix(Structure):
     """Weights [inputs, columns] whose rows are `stride` apart, all of them or, where `panel` is not 0, those of a
-    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`, and
-    those of groups of inputs by `group_scales` (`group_panels.GroupPanels`)."""
+    panel; and a float32 bias or none. Sums over numbers of eight bits are multiplied by their columns' `scales`."""
 
     _fields_ = [
         ("weight", c_void_p),
@@ -23,9 +40,7 @@ class Matrix(Structure):
         ("panel", c_int64),
         ("kind", c_int64),
         ("scales", c_void_p),
-        ("group_scales", c_void_p),
-        ("group_minima", c_void_p),
-        ("group_offset", c_float),
+        ("groups", Groups),
     ]
 
 

@@ -94,17 +94,21 @@ static inline vec load(const bfloat* from) {
     return (vec)(__builtin_convertvector(bits, words) << 16);
 }
 
-// Exponents are moved by a product, which subnormal numbers survive.
-static inline vec load(const half* from) {
+// float16. Exponents are moved by a product, which subnormal numbers survive.
+static inline vec from_halves(halves narrow) {
 #if defined(__AVX512F__)
-    return (vec)_mm512_cvtph_ps((__m256i)*(const loose_halves*)from);
+    return (vec)_mm512_cvtph_ps((__m256i)narrow);
+#elif defined(__F16C__)
+    return (vec)_mm256_cvtph_ps((__m128i)narrow);
 #else
-    words bits = __builtin_convertvector(*(const loose_halves*)from, words);
+    words bits = __builtin_convertvector(narrow, words);
     words wide = (words)((vec)((bits & 0x7fff) << 13) * 0x1p112f);
     wide |= (words)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
     return (vec)(wide | (bits & 0x8000) << 16);
 #endif
 }
+
+static inline vec load(const half* from) { return from_halves(*(const loose_halves*)from); }
 
 // Whole numbers. Said by name: compilers widen bytes one by one.
 static inline vec load_whole(const int8_t* from) {
@@ -131,6 +135,13 @@ static inline words load_bytes(const uint8_t* from) {
     memcpy(&some, from, sizeof(some));
     return __builtin_convertvector(some, words);
 #endif
+}
+
+static inline halves load_short(const uint8_t* from) {
+    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    bytes some;
+    memcpy(&some, from, sizeof(some));
+    return __builtin_convertvector(some, halves);
 }
 
 static inline vec as_floats(words whole) { return __builtin_convertvector((ints)whole, vec); }

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.group_panels import GROUP, GroupedWeight
+from wingbeat.kernels.cpu.group_panels import GroupedWeight
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
+from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_folder import open_reader
 from wingbeat.runtime.tensor_files import GGUF_FILE
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -26,54 +27,6 @@ if TYPE_CHECKING:
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
-
-
-def _halves(blocks: Tensor, begin: int) -> Tensor:
-    """float16 [rows, blocks] that lie in bytes from `begin` on of each block [rows, blocks, bytes]."""
-    return blocks[:, :, begin : begin + 2].contiguous().view(torch.float16).squeeze(2)
-
-
-def _nibbles(blocks: Tensor, begin: int) -> Tensor:
-    """uint8 [rows, inputs]: numbers 0 to 15, the first half of a block in the lower halves of its bytes."""
-    pairs = blocks[:, :, begin:]
-    return torch.cat([pairs & 15, pairs >> 4], dim=2).flatten(1)
-
-
-def _q8_0(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(blocks[:, :, 2:].contiguous().view(torch.int8).flatten(1), _halves(blocks, 0))
-
-
-def _q4_0(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(_nibbles(blocks, 2), _halves(blocks, 0), offset=-8.0)
-
-
-def _q4_1(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(_nibbles(blocks, 4), _halves(blocks, 0), _halves(blocks, 2))
-
-
-def _fives(blocks: Tensor, begin: int) -> Tensor:
-    """int8 [rows, inputs]: numbers 0 to 31, their highest bits in four bytes before the others."""
-    bits = torch.arange(8, dtype=torch.uint8)
-    high = (blocks[:, :, begin : begin + 4, None] >> bits & 1).flatten(2).flatten(1)
-    return (_nibbles(blocks, begin + 4) | high << 4).to(torch.int8)
-
-
-def _q5_0(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(_fives(blocks, 2) - 16, _halves(blocks, 0))
-
-
-def _q5_1(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(_fives(blocks, 4), _halves(blocks, 0), _halves(blocks, 2))
-
-
-FORMS: dict[str, tuple[int, Callable[[Tensor], GroupedWeight]]] = {
-    "Q8_0": (34, _q8_0),
-    "Q4_0": (18, _q4_0),
-    "Q4_1": (20, _q4_1),
-    "Q5_0": (22, _q5_0),
-    "Q5_1": (24, _q5_1),
-}
-"""Forms that kernels multiply by: bytes of a block of `GROUP` numbers, and what reads blocks [rows, blocks, bytes]."""
 
 
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
@@ -175,9 +128,9 @@ def _grouped(tensor: Any, processor: Any) -> GroupedWeight | None:
     order = processor.process(weights=rows, name=tensor.name).weights
     if not np.array_equal(np.sort(order, axis=0), rows):
         return None
-    size, read = FORMS[form]
-    blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // GROUP, size)
-    return read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
+    layout = FORMS[form]
+    blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // layout.inputs, layout.size)
+    return layout.read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
 
 
 def _keep_packed(model: "PreTrainedModel", packed: Mapping[str, GroupedWeight]) -> None:

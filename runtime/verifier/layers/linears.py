@@ -168,8 +168,7 @@ def held_bytes(model: nn.Module) -> int:
     """Of a model's parameters as they lie, packed or not."""
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
     packed = (one._panels for one in model.modules() if isinstance(one, InputMajorLinear) and one._panels is not None)
-    held = [tensor for panels in packed for tensor in (panels.storage, panels.scales) if tensor is not None]
-    return sum(storages.values()) + sum(tensor.nbytes for tensor in held)
+    return sum(storages.values()) + sum(panels.nbytes() for panels in packed)
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:

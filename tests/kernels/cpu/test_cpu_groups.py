@@ -3,38 +3,84 @@
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.group_panels import GROUP, GroupedWeight, GroupPanels
+from wingbeat.kernels.cpu.group_forms import E2M1, E4M3, INT8, UINT4, UINT5, UINT6
+from wingbeat.kernels.cpu.group_panels import GroupedWeight, GroupPanels, Scales
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.panels import Panels
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-ROUNDING = 1e-5
-"""Of float32 sums, by their spread."""
+LARGEST = {UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255, E2M1: 15}
 
 
-def random_weight(form: str, columns: int, inputs: int) -> GroupedWeight:
+def random_weight(form, columns, inputs, group, scaled="half") -> GroupedWeight:
     generator = torch.Generator().manual_seed(columns)
-    groups = (columns, inputs // GROUP)
-    scales = torch.rand(groups, generator=generator).mul(0.01).half()
-    if form == "bytes":
-        values = torch.randint(-127, 128, (columns, inputs), dtype=torch.int8, generator=generator)
-        return GroupedWeight(values, scales)
-    values = torch.randint(0, 16, (columns, inputs), dtype=torch.uint8, generator=generator)
-    minima = torch.randn(groups, generator=generator).mul(0.05).half()
-    return GroupedWeight(values, scales, offset=-8.0) if form == "middle" else GroupedWeight(values, scales, minima)
+    groups = (columns, inputs // group)
+
+    def whole(most, shape=groups):
+        return torch.randint(0, most + 1, shape, dtype=torch.uint8, generator=generator)
+
+    def floats(shape, dtype):
+        return torch.randn(shape, generator=generator).mul(0.05).to(dtype)
+
+    values = whole(126, (columns, inputs)) if form is E4M3 else whole(LARGEST[form], (columns, inputs))
+    if form is E4M3:
+        values |= whole(1, (columns, inputs)) << 7
+    pairs = (columns, max(inputs // group // 2, 1))
+    return {
+        "half": lambda: GroupedWeight(form, values, Scales(floats(groups, torch.float16)), offset=-8.0),
+        "bfloat": lambda: GroupedWeight(form, values, Scales(floats(groups, torch.bfloat16)), zeros=whole(15)),
+        "float": lambda: GroupedWeight(form, values, Scales(floats(groups, torch.float32))),
+        "minima": lambda: GroupedWeight(
+            form, values, Scales(floats(groups, torch.float16)), Scales(floats(groups, torch.float16))
+        ),
+        "products": lambda: GroupedWeight(
+            form,
+            values,
+            Scales(whole(63), floats(pairs, torch.float16)),
+            Scales(whole(63), floats(pairs, torch.float16)),
+        ),
+        "signed": lambda: GroupedWeight(
+            form, values, Scales(whole(255).view(torch.int8), floats(pairs, torch.float16)), offset=-32.0
+        ),
+        "exponents": lambda: GroupedWeight(form, values, Scales((whole(10) + 118).view(torch.float8_e8m0fnu))),
+    }[scaled]()
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize("num_rows", [1, 3, 6, 7, 16, 40])
-@pytest.mark.parametrize(("columns", "inputs"), [(16, 32), (40, 64), (129, 576)])
-@pytest.mark.parametrize("form", ["bytes", "middle", "minima"])
-def test_a_product_is_that_of_the_numbers_and_of_each_row_alone(form, columns, inputs, num_rows):
-    kernels, weight = cpu_kernels(), random_weight(form, columns, inputs)
+CASES = [
+    *((form, "half") for form in (*LARGEST, E4M3)),
+    *((UINT4, scaled) for scaled in ("bfloat", "minima", "products", "signed")),
+    *((UINT5, "products"), (UINT6, "signed"), (E4M3, "float"), (E4M3, "bfloat"), (E2M1, "exponents"), (INT8, "float")),
+]
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize(("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (50, 256, 128)])
+@pytest.mark.parametrize(("form", "scaled"), CASES, ids=str)
+def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group):
+    kernels, weight = cpu_kernels(), random_weight(form, columns, inputs, group, scaled)
     bias = torch.linspace(-1, 1, columns)
     panels = GroupPanels.pack(weight, kernels.panel, bias=bias)
     assert torch.equal(panels.dense(), weight.dense())
-    rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(1))
-    found = kernels.packed_linear(rows, panels)
-    exact = rows.double() @ weight.dense().double().t()
-    assert float((found - bias - exact).abs().max() / exact.std()) < ROUNDING
-    alone = torch.cat([kernels.packed_linear(row[None], panels) for row in rows])
-    assert torch.equal(alone, found)
+    plain = Panels.pack(weight.dense(), kernels.panel, None, torch.float32, bias)
+    for num_rows in (1, 2, 3, 7, 40):
+        rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(num_rows))
+        assert torch.equal(kernels.packed_linear(rows, panels), kernels.packed_linear(rows, plain)), num_rows
+
+
+def test_the_least_exponent_of_two_is_a_number():
+    kernels = cpu_kernels()
+    scales = torch.tensor([[0], [1], [127]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    weight = GroupedWeight(E2M1, torch.full((3, 32), 7, dtype=torch.uint8), Scales(scales))
+    found = kernels.packed_linear(torch.eye(32)[:1], GroupPanels.pack(weight, kernels.panel))
+    assert found.tolist() == [[6 * 2.0**-127, 6 * 2.0**-126, 6.0]]
+
+
+def test_inputs_in_another_order_are_multiplied_by_their_own_weights():
+    kernels = cpu_kernels()
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    weight = random_weight(UINT4, 40, 64, 32)._replace(order=order)
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    found = kernels.packed_linear(rows, GroupPanels.pack(weight, kernels.panel))
+    dense = weight.dense()
+    assert torch.equal(dense[:, order], weight._replace(order=None).dense())
+    torch.testing.assert_close(found, rows @ dense.t())

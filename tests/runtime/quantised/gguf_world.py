@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import dequantize, quantize
 from tokenizers import pre_tokenizers
 from torch import Tensor
@@ -30,6 +30,8 @@ NAMES = {
 }
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*ALPHABET, "he", "ll", "hell", "<|im_start|>", "<|im_end|>"]
+SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the scales of a block lie, by the forms that the package only reads."""
 MERGES = ["h e", "l l", "he ll"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
@@ -47,6 +49,21 @@ def turned(weight: Tensor, num_heads: int) -> Tensor:
     return weight.view(num_heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
+def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> np.ndarray:
+    """Blocks of a form that the package only reads: any numbers, with small scales.
+
+    Args:
+        shape: of the matrix [columns, inputs].
+    """
+    inputs, size = GGML_QUANT_SIZES[kind]
+    chance = np.random.default_rng(shape[0])
+    blocks = chance.integers(0, 256, (shape[0], shape[1] // inputs, size), dtype=np.uint8)
+    for begin in SCALES_AT[kind.name]:
+        scales = chance.uniform(0.5, 1, blocks.shape[:2]).astype(np.float16) / np.float16(2**11)
+        blocks[:, :, begin : begin + 2] = scales[:, :, None].view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 def write_model(
     file: Path, form: str, pre: str = "smollm", tied: bool = False, others: Mapping[str, str] = MappingProxyType({})
 ) -> LlamaForCausalLM:
@@ -55,7 +72,8 @@ def write_model(
     Args:
         others: forms of some kinds of its matrices, such as `up_proj`.
     """
-    model = random_model("llama", vocab_size=len(TOKENS), tie_word_embeddings=tied)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if form in SCALES_AT else {}
+    model = random_model("llama", vocab_size=len(TOKENS), tie_word_embeddings=tied, **sizes)
     config = model.config
     writer = GGUFWriter(str(file), "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -82,11 +100,12 @@ def write_model(
                 writer.add_tensor(name_of(name), parameter.numpy())
                 continue
             kind = GGMLQuantizationType[others.get(name.split(".")[-2], form)]
-            blocks = quantize(parameter.numpy(), kind)
+            known = kind.name in SCALES_AT
+            blocks = random_blocks(parameter.shape, kind) if known else quantize(parameter.numpy(), kind)
             parameter.copy_(torch.from_numpy(dequantize(blocks, kind)))
             count = heads.get(name.split(".")[-2])
             if count is not None:
-                blocks = quantize(turned(parameter, count).numpy(), kind)
+                blocks = turned(torch.from_numpy(blocks), count).numpy()
             writer.add_tensor(name_of(name), np.ascontiguousarray(blocks), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

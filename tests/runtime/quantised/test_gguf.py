@@ -19,7 +19,7 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytest.importorskip("gguf")
 from tests.runtime.quantised.gguf_world import TOKENS, write_model
-from wingbeat.runtime.quantised.gguf_weights import FORMS
+from wingbeat.runtime.quantised.gguf_blocks import FORMS
 
 CPU, NUM_TOKENS = torch.device("cpu"), 24
 PROMPTS = random_prompts((5, 23, 11), len(TOKENS))

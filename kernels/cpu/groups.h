@@ -1,0 +1,177 @@
+// Weights of few bits in groups: inputs of a column that share a scale and a shift. A weight is number * scale + shift,
+// rounded once to float32; products are those of such floats.
+#pragma once
+
+#include <cstdint>
+
+#include "vectors.h"
+
+// Columns of a panel: as many as a kernel of many rows keeps sums of in its registers.
+constexpr int64_t PANEL = 2 * LANES;
+
+// Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` rows of a byte a column. `pair` reads two neighbouring
+// inputs of a vector's columns, from `at` within the first row. The name of a form has one byte, as its unit is counted in.
+struct grouped_bytes {
+    uint8_t byte;
+    static constexpr int INPUTS = 2, ROWS = 2;
+    static void pair(const uint8_t* at, int, vec& first, vec& second) {
+        first = load_whole((const int8_t*)at), second = load_whole((const int8_t*)at + PANEL);
+    }
+};
+
+// Two numbers of four bits, the earlier input in the lower half.
+struct grouped_nibbles {
+    uint8_t byte;
+    static constexpr int INPUTS = 2, ROWS = 1;
+    static void pair(const uint8_t* at, int, vec& first, vec& second) {
+        words both = load_bytes(at);
+        first = as_floats(both & 15), second = as_floats(both >> 4);
+    }
+};
+
+// Numbers of four bits and BITS more, which lie in a row behind those of the unit, the first input's lowest.
+template <int BITS>
+struct grouped_planes {
+    uint8_t byte;
+    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, MASK = (1 << BITS) - 1;
+    static void pair(const uint8_t* at, int index, vec& first, vec& second) {
+        words both = load_bytes(at + index * PANEL), more = load_bytes(at + INPUTS / 2 * PANEL) >> 2 * BITS * index;
+        first = as_floats((both & 15) | (more & MASK) << 4);
+        second = as_floats(both >> 4 | (more >> BITS & MASK) << 4);
+    }
+};
+
+// Floats of few bits as float16 has them but for the exponent: their scales are multiplied by `FACTOR`.
+struct grouped_e4m3 {
+    uint8_t byte;
+    static constexpr int INPUTS = 2, ROWS = 2;
+    static constexpr float FACTOR = 0x1p8f;
+    static vec read(const uint8_t* at) {
+        halves bits = load_short(at);
+        return from_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7);
+    }
+    static void pair(const uint8_t* at, int, vec& first, vec& second) { first = read(at), second = read(at + PANEL); }
+};
+
+// Two of one bit of sign, two of exponent, one of mantissa.
+struct grouped_e2m1 {
+    uint8_t byte;
+    static constexpr int INPUTS = 2, ROWS = 1;
+    static constexpr float FACTOR = 0x1p14f;
+    static void pair(const uint8_t* at, int, vec& first, vec& second) {
+        halves both = load_short(at);
+        first = from_halves((both & 8) << 12 | (both & 7) << 9);
+        second = from_halves((both & 0x80) << 8 | (both & 0x70) << 5);
+    }
+};
+
+// run(a unit of the form of that index)
+template <class Run>
+static inline void by_form(int64_t index, const Run& run) {
+    switch (index) {
+        case 0: return run(grouped_bytes{});
+        case 1: return run(grouped_nibbles{});
+        case 2: return run(grouped_planes<1>{});
+        case 3: return run(grouped_planes<2>{});
+        case 4: return run(grouped_e4m3{});
+        default: return run(grouped_e2m1{});
+    }
+}
+
+template <class T, class = int>
+struct FactorOf {
+    static constexpr float VALUE = 1;
+};
+template <class T>
+struct FactorOf<T, decltype((void)T::FACTOR, 0)> {
+    static constexpr float VALUE = T::FACTOR;
+};
+
+template <class T, class = int>
+constexpr bool IS_GROUPED = false;
+template <class T>
+constexpr bool IS_GROUPED<T, decltype((void)T::INPUTS, 0)> = true;
+
+// What scales and shifts are made of: `Kind`, or whole numbers, or exponents of 2 from -127 on.
+enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4, EXPONENTS = 5 };
+
+// Numbers by panel [num_groups, PANEL], each of which is multiplied by one of `by` [num_groups / each, PANEL], if given.
+struct Scales {
+    const void* numbers;
+    const half* by;
+    int64_t kind, each;
+
+    Scales from(int64_t panel, int64_t num_groups, int64_t within) const {
+        if (!numbers) return *this;
+        int64_t size = kind == FLOAT ? 4 : kind == BFLOAT || kind == HALF ? 2 : 1;
+        return {(const char*)numbers + (panel * num_groups * PANEL + within) * size,
+                by ? by + panel * (num_groups / each) * PANEL + within : nullptr, kind, each};
+    }
+
+    // Not inlined: it is asked for once for many inputs.
+    __attribute__((noinline)) vec at(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
+        int64_t place = (panel * num_groups + group) * PANEL + within;
+        vec found;
+        switch (kind) {
+            case FLOAT: found = load((const float*)numbers + place); break;
+            case BFLOAT: found = load((const bfloat*)numbers + place); break;
+            case HALF: found = from_halves(*(const loose_halves*)((const half*)numbers + place)); break;
+            case WHOLE: found = as_floats(load_bytes((const uint8_t*)numbers + place)); break;
+            case SIGNED: found = load_whole((const int8_t*)numbers + place); break;
+            default: found = powers_of_two(load_bytes((const uint8_t*)numbers + place));
+        }
+        if (!by) return found;
+        const half* own = by + (panel * (num_groups / each) + group / each) * PANEL + within;
+        return found * from_halves(*(const loose_halves*)own);
+    }
+
+    // 2^(exponent - 127), of which the least is no normal number.
+    static vec powers_of_two(words exponents) {
+        return (vec)(exponents == 0 ? words{} + 0x400000u : exponents << 23);
+    }
+};
+
+// Groups of `size` inputs. Shifts are `shifts`, or these times minus the scale where they are zero points, or without them
+// `offset` times the scale.
+struct Groups {
+    Scales scales, shifts;
+    int64_t size;
+    float offset;
+    int32_t are_zeros;
+
+    // From a panel on, and a column within it.
+    Groups from(int64_t panel, int64_t inputs, int64_t within) const {
+        int64_t count = inputs / size;
+        return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros};
+    }
+
+    // Of a group of a vector of columns; `factor` as of the form.
+    void read(int64_t group, int64_t panel, int64_t num_groups, int64_t within, float factor, vec& scale, vec& shift) const {
+        scale = scales.at(group, panel, num_groups, within);
+        if (!shifts.numbers) shift = scale * offset;
+        else shift = shifts.at(group, panel, num_groups, within) * (are_zeros ? -scale : all(1));
+        scale *= factor;
+    }
+};
+
+// A panel as floats [inputs, PANEL].
+template <class T>
+static void unpack_panel(const uint8_t* weight, const Groups& groups, int64_t inputs, T, float* into) {
+    int64_t num_groups = inputs / groups.size, units = groups.size / T::INPUTS;
+    for (int64_t group = 0; group < num_groups; group++) {
+        vec scale[2], shift[2];
+        for (int v = 0; v < 2; v++) groups.read(group, 0, num_groups, v * LANES, FactorOf<T>::VALUE, scale[v], shift[v]);
+        for (int64_t unit = 0; unit < units; unit++, weight += T::ROWS * PANEL, into += T::INPUTS * PANEL) {
+            __builtin_prefetch(weight + 2048, 0, 3);
+            for (int index = 0; index < T::INPUTS / 2; index++) {
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; v++) {
+                    vec first, second;
+                    T::pair(weight + v * LANES, index, first, second);
+                    store(into + 2 * index * PANEL + v * LANES, fused(first, scale[v], shift[v]));
+                    store(into + (2 * index + 1) * PANEL + v * LANES, fused(second, scale[v], shift[v]));
+                }
+            }
+        }
+    }
+}

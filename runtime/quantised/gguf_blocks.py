@@ -1,0 +1,122 @@
+"""Blocks of a GGUF file's matrices as groups that share scales; layouts as in ggml's `block_q4_0` and the like."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.group_forms import INT8, UINT4, UINT5, UINT6
+from wingbeat.kernels.cpu.group_panels import GroupedWeight, Scales
+
+
+class Blocks(NamedTuple):
+    """A form of matrices."""
+
+    inputs: int
+    """Of a block."""
+    size: int
+    """Bytes of a block."""
+    read: Callable[[Tensor], GroupedWeight]
+    """From uint8 [columns, blocks, size]."""
+
+
+def _halves(blocks: Tensor, begin: int) -> Tensor:
+    """float16 [columns, blocks] that lie in the bytes from `begin` on."""
+    return blocks[:, :, begin : begin + 2].contiguous().view(torch.float16).squeeze(2)
+
+
+def _nibbles(blocks: Tensor, begin: int) -> Tensor:
+    """Numbers of four bits [columns, inputs], the first half of a block in the lower halves of its bytes."""
+    pairs = blocks[:, :, begin:]
+    return torch.cat([pairs & 15, pairs >> 4], dim=2).flatten(1)
+
+
+def _fives(blocks: Tensor, begin: int) -> Tensor:
+    """Numbers of five bits, their highest in four bytes before the others."""
+    bits = torch.arange(8, dtype=torch.uint8)
+    high = (blocks[:, :, begin : begin + 4, None] >> bits & 1).flatten(2).flatten(1)
+    return _nibbles(blocks, begin + 4) | high << 4
+
+
+def _q8_0(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(INT8, blocks[:, :, 2:].flatten(1), Scales(_halves(blocks, 0)))
+
+
+def _q4_0(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(UINT4, _nibbles(blocks, 2), Scales(_halves(blocks, 0)), offset=-8.0)
+
+
+def _q4_1(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(UINT4, _nibbles(blocks, 4), Scales(_halves(blocks, 0)), Scales(_halves(blocks, 2)))
+
+
+def _q5_0(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(UINT5, _fives(blocks, 2), Scales(_halves(blocks, 0)), offset=-16.0)
+
+
+def _q5_1(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(UINT5, _fives(blocks, 4), Scales(_halves(blocks, 0)), Scales(_halves(blocks, 2)))
+
+
+def _k_scales(blocks: Tensor) -> tuple[Scales, Scales]:
+    """Scales and minima of Q4_K and Q5_K: of six bits, in twelve bytes behind those that multiply them."""
+    first, second, last = blocks[:, :, 4:16].split(4, dim=2)
+    scales = torch.cat([first & 63, last & 15 | first >> 6 << 4], dim=2).flatten(1)
+    minima = torch.cat([second & 63, last >> 4 | second >> 6 << 4], dim=2).flatten(1)
+    return Scales(scales, _halves(blocks, 0)), Scales(minima, -_halves(blocks, 2))
+
+
+def _thirty_twos(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
+    """[columns, blocks, n * 32] -> [columns, blocks, n, shifts, 32]: some bits of each byte."""
+    return rows.unflatten(2, (-1, 1, 32)) >> torch.tensor(shifts, dtype=torch.uint8)[:, None] & mask
+
+
+def _q4_k(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(UINT4, _thirty_twos(blocks[:, :, 16:], [0, 4], 15).flatten(1), *_k_scales(blocks))
+
+
+def _q5_k(blocks: Tensor) -> GroupedWeight:
+    high = _thirty_twos(blocks[:, :, 16:48], list(range(8)), 1)
+    low = _thirty_twos(blocks[:, :, 48:], [0, 4], 15)
+    return GroupedWeight(UINT5, low.flatten(1) | high.flatten(1) << 4, *_k_scales(blocks))
+
+
+def _q6_k(blocks: Tensor) -> GroupedWeight:
+    low = blocks[:, :, :128].unflatten(2, (2, 1, 64)) >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
+    high = _thirty_twos(blocks[:, :, 128:192], [0, 2, 4, 6], 3)
+    scales = Scales(blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1), _halves(blocks, 208))
+    return GroupedWeight(UINT6, low.flatten(1) | high.flatten(1) << 4, scales, offset=-32.0)
+
+
+def _q3_k(blocks: Tensor) -> GroupedWeight:
+    high = _thirty_twos(blocks[:, :, :32], list(range(8)), 1)
+    low = _thirty_twos(blocks[:, :, 32:96], [0, 2, 4, 6], 3)
+    lower = torch.cat([blocks[:, :, 96:104] & 15, blocks[:, :, 96:104] >> 4], dim=2)
+    upper = torch.cat([blocks[:, :, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)
+    scales = (lower | upper << 4).to(torch.int8) - 32
+    return GroupedWeight(
+        UINT4, low.flatten(1) | high.flatten(1) << 2, Scales(scales.flatten(1), _halves(blocks, 108)), offset=-4.0
+    )
+
+
+def _q2_k(blocks: Tensor) -> GroupedWeight:
+    both = blocks[:, :, :16].flatten(1)
+    values = _thirty_twos(blocks[:, :, 16:80], [0, 2, 4, 6], 3).flatten(1)
+    scales, minima = Scales(both & 15, _halves(blocks, 80)), Scales(both >> 4, -_halves(blocks, 82))
+    return GroupedWeight(UINT4, values, scales, minima)
+
+
+FORMS = {
+    "Q8_0": Blocks(32, 34, _q8_0),
+    "Q4_0": Blocks(32, 18, _q4_0),
+    "Q4_1": Blocks(32, 20, _q4_1),
+    "Q5_0": Blocks(32, 22, _q5_0),
+    "Q5_1": Blocks(32, 24, _q5_1),
+    "Q2_K": Blocks(256, 84, _q2_k),
+    "Q3_K": Blocks(256, 110, _q3_k),
+    "Q4_K": Blocks(256, 144, _q4_k),
+    "Q5_K": Blocks(256, 176, _q5_k),
+    "Q6_K": Blocks(256, 210, _q6_k),
+}
+"""Those that kernels multiply by."""
