@@ -1,4 +1,4 @@
-"""Blocks of a GGUF file's matrices as groups that share scales; layouts as in ggml's `block_q4_0` and the like."""
+"""Blocks of a GGUF file's matrices as groups that share scales; layouts are those of ggml."""
 
 from collections.abc import Callable
 from typing import NamedTuple
