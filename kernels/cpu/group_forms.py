@@ -6,9 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6
 
-class Form(NamedTuple):
-    """A form of numbers, of which a unit of a few inputs lies in some rows of bytes."""
+
+class Layout(NamedTuple):
+    """A form of numbers in panels, of which a unit of a few inputs lies in some rows of bytes."""
 
     kind: int
     """As `matrices.h` has it."""
@@ -18,8 +20,6 @@ class Form(NamedTuple):
     """uint8 [panels, inputs, width] -> uint8 [panels, rows, width]"""
     unpack: Callable[[Tensor], Tensor]
     """The inverse."""
-    floats: Callable[[Tensor], Tensor]
-    """The numbers in float32 that uint8 stand for."""
 
 
 def _nibbles(values: Tensor) -> Tensor:
@@ -51,18 +51,15 @@ def _planes(num_bits: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor
     return pack, unpack
 
 
-def _e2m1(values: Tensor) -> Tensor:
-    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    return torch.cat([table, -table])[values.int()]
-
-
 def _as_they_are(values: Tensor) -> Tensor:
     return values
 
 
-INT8 = Form(6, 2, _as_they_are, _as_they_are, lambda values: values.view(torch.int8).float())
-UINT4 = Form(7, 2, _nibbles, _from_nibbles, Tensor.float)
-UINT5 = Form(8, 8, *_planes(1), Tensor.float)
-UINT6 = Form(9, 4, *_planes(2), Tensor.float)
-E4M3 = Form(10, 2, _as_they_are, _as_they_are, lambda values: values.view(torch.float8_e4m3fn).float())
-E2M1 = Form(11, 2, _nibbles, _from_nibbles, _e2m1)
+LAYOUTS = {
+    INT8: Layout(6, 2, _as_they_are, _as_they_are),
+    UINT4: Layout(7, 2, _nibbles, _from_nibbles),
+    UINT5: Layout(8, 8, *_planes(1)),
+    UINT6: Layout(9, 4, *_planes(2)),
+    E4M3: Layout(10, 2, _as_they_are, _as_they_are),
+    E2M1: Layout(11, 2, _nibbles, _from_nibbles),
+}

@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs, as files have them, and packed for the C++ (`groups.h`)."""
+"""Weights of few bits in groups of inputs, packed for the C++ (`groups.h`)."""
 
 import ctypes
 from typing import NamedTuple
@@ -7,59 +7,12 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu import structs
-from wingbeat.kernels.cpu.group_forms import Form
+from wingbeat.kernels.cpu.group_forms import LAYOUTS
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
+from wingbeat.kernels.grouped_weight import GroupedWeight, Scales
 
 SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4, torch.float8_e8m0fnu: 5}
 """Of the numbers of scales, as the C++ names them."""
-
-
-class Scales(NamedTuple):
-    """A number of each group of a column, or the product of two."""
-
-    numbers: Tensor
-    """[columns, num_groups], a dtype of `SCALE_KINDS`"""
-    by: Tensor | None = None
-    """float16 [columns, num_groups / n]: each multiplies n neighbours."""
-
-    def floats(self) -> Tensor:
-        """float32 [columns, num_groups]"""
-        numbers = self.numbers.float()
-        if self.by is None:
-            return numbers
-        return (numbers.unflatten(1, (self.by.shape[1], -1)) * self.by.float()[:, :, None]).flatten(1)
-
-
-class GroupedWeight(NamedTuple):
-    """A weight [columns, inputs] = number * scale + shift, with a scale and a shift of each group of inputs."""
-
-    form: Form
-    values: Tensor
-    """uint8 [columns, inputs]: of which the form makes numbers"""
-    scales: Scales
-    minima: Scales | None = None
-    """The shifts."""
-    zeros: Tensor | None = None
-    """uint8 [columns, num_groups]; a shift is minus this times the scale."""
-    offset: float = 0.0
-    """A shift is this times the scale, where there is neither."""
-    order: Tensor | None = None
-    """int64 [inputs]: which input of a row each of these is; None where they are in order."""
-
-    @property
-    def group(self) -> int:
-        """Inputs of a group."""
-        return self.values.shape[1] // self.scales.numbers.shape[1]
-
-    def dense(self) -> Tensor:
-        """The weight itself, in float32."""
-        scales = self.scales.floats()
-        shifts = scales * self.offset if self.zeros is None else scales * -self.zeros.float()
-        shifts = shifts if self.minima is None else self.minima.floats()
-        numbers = self.form.floats(self.values).unflatten(1, (-1, self.group))
-        # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
-        wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
-        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 
 
 class GroupPanels(NamedTuple):
@@ -91,14 +44,15 @@ class GroupPanels(NamedTuple):
             bias: float32 [columns].
         """
         columns, inputs = weight.values.shape
-        storage = weight.form.pack(_panels(weight.values, width))
+        layout = LAYOUTS[weight.form]
+        storage = layout.pack(_panels(weight.values, width))
         scales = _packed(weight.scales, width)
         minima = None if weight.minima is None else _packed(weight.minima, width)
         zeros = None if weight.zeros is None else _panels(weight.zeros, width)
         shifts = minima if zeros is None else Scales(zeros)
         groups = structs.Groups(_struct(scales), _struct(shifts), weight.group, weight.offset, zeros is not None)
         address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
-        matrix = Matrix(storage.data_ptr(), address, columns, width, size, weight.form.kind, None, groups)
+        matrix = Matrix(storage.data_ptr(), address, columns, width, size, layout.kind, None, groups)
         meant = weight._replace(values=weight.values[:0], scales=scales, minima=minima, zeros=zeros)
         return cls(storage, (columns,), inputs, dtype, bias, meant, (Matrix * 1)(matrix))
 
@@ -116,7 +70,7 @@ class GroupPanels(NamedTuple):
         """A copy of the weight [columns, inputs], row by row."""
         columns, meant = self.parts[0], self.meant
         weight = meant._replace(
-            values=_columns(meant.form.unpack(self.storage), columns),
+            values=_columns(LAYOUTS[meant.form].unpack(self.storage), columns),
             scales=_unpacked(meant.scales, columns),
             minima=None if meant.minima is None else _unpacked(meant.minima, columns),
             zeros=None if meant.zeros is None else _columns(meant.zeros, columns),

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.group_forms import INT8, UINT4, UINT5, UINT6
-from wingbeat.kernels.cpu.group_panels import GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
 
 
 class Blocks(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.group_panels import GroupedWeight
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_folder import open_reader

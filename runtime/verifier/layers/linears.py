@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.group_panels import GroupedWeight, GroupPanels
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, rounded
 from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
+from wingbeat.kernels.grouped_weight import GroupedWeight
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.group_forms import E2M1, E4M3, INT8, UINT4, UINT5, UINT6
-from wingbeat.kernels.cpu.group_panels import GroupedWeight, GroupPanels, Scales
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 LARGEST = {UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255, E2M1: 15}
@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.mark.few(8)
 @pytest.mark.parametrize(("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (50, 256, 128)])
-@pytest.mark.parametrize(("form", "scaled"), CASES, ids=str)
+@pytest.mark.parametrize(("form", "scaled"), CASES, ids=lambda one: getattr(one, "name", str(one)))
 def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group):
     kernels, weight = cpu_kernels(), random_weight(form, columns, inputs, group, scaled)
     bias = torch.linspace(-1, 1, columns)

@@ -1,0 +1,74 @@
+"""Weights of few bits in groups of inputs that share a scale, as files have them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Form(NamedTuple):
+    """A form of numbers."""
+
+    name: str
+    floats: Callable[[Tensor], Tensor]
+    """The numbers in float32 that uint8 stand for."""
+
+
+def _e2m1(values: Tensor) -> Tensor:
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return torch.cat([table, -table])[values.int()]
+
+
+INT8 = Form("int8", lambda values: values.view(torch.int8).float())
+UINT4, UINT5, UINT6 = (Form(f"uint{bits}", Tensor.float) for bits in (4, 5, 6))
+E4M3 = Form("e4m3", lambda values: values.view(torch.float8_e4m3fn).float())
+E2M1 = Form("e2m1", _e2m1)
+
+
+class Scales(NamedTuple):
+    """A number of each group of a column, or the product of two."""
+
+    numbers: Tensor
+    """[columns, num_groups]: floats, whole numbers of a byte, or exponents of two (float8_e8m0fnu)"""
+    by: Tensor | None = None
+    """float16 [columns, num_groups / n]: each multiplies n neighbours."""
+
+    def floats(self) -> Tensor:
+        """float32 [columns, num_groups]"""
+        numbers = self.numbers.float()
+        if self.by is None:
+            return numbers
+        return (numbers.unflatten(1, (self.by.shape[1], -1)) * self.by.float()[:, :, None]).flatten(1)
+
+
+class GroupedWeight(NamedTuple):
+    """A weight [columns, inputs] = number * scale + shift, with a scale and a shift of each group of inputs."""
+
+    form: Form
+    values: Tensor
+    """uint8 [columns, inputs]: of which the form makes numbers"""
+    scales: Scales
+    minima: Scales | None = None
+    """The shifts."""
+    zeros: Tensor | None = None
+    """[columns, num_groups], likewise; a shift is minus this times the scale."""
+    offset: float = 0.0
+    """A shift is this times the scale, where there is neither."""
+    order: Tensor | None = None
+    """int64 [inputs]: which input of a row each of these is; None where they are in order."""
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.values.shape[1] // self.scales.numbers.shape[1]
+
+    def dense(self) -> Tensor:
+        """The weight itself, in float32."""
+        scales = self.scales.floats()
+        shifts = scales * self.offset if self.zeros is None else scales * -self.zeros.float()
+        shifts = shifts if self.minima is None else self.minima.floats()
+        numbers = self.form.floats(self.values).unflatten(1, (-1, self.group))
+        # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
+        wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
+        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
