@@ -1,6 +1,7 @@
 """Weights of few bits in groups of inputs, packed for the C++ (`groups.h`)."""
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -68,22 +69,34 @@ class GroupPanels(NamedTuple):
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""
-        columns, meant = self.parts[0], self.meant
-        weight = meant._replace(
-            values=_columns(LAYOUTS[meant.form].unpack(self.storage), columns),
-            scales=_unpacked(meant.scales, columns),
-            minima=None if meant.minima is None else _unpacked(meant.minima, columns),
-            zeros=None if meant.zeros is None else _columns(meant.zeros, columns),
+        columns = self.parts[0]
+        return self._weight(lambda panels: panels.transpose(1, 2).flatten(0, 1)[:columns])
+
+    def columns_at(self, columns: Tensor) -> Tensor:
+        """Some columns [n] of the weight: [n, inputs]."""
+        width = self.storage.shape[2]
+        panel, within = columns // width, columns % width
+        return self._weight(lambda panels: panels[panel, :, within])
+
+    def _weight(self, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """The weight of those columns that `read` takes of panels [num_panels, n, width] -> [columns, n]."""
+        meant = self.meant
+        values = LAYOUTS[meant.form].unpack(read(self.storage)[:, :, None]).squeeze(2)
+        scales, minima = (
+            None if one is None else Scales(*(None if part is None else read(part) for part in one))
+            for one in (meant.scales, meant.minima)
         )
-        return weight.dense().to(self.dtype)
+        zeros = None if meant.zeros is None else read(meant.zeros)
+        return meant._replace(values=values, scales=scales, minima=minima, zeros=zeros).dense().to(self.dtype)
+
+
+def can_pack(weight: GroupedWeight) -> bool:
+    """Whether its groups are whole units of the form's layout."""
+    return weight.group % LAYOUTS[weight.form].inputs == 0
 
 
 def _packed(scales: Scales, width: int) -> Scales:
     return Scales(*(None if one is None else _panels(one, width) for one in scales))
-
-
-def _unpacked(scales: Scales, columns: int) -> Scales:
-    return Scales(*(None if one is None else _columns(one, columns) for one in scales))
 
 
 def _struct(scales: Scales | None) -> structs.Scales:
@@ -98,8 +111,3 @@ def _panels(rows: Tensor, width: int) -> Tensor:
     """[columns, n] -> [num_panels, n, width], contiguous, with zeros for columns that are not there."""
     padded = rows if len(rows) % width == 0 else torch.cat([rows, rows.new_zeros(-len(rows) % width, rows.shape[1])])
     return padded.unflatten(0, (-1, width)).transpose(1, 2).contiguous()
-
-
-def _columns(panels: Tensor, columns: int) -> Tensor:
-    """The inverse."""
-    return panels.transpose(1, 2).flatten(0, 1)[:columns]

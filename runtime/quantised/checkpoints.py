@@ -1,26 +1,34 @@
 """Quantised checkpoints, served by the weights that their numbers stand for.
 
-Every weight becomes a number of the model's dtype while it is loaded, by transformers' own quantisers where these can
-do it. Then a row's products do not depend on the rows beside it, as those of some quantised kernels do (LLM.int8 takes
-the outliers of a whole batch), and a model needs no kernel of its device. It takes the memory of a plain one.
+On CPUs in float32, weights in groups stay packed (`packed_modules`). Every other weight becomes a number of the model's
+dtype while it is loaded, by transformers' own quantisers where these can do it. A row's products never depend on the
+rows beside it, as those of some quantised kernels do (LLM.int8 takes the outliers of a whole batch).
 """
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wingbeat.runtime.hugging_face import generation_of, make_config
 from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+    from wingbeat.kernels.grouped_weight import GroupedWeight
 
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
     Load = Callable[..., Loaded]
+    Read = Callable[[ConfigFile, Load, Mapping[str, Any]], Loaded]
 
 logger = logging.getLogger(__name__)
+_OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
+"""What files say of numbers that are no weights."""
+_OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+"""Of compressed-tensors, those that are read without its package."""
 
 
 def check_quantiser(config: ConfigFile) -> None:
@@ -35,27 +43,32 @@ def check_quantiser(config: ConfigFile) -> None:
             f"{config.name} is quantised by {method!r}, which is not served: {', '.join(_QUANTISERS)} are"
         )
     package = _QUANTISERS[method].package
-    if package is not None and find_spec(package.replace("-", "_")) is None:
+    is_read = config.quantization.get("format") in _OWN_FORMATS
+    if package is not None and not is_read and find_spec(package.replace("-", "_")) is None:
         raise ModelCheckpointError(
             f"{config.name} is quantised by {method}: install {package} (pip install 'wingbeat[quantised]')"
         )
 
 
-def load_dequantised(config: ConfigFile, load: "Load") -> "Loaded":
-    """A quantised checkpoint as a plain model, with transformers' report of what was loaded.
+def load_quantised(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+    """A quantised checkpoint as a model that multiplies by the numbers that its weights stand for, with transformers'
+    report of what was loaded.
 
     Args:
         config: quantised in a way that `check_quantiser` has passed.
         load: `from_pretrained` of the folder, which takes more options.
+        options: that it has been given.
 
     Raises:
         ModelCheckpointError: the numbers are packed in a way that is not read here.
     """
-    model, info = _QUANTISERS[config.quantiser].load(config, load)
+    from wingbeat.runtime.verifier.layers.linears import held_bytes
+
+    model, info = _QUANTISERS[config.quantiser].load(config, load, options)
     _make_plain(model)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    logger.info("%s: weights quantised by %s are held in %s", config.name, config.quantiser, model.config.dtype)
+    logger.info("%s: weights quantised by %s take %.2f GB", config.name, config.quantiser, held_bytes(model) / 1e9)
     return model, info
 
 
@@ -79,60 +92,106 @@ def _make_plain(model: "PreTrainedModel") -> None:
             setattr(module, name, made[id(parameter)])
 
 
-def _by_option(config_class: str, **options: Any) -> "Callable[[ConfigFile, Load], Loaded]":
+def _by_option(config_class: str, **choices: Any) -> "Read":
     """By transformers, tensor for tensor."""
 
-    def loaded(config: ConfigFile, load: "Load") -> "Loaded":
+    def loaded(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
         import transformers
 
-        return load(quantization_config=getattr(transformers, config_class)(**options))
+        return load(quantization_config=getattr(transformers, config_class)(**choices))
 
     return loaded
 
 
-def _as_they_are(config: ConfigFile, load: "Load") -> "Loaded":
+def _as_they_are(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
     """Tensors that know their numbers."""
     return load()
 
 
-def _bitsandbytes(config: ConfigFile, load: "Load") -> "Loaded":
+def _bitsandbytes(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
     model, info = load()
     return model.dequantize(model.config.dtype), info
 
 
-def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
+def _packed_integers(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
-    from safetensors.torch import load_file
+    from wingbeat.runtime.verifier.checkpoints.packed_integers import PARTS, check_packing, read_linear
 
-    from wingbeat.runtime.verifier.checkpoints.packed_integers import unpack_linears
+    check_packing(config.quantization)
+    return _packed(config, load, options, PARTS, ("qweight",), read_linear)
+
+
+def _scaled(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+    """Float8 and integers beside scales, as FP8 checkpoints and compressed-tensors have them."""
+    from wingbeat.runtime.verifier.checkpoints.scaled_weights import PARTS, read_weight
+
+    return _packed(config, load, options, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
+
+
+def _compressed_tensors(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+    if config.quantization.get("format") in _OWN_FORMATS:
+        return _scaled(config, load, options)
+    return _by_option("CompressedTensorsConfig", run_compressed=False)(config, load, options)
+
+
+def _gguf(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+    from wingbeat.runtime.quantised.gguf_weights import load_gguf
+
+    return load_gguf(config, load, options)
+
+
+def _packed(
+    config: ConfigFile,
+    load: "Load",
+    options: Mapping[str, Any],
+    parts: tuple[str, ...],
+    marks: tuple[str, ...],
+    read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",
+) -> "Loaded":
+    """A checkpoint in safetensors files, one packed weight in memory after the other.
+
+    Args:
+        parts: ends of the names of what a layer is packed into.
+        marks: those of them that only packed layers have.
+        read: from a layer's name, its parts and the settings.
+    """
+    from safetensors import safe_open
+
+    from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config, stays_packed
 
     files = weight_files(config.folder)
     if files[0].suffix != ".safetensors":
         raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    plain = make_config(config.fields, config.folder, config.name)
-    del plain.quantization_config
-    model, info = load(
-        auto_class(plain.model_type)._model_mapping[type(plain)],
-        None,
-        config=plain,
-        state_dict=unpack_linears(tensors, config.quantization),
+    tensors = {}
+    for file in files:
+        opened = safe_open(file, framework="pt")
+        tensors |= {name: partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+    layers = {name.rpartition(".")[0]: {} for name in tensors if name.rpartition(".")[2] in marks}
+    plain = {}
+    for name, stored in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if layer in layers and part in parts:
+            layers[layer][part] = stored
+        elif part not in _OF_ACTIVATIONS:
+            plain[name] = stored
+
+    def weight_of(layer: str) -> "GroupedWeight | Tensor":
+        return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)
+
+    return load_packed(
+        config,
+        load,
+        empty_model(plain_config(config)),
+        {name: stored() for name, stored in plain.items()},
+        {f"{layer}.weight": partial(weight_of, layer) for layer in layers},
+        stays_packed(options),
     )
-    if (config.folder / "generation_config.json").is_file():
-        model.generation_config = generation_of(config.folder)["generation_config"]
-    return model, info
-
-
-def _gguf(config: ConfigFile, load: "Load") -> "Loaded":
-    from wingbeat.runtime.quantised.gguf_weights import load_gguf
-
-    return load_gguf(config, load)
 
 
 class _Quantiser(NamedTuple):
     """How one kind of checkpoint is read."""
 
-    load: "Callable[[ConfigFile, Load], Loaded]"
+    load: "Read"
     package: str | None = None
     """What has to be installed for it."""
 
@@ -140,8 +199,8 @@ class _Quantiser(NamedTuple):
 _QUANTISERS = {
     "awq": _Quantiser(_packed_integers),
     "bitsandbytes": _Quantiser(_bitsandbytes, "bitsandbytes"),
-    "compressed-tensors": _Quantiser(_by_option("CompressedTensorsConfig", run_compressed=False), "compressed-tensors"),
-    "fp8": _Quantiser(_by_option("FineGrainedFP8Config", dequantize=True)),
+    "compressed-tensors": _Quantiser(_compressed_tensors, "compressed-tensors"),
+    "fp8": _Quantiser(_scaled),
     "gguf": _Quantiser(_gguf, "gguf"),
     "gptq": _Quantiser(_packed_integers),
     "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),

@@ -11,13 +11,12 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.grouped_weight import GroupedWeight
-from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_folder import open_reader
+from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config, stays_packed
 from wingbeat.runtime.tensor_files import GGUF_FILE
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -33,8 +32,11 @@ LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_h
 """Tensors that drafters share with their verifier, as GGUF and transformers name them."""
 
 
-def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"]) -> "Loaded":
-    """The model in float32 with transformers' report; linear layers know their weights as they lie in the file.
+def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], options: Mapping[str, Any]) -> "Loaded":
+    """The model in float32 with transformers' report of what was loaded; matrices stay as they lie in the file.
+
+    Args:
+        load, options: see `checkpoints.load_quantised`.
 
     Raises:
         ModelCheckpointError: the file is damaged.
@@ -42,27 +44,19 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"]) -> "Loaded":
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     reader = open_reader(config.folder / GGUF_FILE)
-    plain = make_config(config.fields, config.folder, config.name)
-    del plain.quantization_config
-    with torch.device("meta"):
-        shell = build_model(plain)
-    processor = TENSOR_PROCESSORS.get(plain.model_type, TensorProcessor)(config=plain.to_dict())
+    shell = empty_model(plain_config(config))
+    processor = TENSOR_PROCESSORS.get(shell.config.model_type, TensorProcessor)(config=shell.config.to_dict())
     names = _names(shell, processor)
-    packed = {
-        names[one.name]: weight
-        for one in reader.tensors
-        if one.name in names and (weight := _grouped(one, processor)) is not None
-    }
-    dense = _dense([one for one in reader.tensors if names.get(one.name) not in packed], processor, names)
-    state = dense | {name: weight.dense() for name, weight in packed.items()}
-    model, info = load(type(shell), None, config=plain, state_dict=state)
-    if (config.folder / "generation_config.json").is_file():
-        model.generation_config = generation_of(config.folder)["generation_config"]
-    if model.dtype == torch.float32 and model.device.type == "cpu" and cpu_kernels() is not None:
-        _keep_packed(model, packed)
+    packed, others = {}, []
+    for tensor in reader.tensors:
+        read = _grouped(tensor, processor) if tensor.name in names else None
+        if read is None:
+            others.append(tensor)
+        else:
+            packed[names[tensor.name]] = read
     forms = Counter(one.tensor_type.name for one in reader.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
-    return model, info
+    return load_packed(config, load, shell, _dense(others, processor, names), packed, stays_packed(options))
 
 
 def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
@@ -118,8 +112,8 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
     return read["tensors"]
 
 
-def _grouped(tensor: Any, processor: Any) -> GroupedWeight | None:
-    """A matrix of the file, its rows in transformers' order; None for other forms, and where more is done to it."""
+def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
+    """Reads a matrix, its rows in transformers' order; None for other forms, and where more is done to it."""
     form = tensor.tensor_type.name
     if form not in FORMS or len(tensor.shape) != 2:
         return None
@@ -128,19 +122,10 @@ def _grouped(tensor: Any, processor: Any) -> GroupedWeight | None:
     order = processor.process(weights=rows, name=tensor.name).weights
     if not np.array_equal(np.sort(order, axis=0), rows):
         return None
-    layout = FORMS[form]
-    blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // layout.inputs, layout.size)
-    return layout.read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
 
+    def read() -> GroupedWeight:
+        layout = FORMS[form]
+        blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // layout.inputs, layout.size)
+        return layout.read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
 
-def _keep_packed(model: "PreTrainedModel", packed: Mapping[str, GroupedWeight]) -> None:
-    """Tell linear layers their weights as they lie in the file; an output matrix has those of the embedding that it is
-    tied to."""
-    modules = dict(model.named_modules())
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    for name, weight in packed.items():
-        module = modules.get(name.removesuffix(".weight"))
-        linear = head if is_tied and module is embedding else module
-        if type(linear) is nn.Linear:
-            linear.groups = weight
+    return read

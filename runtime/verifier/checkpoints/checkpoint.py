@@ -8,7 +8,8 @@ fill with random numbers, is an error here.
 
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,9 @@ def check_finite(model: "nn.Module") -> None:
     import torch
 
     names, extremes = [], []
-    for name, tensor in model.state_dict().items():
+    for name, tensor in chain(model.named_parameters(), _saved_buffers(model)):
+        if tensor.untyped_storage().nbytes() < tensor.nbytes:
+            continue  # the place of a packed weight, whose scales were looked at as they were read
         if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) and tensor.numel():
             names.append(name)
             # NaN is passed on by both, so that no mask of the tensor's size is made.
@@ -131,6 +134,13 @@ def check_finite(model: "nn.Module") -> None:
         what = "NaN" if extremes[bad[0]].isnan().any() else "infinity"
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raise ModelCheckpointError(f"tensor {names[bad[0]]} holds {what} as {dtype}{_and_more(len(bad) - 1)}")
+
+
+def _saved_buffers(model: "nn.Module") -> "Iterator[tuple[str, torch.Tensor]]":
+    for prefix, module in model.named_modules():
+        for name, tensor in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}", tensor
 
 
 def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
@@ -145,7 +155,7 @@ def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     read = make_config(config.fields, config.folder, config.name)
     with one_line(config.name), quiet():
         try:
-            model, info = load() if config.quantization is None else first("load_dequantised", config, load)
+            model, info = load() if config.quantization is None else first("load_quantised", config, load, options)
         except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.grouped_weight import INT8, UINT4, GroupedWeight, Scales
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the first to eighth of a number's outputs lie in it."""
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -29,7 +30,32 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
     Raises:
         ModelCheckpointError: it is packed in a way that is not read here; names the field and its value.
     """
-    method, num_bits = settings["quant_method"], settings.get("bits", settings.get("w_bit"))
+    check_packing(settings)
+    layers, plain = parts_of_layers(tensors)
+    dense = {f"{layer}.weight": read_linear(layer, parts, settings).dense() for layer, parts in layers.items()}
+    return {name: tensors[name] for name in plain} | dense
+
+
+def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """What layers were packed into, by layer and part; and the names of the other tensors."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    plain = []
+    for name in tensors:
+        layer, _, part = name.rpartition(".")
+        if part in PARTS:
+            layers.setdefault(layer, {})[part] = tensors[name]
+        else:
+            plain.append(name)
+    return layers, plain
+
+
+def check_packing(settings: Mapping[str, Any]) -> None:
+    """Refuse what is packed in a way that is not read here.
+
+    Raises:
+        ModelCheckpointError: names the field of `quantization_config` and its value.
+    """
+    method, num_bits = settings["quant_method"], _bits(settings)
     widths, layouts = ((4,), ("gemm",)) if method == "awq" else ((2, 4, 8), ("gptq", "gptq_v2"))
     field = "version" if method == "awq" else "checkpoint_format"
     layout = str(settings.get(field, layouts[0])).lower()
@@ -38,23 +64,34 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
             raise ModelCheckpointError(
                 f"quantization_config: {name} is {value!r}; of {method}, {', '.join(map(str, known))} can be read"
             )
-    plain: dict[str, Tensor] = {}
-    packed: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        layer, _, part = name.rpartition(".")
-        if part in _PARTS:
-            packed.setdefault(layer, {})[part] = tensor
-        else:
-            plain[name] = tensor
-    for layer, parts in packed.items():
-        _check(layer, parts, num_bits, by_input=method == "awq")
-        plain[f"{layer}.weight"] = _awq(parts) if method == "awq" else _gptq(parts, num_bits, layout == "gptq")
-    return plain
+
+
+def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> GroupedWeight:
+    """A linear layer's weight, of the parts that it was packed into.
+
+    Raises:
+        ModelCheckpointError: they do not fit together; names the layer.
+    """
+    is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
+    _check(layer, parts, num_bits, by_input=is_awq)
+    if is_awq:
+        numbers, zeros = (_unpacked(parts[name], 4)[..., _AWQ_ORDER].flatten(1) for name in ("qweight", "qzeros"))
+        groups = None
+    else:
+        numbers = _unpacked(parts["qweight"], num_bits).transpose(1, 2).flatten(0, 1)  # [in, out]
+        older = str(settings.get("checkpoint_format", "gptq")).lower() == "gptq"
+        zeros = _unpacked(parts["qzeros"], num_bits).flatten(1) + int(older)
+        groups = parts.get("g_idx")
+    return in_groups(numbers, zeros, parts["scales"], groups, num_bits)
+
+
+def _bits(settings: Mapping[str, Any]) -> Any:
+    return settings.get("bits", settings.get("w_bit"))
 
 
 def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: bool) -> None:
     """Hold the parts of one layer against each other."""
-    absent = [part for part in _PARTS[:3] if part not in parts]
+    absent = [part for part in PARTS[:3] if part not in parts]
     if absent:
         raise ModelCheckpointError(f"tensor {layer}.{absent[0]} is missing beside {layer}.{next(iter(parts))}")
     packed, (num_groups, outputs) = parts["qweight"], parts["scales"].shape
@@ -62,37 +99,37 @@ def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: boo
     rows, columns = packed.shape
     inputs, wanted = (rows, outputs // each) if by_input else (rows * each, outputs)
     if columns != wanted or parts["qzeros"].shape != (num_groups, outputs // each) or inputs % num_groups:
-        shapes = ", ".join(f"{name} {list(parts[name].shape)}" for name in _PARTS[:3])
+        shapes = ", ".join(f"{name} {list(parts[name].shape)}" for name in PARTS[:3])
         raise ModelCheckpointError(f"the tensors of {layer} do not fit together: {shapes}")
     groups = parts.get("g_idx")
     if groups is not None and (groups.shape != (inputs,) or groups.min() < 0 or groups.max() >= num_groups):
         raise ModelCheckpointError(f"tensor {layer}.g_idx does not name one of {num_groups} groups for {inputs} inputs")
 
 
-def _gptq(parts: Mapping[str, Tensor], num_bits: int, one_less: bool) -> Tensor:
-    numbers = _unpacked(parts["qweight"], num_bits).transpose(1, 2).flatten(0, 1)  # [in, out]
-    zeros = _unpacked(parts["qzeros"], num_bits).flatten(1) + int(one_less)
-    groups = parts["g_idx"].long() if "g_idx" in parts else None
-    return _scaled(numbers, zeros, parts["scales"], groups)
-
-
-def _awq(parts: Mapping[str, Tensor]) -> Tensor:
-    numbers, zeros = (_unpacked(parts[name], 4)[..., _AWQ_ORDER].flatten(1) for name in ("qweight", "qzeros"))
-    return _scaled(numbers, zeros, parts["scales"], None)
-
-
 def _unpacked(packed: Tensor, num_bits: int) -> Tensor:
-    """int32 [a, b] -> int32 [a, b, numbers in each]"""
+    """int32 [a, b] -> int16 [a, b, numbers in each]"""
     shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
-    return (packed[..., None] >> shifts) & (2**num_bits - 1)
+    return ((packed[..., None] >> shifts) & (2**num_bits - 1)).short()
 
 
-def _scaled(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Tensor:
-    """Integers [in, out] -> float32 weight [out, in].
+def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None, num_bits: int) -> GroupedWeight:
+    """Integers [in, out] from 0 on, with zeros and scales [groups, out].
 
     Args:
-        groups: int64 [in]; None has as many inputs in each as in the next.
+        groups: int [in]: the group of each input, in the file's order where it is not the inputs'.
     """
-    if groups is None:
-        groups = torch.arange(len(numbers)) // (len(numbers) // len(scales))
-    return ((numbers - zeros[groups]) * scales.float()[groups]).t().contiguous()
+    order = None
+    if groups is not None:
+        each = groups.bincount(minlength=len(scales))
+        if bool((groups.diff() < 0).any()):
+            order = groups.sort(stable=True).indices
+            numbers = numbers[order]
+        if int(each.min()) != int(each.max()):  # each input is a group of its own then
+            expanded = torch.arange(len(scales)).repeat_interleave(each)
+            zeros, scales = zeros[expanded], scales[expanded]
+    rows = numbers.t()
+    if num_bits <= 4:
+        return GroupedWeight(UINT4, rows.byte(), Scales(scales.t()), zeros=zeros.t().byte(), order=order)
+    values = (rows - 128).to(torch.int8).contiguous().view(torch.uint8)
+    # float16 holds these whole numbers, of -127 to 128.
+    return GroupedWeight(INT8, values, Scales(scales.t()), zeros=(zeros.t() - 128).half(), order=order)

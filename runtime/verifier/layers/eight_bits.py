@@ -48,5 +48,5 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
 def pack_rounded(model: PreTrainedModel) -> None:
     """Pack those that are not packed yet, such as those of layers that run by transformers' code."""
     for module in model.modules():
-        if getattr(module, "eight_bits", False) or getattr(module, "groups", None) is not None:
+        if getattr(module, "eight_bits", False):
             pack_linear(module, cpu_kernels())

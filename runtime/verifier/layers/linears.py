@@ -17,7 +17,6 @@ from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels, rounded
 from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
-from wingbeat.kernels.grouped_weight import GroupedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
             continue
         if linear.weight.dtype != torch.float32 and not deterministic:
             continue
+        if isinstance(linear, InputMajorLinear) and linear._panels is not None:
+            continue
         linear.weight.data = linear.weight.data.t().contiguous().t()
         if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
             linear.__class__ = InputMajorLinear
@@ -61,8 +62,6 @@ class InputMajorLinear(nn.Linear):
     """Then what comes out is float32."""
     eight_bits = False
     """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
-    groups: GroupedWeight | None = None
-    """The weight as a file has it, in groups of few bits; packed so, it is here no longer."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
     _panels: Panels | GroupPanels | None = None
@@ -108,11 +107,7 @@ class InputMajorLinear(nn.Linear):
         weight, bias = self._parameters["weight"], self.bias
         bias = None if bias is None else bias.data.float()
         held = torch.int8 if self.eight_bits else held
-        if self.groups is not None and parts is None:
-            self._panels = GroupPanels.pack(self.groups, kernels.panel, weight.dtype, bias)
-        else:
-            self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
-        self.groups = None
+        self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
         self._laid = None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
         self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
@@ -161,15 +156,15 @@ def pack_linear(
 
 def dense_weight(module: nn.Module) -> Tensor | None:
     """The weight of any module as a tensor of numbers, a copy where it is packed; None where it has none."""
-    packed = module._panels if isinstance(module, InputMajorLinear) else None
+    packed = getattr(module, "_panels", None)
     return getattr(module, "weight", None) if packed is None else packed.dense()
 
 
 def held_bytes(model: nn.Module) -> int:
     """Of a model's parameters as they lie, packed or not."""
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
-    packed = (one._panels for one in model.modules() if isinstance(one, InputMajorLinear) and one._panels is not None)
-    return sum(storages.values()) + sum(panels.nbytes() for panels in packed)
+    packed = {id(panels): panels for one in model.modules() if (panels := getattr(one, "_panels", None)) is not None}
+    return sum(storages.values()) + sum(panels.nbytes() for panels in packed.values())
 
 
 def matrices_of(linear: nn.Module) -> list[Matrix]:

@@ -17,7 +17,8 @@ def copy_what_stays(model: PreTrainedModel) -> None:
     matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - matrices
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and (tensor.nbytes <= SMALL_BYTES or id(tensor) in tables):
+        is_packed = tensor.untyped_storage().nbytes() < tensor.nbytes  # and one number stands for it
+        if tensor.device.type == "cpu" and not is_packed and (tensor.nbytes <= SMALL_BYTES or id(tensor) in tables):
             tensor.data = tensor.data.clone()
 
 

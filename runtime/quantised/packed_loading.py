@@ -1,0 +1,85 @@
+"""A checkpoint loaded tensor by tensor: weights that kernels multiply by as they lie are never held as floats."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.grouped_weight import GroupedWeight
+from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
+from wingbeat.runtime.quantised.packed_modules import keep_packed, may_be_packed, placeholder
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
+
+
+def stays_packed(options: Mapping[str, Any]) -> bool:
+    """Whether a model that `from_pretrained` loads with these options is one that kernels run packed."""
+    return dict(options) == {"dtype": torch.float32} and cpu_kernels() is not None
+
+
+def plain_config(config: ConfigFile) -> "PretrainedConfig":
+    """The config of the model without its quantisation."""
+    plain = make_config(config.fields, config.folder, config.name)
+    del plain.quantization_config
+    return plain
+
+
+def empty_model(plain: "PretrainedConfig") -> "PreTrainedModel":
+    """The model without memory."""
+    with torch.device("meta"):
+        return build_model(plain)
+
+
+def load_packed(
+    config: ConfigFile,
+    load: "Callable[..., Loaded]",
+    shell: "PreTrainedModel",
+    plain: Mapping[str, Tensor],
+    packed: Mapping[str, Callable[[], GroupedWeight | Tensor]],
+    packs: bool,
+) -> "Loaded":
+    """The model with transformers' report of what was loaded.
+
+    Args:
+        load: `from_pretrained`, of a state.
+        shell: as `empty_model` makes it.
+        plain: tensors that lie in the files as they are, by name.
+        packed: reads a weight, by its name; called one after the other.
+        packs: as `stays_packed`.
+
+    Raises:
+        ModelCheckpointError: a scale is no number; names the tensor.
+    """
+    modules, state, kept = dict(shell.named_modules()), dict(plain), {}
+    for name, read in packed.items():
+        weight = read()
+        if isinstance(weight, Tensor):
+            state[name] = weight
+            continue
+        _check_scales(name, weight)
+        layer = name.removesuffix(".weight")
+        if packs and may_be_packed(modules.get(layer)) and can_pack(weight):
+            bias = state.get(f"{layer}.bias")
+            kept[name] = GroupPanels.pack(weight, cpu_kernels().panel, bias=None if bias is None else bias.float())
+            state[name] = placeholder(weight.values.shape)
+        else:
+            state[name] = weight.dense()
+    model, info = load(type(shell), None, config=shell.config, state_dict=state)
+    if (config.folder / "generation_config.json").is_file():
+        model.generation_config = generation_of(config.folder)["generation_config"]
+    keep_packed(model, kept)
+    return model, info
+
+
+def _check_scales(name: str, weight: GroupedWeight) -> None:
+    parts = [*weight.scales, *(weight.minima or ())]
+    if not all(part is None or bool(part.float().isfinite().all()) for part in parts):
+        raise ModelCheckpointError(f"the scales of tensor {name} hold NaN or infinity")

@@ -1,0 +1,135 @@
+"""Weights of eight and four bits beside scales, as compressed-tensors, FP8 checkpoints and ModelOpt write them.
+
+A weight is `weight` of int8 or float8 beside `weight_scale` or `weight_scale_inv` (of a tensor, of rows, of parts of a
+row, or of squares); or `weight_packed`, several integers around zero to an int32, lowest bits first.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.grouped_weight import E4M3, INT8, GroupedWeight, Scales
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+from wingbeat.runtime.verifier.checkpoints.packed_integers import in_groups
+
+PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_g_idx")
+
+
+def block_of(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Rows and columns that share a scale; None where `quantization_config` says nothing."""
+    given = settings.get("weight_block_size") or next(iter(_stated(settings, "block_structure")), None)
+    sizes = isinstance(given, list) and len(given) == 2 and all(isinstance(size, int) and size > 0 for size in given)
+    return tuple(given) if sizes else None
+
+
+def bits_of(settings: Mapping[str, Any]) -> Any:
+    """Of a packed number."""
+    return settings.get("bits", settings.get("w_bit", next(iter(_stated(settings, "num_bits")), 4)))
+
+
+def _stated(settings: Mapping[str, Any], name: str) -> list[Any]:
+    groups = settings.get("config_groups")
+    weights = (
+        [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
+    )
+    return [one[name] for one in weights if isinstance(one, dict) and one.get(name) is not None]
+
+
+def read_weight(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> GroupedWeight | Tensor:
+    """A weight [out, in] of the parts that a layer was packed into; a float32 tensor where it lies in no groups.
+
+    Args:
+        layer: its name, for errors.
+        settings: `quantization_config`.
+
+    Raises:
+        ModelCheckpointError: they do not fit together; names the tensor.
+    """
+    scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
+    if scale is None:
+        raise ModelCheckpointError(f"missing tensor {layer}.weight_scale")
+    if "weight_packed" in parts:
+        return _packed(layer, parts, scale, bits_of(settings))
+    weight, zeros = parts.get("weight"), parts.get("weight_zero_point")
+    if weight is None:
+        raise ModelCheckpointError(f"missing tensor {layer}.weight beside its scale")
+    if zeros is not None and bool(zeros.any()):
+        raise ModelCheckpointError(f"tensor {layer}.weight_zero_point: weights of eight bits have none here")
+    form = {torch.int8: INT8, torch.float8_e4m3fn: E4M3}.get(weight.dtype)
+    if scale.ndim == 1 and len(scale) > 1:
+        scale = scale[:, None]
+    if form is None or weight.ndim != 2:
+        return weight.float() * (scale.float() if scale.numel() == 1 else _spread(layer, scale.float(), weight.shape))
+    return GroupedWeight(form, weight.contiguous().view(torch.uint8), Scales(_by_group(layer, scale, weight, settings)))
+
+
+def _by_group(layer: str, scale: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """Scales of all, of rows or of blocks as [out, groups of inputs]."""
+    if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        scale = scale.float()
+    outputs, inputs = weight.shape
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(outputs, 1)
+    block = block_of(settings)
+    rows, columns = _widths(layer, scale.shape, weight.shape, block)
+    # The last block may be cut off: groups are then the largest that divide both.
+    group = math.gcd(columns, inputs)
+    by_input = scale.repeat_interleave(columns // group, 1)[:, : inputs // group]
+    return by_input.repeat_interleave(rows, 0)[:outputs]
+
+
+def _widths(layer: str, scales: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, ...] | None) -> list[int]:
+    """Rows and columns of a weight that share one of its scales.
+
+    Args:
+        block: as `block_of`; taken where there are as many scales as such blocks.
+    """
+    problem = f"the scales {list(scales)} of {layer}.weight do not fit its {list(shape)}"
+    if len(scales) != 2 or len(shape) != 2 or any(part > whole for part, whole in zip(scales, shape, strict=True)):
+        raise ModelCheckpointError(problem)
+    widths = []
+    for dim, whole in enumerate(shape):
+        width = -(-whole // scales[dim])
+        if whole % scales[dim]:  # a power of two where the last block is cut off, as all tools have them
+            width = 1 << (width - 1).bit_length()
+        if block is not None and -(-whole // block[dim]) == scales[dim]:
+            width = block[dim]
+        if -(-whole // width) != scales[dim]:
+            raise ModelCheckpointError(problem)
+        widths.append(width)
+    return widths
+
+
+def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Scales [a, b] -> [out, in]"""
+    for dim, width in enumerate(_widths(layer, scale.shape, shape, None)):
+        scale = scale.repeat_interleave(width, dim).narrow(dim, 0, shape[dim])
+    return scale
+
+
+def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: int) -> GroupedWeight:
+    numbers = _numbers(parts["weight_packed"], num_bits)
+    if (shape := parts.get("weight_shape")) is not None:
+        numbers = numbers[:, : int(shape[1])]
+    scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
+    shape = list(numbers.shape)
+    if scale.ndim != 2 or shape[1] % scale.shape[1] or scale.shape[0] not in (1, shape[0]):
+        raise ModelCheckpointError(f"the scales {list(scale.shape)} of {layer}.weight do not fit its {shape}")
+    scale = scale.expand(len(numbers), -1)
+    zeros = parts.get("weight_zero_point")
+    if zeros is None:
+        middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.int16)
+    else:  # packed along the rows, as weights are along the columns
+        middle = _numbers(zeros.t(), num_bits).t()[: len(scale)]
+        if middle.shape != scale.shape:
+            raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")
+    return in_groups(numbers.t(), middle.t(), scale.t(), parts.get("weight_g_idx"), num_bits)
+
+
+def _numbers(packed: Tensor, num_bits: int) -> Tensor:
+    """int32 [a, b] -> int16 [a, b * numbers in each], from 0 on."""
+    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
+    return ((packed[..., None] >> shifts) & (2**num_bits - 1)).short().flatten(1)
