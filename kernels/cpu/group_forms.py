@@ -17,7 +17,7 @@ class Layout(NamedTuple):
     inputs: int
     """Of a unit."""
     pack: Callable[[Tensor], Tensor]
-    """uint8 [panels, inputs, width] -> uint8 [panels, rows, width]"""
+    """uint8 [columns, inputs] -> uint8 [columns, rows]"""
     unpack: Callable[[Tensor], Tensor]
     """The inverse."""
 
@@ -27,7 +27,7 @@ def _nibbles(values: Tensor) -> Tensor:
 
 
 def _from_nibbles(packed: Tensor) -> Tensor:
-    return torch.stack([packed & 15, packed >> 4], dim=2).flatten(1, 2)
+    return torch.stack([packed & 15, packed >> 4], dim=2).flatten(1)
 
 
 def _planes(num_bits: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
@@ -35,18 +35,17 @@ def _planes(num_bits: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor
     inputs = 8 // num_bits
 
     def pack(values: Tensor) -> Tensor:
-        units = values.unflatten(1, (-1, inputs))
-        more = torch.zeros_like(units[:, :, 0])
-        for index in range(inputs):
-            more |= units[:, :, index] >> 4 << num_bits * index
-        low = units[:, :, ::2] & 15 | units[:, :, 1::2] << 4
-        return torch.cat([low, more[:, :, None]], dim=2).flatten(1, 2)
+        more = values[:, ::inputs] >> 4
+        for index in range(1, inputs):
+            more |= values[:, index::inputs] >> 4 << num_bits * index
+        low = _nibbles(values).unflatten(1, (-1, inputs // 2))
+        return torch.cat([low, more[:, :, None]], dim=2).flatten(1)
 
     def unpack(packed: Tensor) -> Tensor:
         units = packed.unflatten(1, (-1, inputs // 2 + 1))
-        low = torch.stack([units[:, :, :-1] & 15, units[:, :, :-1] >> 4], dim=3).flatten(2, 3)
-        shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8)[:, None]
-        return (low | (units[:, :, -1:] >> shifts & 2**num_bits - 1) << 4).flatten(1, 2)
+        low = torch.stack([units[:, :, :-1] & 15, units[:, :, :-1] >> 4], dim=3).flatten(2)
+        shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8)
+        return (low | (units[:, :, -1:] >> shifts & 2**num_bits - 1) << 4).flatten(1)
 
     return pack, unpack
 

@@ -46,7 +46,7 @@ class GroupPanels(NamedTuple):
         """
         columns, inputs = weight.values.shape
         layout = LAYOUTS[weight.form]
-        storage = layout.pack(_panels(weight.values, width))
+        storage = _panels(layout.pack(weight.values), width)
         scales = _packed(weight.scales, width)
         minima = None if weight.minima is None else _packed(weight.minima, width)
         zeros = None if weight.zeros is None else _panels(weight.zeros, width)
@@ -81,7 +81,7 @@ class GroupPanels(NamedTuple):
     def _weight(self, read: Callable[[Tensor], Tensor]) -> Tensor:
         """The weight of those columns that `read` takes of panels [num_panels, n, width] -> [columns, n]."""
         meant = self.meant
-        values = LAYOUTS[meant.form].unpack(read(self.storage)[:, :, None]).squeeze(2)
+        values = LAYOUTS[meant.form].unpack(read(self.storage))
         scales, minima = (
             None if one is None else Scales(*(None if part is None else read(part) for part in one))
             for one in (meant.scales, meant.minima)

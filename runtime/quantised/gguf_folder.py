@@ -10,16 +10,13 @@ import os
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.folder_kinds import gguf_problem
 from wingbeat.runtime.hugging_face import load_files
+from wingbeat.runtime.quantised.gguf_file import read_gguf
 from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 logger = logging.getLogger(__name__)
 _FORMAT = 1
@@ -80,32 +77,12 @@ def check_readable(file: Path) -> None:
         raise ModelCheckpointError(f"{file} is a GGUF file: install gguf (pip install 'wingbeat[quantised]')")
 
 
-def open_reader(file: Path) -> "GGUFReader":
-    """The file's metadata, and its tensors as they lie on disk.
-
-    Raises:
-        ModelCheckpointError: it is truncated or damaged.
-    """
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(str(file))
-    except Exception as error:  # it reads at whatever offsets the bytes say
-        raise ModelCheckpointError(f"{file} is truncated or damaged: {type(error).__name__}: {error}") from error
-
-
-def value_of(reader: "GGUFReader", name: str) -> Any:
-    """A field of the metadata as Python has it; None where there is none."""
-    field = reader.get_field(name)
-    return None if field is None else field.contents()
-
-
 def _write_metadata(file: Path, folder: Path) -> None:
     from transformers import AutoConfig
 
-    reader = open_reader(file)
-    name = f"{file.name} ({value_of(reader, 'general.architecture')})"
-    if (value_of(reader, "split.count") or 1) > 1:
+    metadata = read_gguf(file).fields
+    name = f"{file.name} ({metadata.get('general.architecture')})"
+    if metadata.get("split.count", 1) > 1:
         raise ModelCheckpointError(f"{name} is one of several parts: join them by llama-gguf-split --merge")
     try:
         config = load_files(AutoConfig, folder, gguf_file=GGUF_FILE)
@@ -113,10 +90,10 @@ def _write_metadata(file: Path, folder: Path) -> None:
         raise ModelCheckpointError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
     fields = config.to_dict() | {"dtype": "float32", "quantization_config": {"quant_method": "gguf"}}
     fields.pop("_name_or_path", None)
-    ids = {end: value_of(reader, f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
+    ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
     ends = sorted({ids[end] for end in _ENDS} - {None})
     generation = {"eos_token_id": ends or None, "bos_token_id": ids["bos"]}
     fields |= {"eos_token_id": ids["eos"], "bos_token_id": ids["bos"]}
-    write_tokenizer(reader, folder, name)
+    write_tokenizer(metadata, folder, name)
     (folder / "generation_config.json").write_text(json.dumps({k: v for k, v in generation.items() if v is not None}))
     (folder / "config.json").write_text(json.dumps(fields, default=str))

@@ -1,14 +1,12 @@
 """The tokenizer that a GGUF file holds, as files of Hugging Face."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wingbeat.runtime.hugging_face import load_files
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2 = _BYTES | {"use_regex": True}
@@ -35,19 +33,20 @@ _CONTROL, _OWN = 3, 4
 """Types of tokens: such as ends of texts, and words that are added whole."""
 
 
-def write_tokenizer(reader: "GGUFReader", folder: Path, name: str) -> None:
+def write_tokenizer(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template.
 
     Args:
+        metadata: fields of the file.
         folder: where the file lies as `GGUF_FILE`.
         name: of the file, for errors.
 
     Raises:
         ModelCheckpointError: it is of a kind that is not read.
     """
-    kind = _field(reader, "model")
+    kind = _field(metadata, "model")
     if kind == "gpt2":
-        _write_pairs(reader, folder, name)
+        _write_pairs(metadata, folder, name)
     elif kind == "llama":
         from transformers import AutoTokenizer
 
@@ -56,25 +55,24 @@ def write_tokenizer(reader: "GGUFReader", folder: Path, name: str) -> None:
         raise ModelCheckpointError(
             f"{name} has a tokenizer of the kind {kind!r}, which is not read: gpt2 and llama are"
         )
-    template = _field(reader, "chat_template")
+    template = _field(metadata, "chat_template")
     if template:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _field(reader: "GGUFReader", name: str) -> Any:
-    field = reader.get_field(f"tokenizer.{'' if name == 'chat_template' else 'ggml.'}{name}")
-    return None if field is None else field.contents()
+def _field(metadata: Mapping[str, Any], name: str) -> Any:
+    return metadata.get(f"tokenizer.{'' if name == 'chat_template' else 'ggml.'}{name}")
 
 
-def _write_pairs(reader: "GGUFReader", folder: Path, name: str) -> None:
+def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
     """A byte-level BPE."""
-    pre = _field(reader, "pre")
+    pre = _field(metadata, "pre")
     if pre not in PRE_TOKENIZERS:
         raise ModelCheckpointError(
             f"{name} splits texts as {pre!r} does, which is not read: {', '.join(PRE_TOKENIZERS)} are"
         )
-    tokens, types = _field(reader, "tokens"), _field(reader, "token_type") or []
-    merges = [merge.split(" ", 1) for merge in _field(reader, "merges")]
+    tokens, types = _field(metadata, "tokens"), _field(metadata, "token_type") or []
+    merges = [merge.split(" ", 1) for merge in _field(metadata, "merges")]
     added = [
         {
             "id": number,
@@ -88,7 +86,7 @@ def _write_pairs(reader: "GGUFReader", folder: Path, name: str) -> None:
         for number, kind in enumerate(types)
         if kind in (_CONTROL, _OWN)
     ]
-    first = _token(reader, tokens, "bos") if _field(reader, "add_bos_token") else None
+    first = _token(metadata, tokens, "bos") if _field(metadata, "add_bos_token") else None
     tokenizer = {
         "version": "1.0",
         "added_tokens": added,
@@ -105,14 +103,14 @@ def _write_pairs(reader: "GGUFReader", folder: Path, name: str) -> None:
     }
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role in ("bos", "eos", "unk", "pad"):
-        if (token := _token(reader, tokens, {"unk": "unknown", "pad": "padding"}.get(role, role))) is not None:
+        if (token := _token(metadata, tokens, {"unk": "unknown", "pad": "padding"}.get(role, role))) is not None:
             settings[f"{role}_token"] = token
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _token(reader: "GGUFReader", tokens: list[str], role: str) -> str | None:
-    number = _field(reader, f"{role}_token_id")
+def _token(metadata: Mapping[str, Any], tokens: list[str], role: str) -> str | None:
+    number = _field(metadata, f"{role}_token_id")
     return None if number is None else tokens[number]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
-from wingbeat.runtime.quantised.gguf_folder import open_reader
+from wingbeat.runtime.quantised.gguf_file import read_gguf
 from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config, stays_packed
 from wingbeat.runtime.tensor_files import GGUF_FILE
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -43,7 +43,7 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], options: Mappin
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    reader = open_reader(config.folder / GGUF_FILE)
+    reader = read_gguf(config.folder / GGUF_FILE)
     shell = empty_model(plain_config(config))
     processor = TENSOR_PROCESSORS.get(shell.config.model_type, TensorProcessor)(config=shell.config.to_dict())
     names = _names(shell, processor)
@@ -68,7 +68,7 @@ def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
     """
     if not (folder / GGUF_FILE).exists():
         return None
-    tensors = {one.name: one for one in open_reader(folder / GGUF_FILE).tensors}
+    tensors = {one.name: one for one in read_gguf(folder / GGUF_FILE).tensors}
     return {name: partial(_as_floats, tensors[own]) for own, name in LENT.items() if own in tensors}
 
 
@@ -76,7 +76,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
     """Shapes of the tensors of a folder that stands for a GGUF file, by the file's names; None for other folders."""
     if not (folder / GGUF_FILE).exists():
         return None
-    return {one.name: tuple(map(int, reversed(one.shape))) for one in open_reader(folder / GGUF_FILE).tensors}
+    return {one.name: tuple(map(int, reversed(one.shape))) for one in read_gguf(folder / GGUF_FILE).tensors}
 
 
 def _as_floats(tensor: Any) -> Tensor:

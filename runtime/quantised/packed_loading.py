@@ -81,5 +81,6 @@ def load_packed(
 
 def _check_scales(name: str, weight: GroupedWeight) -> None:
     parts = [*weight.scales, *(weight.minima or ())]
-    if not all(part is None or bool(part.float().isfinite().all()) for part in parts):
+    floats = [part for part in parts if part is not None and part.is_floating_point()]
+    if not all(bool(part.float().isfinite().all()) for part in floats):
         raise ModelCheckpointError(f"the scales of tensor {name} hold NaN or infinity")

@@ -337,7 +337,7 @@ def pack_output(model: nn.Module, layers: nn.ModuleList) -> None:
     if not any(isinstance(layer, CpuLayer) for layer in layers):
         return
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = getattr(embedding, "weight", None) is head.weight
+    tied = getattr(embedding, "weight", None) is head.weight and getattr(embedding, "_panels", None) is None
     if pack_linear(head, cpu_kernels()) and tied:
         # A row of a token lies in one place, not in as many as it has numbers.
         embedding.weight.data = embedding.weight.data.contiguous()
