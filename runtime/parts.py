@@ -24,7 +24,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
-- `load_quantised(config, load, options)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
+- `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.
 - `extend_engine(directory, loaded, device)`: adds to a verifier that an engine runs.

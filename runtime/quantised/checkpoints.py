@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
     Load = Callable[..., Loaded]
-    Read = Callable[[ConfigFile, Load, Mapping[str, Any]], Loaded]
+    Read = Callable[[ConfigFile, Load, bool], Loaded]
 
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
@@ -50,21 +50,21 @@ def check_quantiser(config: ConfigFile) -> None:
         )
 
 
-def load_quantised(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def load_quantised(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """A quantised checkpoint as a model that multiplies by the numbers that its weights stand for, with transformers'
     report of what was loaded.
 
     Args:
         config: quantised in a way that `check_quantiser` has passed.
         load: `from_pretrained` of the folder, which takes more options.
-        options: that it has been given.
+        packed: whether weights may stay packed.
 
     Raises:
         ModelCheckpointError: the numbers are packed in a way that is not read here.
     """
     from wingbeat.runtime.verifier.layers.linears import held_bytes
 
-    model, info = _QUANTISERS[config.quantiser].load(config, load, options)
+    model, info = _QUANTISERS[config.quantiser].load(config, load, packed)
     _make_plain(model)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -95,7 +95,7 @@ def _make_plain(model: "PreTrainedModel") -> None:
 def _by_option(config_class: str, **choices: Any) -> "Read":
     """By transformers, tensor for tensor."""
 
-    def loaded(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+    def loaded(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
         import transformers
 
         return load(quantization_config=getattr(transformers, config_class)(**choices))
@@ -103,47 +103,47 @@ def _by_option(config_class: str, **choices: Any) -> "Read":
     return loaded
 
 
-def _as_they_are(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _as_they_are(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """Tensors that know their numbers."""
     return load()
 
 
-def _bitsandbytes(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _bitsandbytes(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     model, info = load()
     return model.dequantize(model.config.dtype), info
 
 
-def _packed_integers(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _packed_integers(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
     from wingbeat.runtime.verifier.checkpoints.packed_integers import PARTS, check_packing, read_linear
 
     check_packing(config.quantization)
-    return _packed(config, load, options, PARTS, ("qweight",), read_linear)
+    return _packed(config, load, packed, PARTS, ("qweight",), read_linear)
 
 
-def _scaled(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _scaled(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """Float8 and integers beside scales, as FP8 checkpoints and compressed-tensors have them."""
     from wingbeat.runtime.verifier.checkpoints.scaled_weights import PARTS, read_weight
 
-    return _packed(config, load, options, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
+    return _packed(config, load, packed, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
 
 
-def _compressed_tensors(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _compressed_tensors(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     if config.quantization.get("format") in _OWN_FORMATS:
-        return _scaled(config, load, options)
-    return _by_option("CompressedTensorsConfig", run_compressed=False)(config, load, options)
+        return _scaled(config, load, packed)
+    return _by_option("CompressedTensorsConfig", run_compressed=False)(config, load, packed)
 
 
-def _gguf(config: ConfigFile, load: "Load", options: Mapping[str, Any]) -> "Loaded":
+def _gguf(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     from wingbeat.runtime.quantised.gguf_weights import load_gguf
 
-    return load_gguf(config, load, options)
+    return load_gguf(config, load, packed)
 
 
 def _packed(
     config: ConfigFile,
     load: "Load",
-    options: Mapping[str, Any],
+    packed: bool,
     parts: tuple[str, ...],
     marks: tuple[str, ...],
     read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",
@@ -157,7 +157,7 @@ def _packed(
     """
     from safetensors import safe_open
 
-    from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config, stays_packed
+    from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
 
     files = weight_files(config.folder)
     if files[0].suffix != ".safetensors":
@@ -184,7 +184,7 @@ def _packed(
         empty_model(plain_config(config)),
         {name: stored() for name, stored in plain.items()},
         {f"{layer}.weight": partial(weight_of, layer) for layer in layers},
-        stays_packed(options),
+        packed,
     )
 
 

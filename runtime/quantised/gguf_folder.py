@@ -13,13 +13,13 @@ from pathlib import Path
 
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.folder_kinds import gguf_problem
-from wingbeat.runtime.hugging_face import load_files
+from wingbeat.runtime.quantised.gguf_config import config_of
 from wingbeat.runtime.quantised.gguf_file import read_gguf
 from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 logger = logging.getLogger(__name__)
-_FORMAT = 1
+_FORMAT = 2
 """Version of the folders: those that an earlier one made are made again."""
 _ENDS = ("eos", "eot", "eom")
 """Tokens that end a text, by their names in the metadata."""
@@ -78,22 +78,17 @@ def check_readable(file: Path) -> None:
 
 
 def _write_metadata(file: Path, folder: Path) -> None:
-    from transformers import AutoConfig
-
-    metadata = read_gguf(file).fields
+    found = read_gguf(file)
+    metadata = found.fields
     name = f"{file.name} ({metadata.get('general.architecture')})"
     if metadata.get("split.count", 1) > 1:
         raise ModelCheckpointError(f"{name} is one of several parts: join them by llama-gguf-split --merge")
-    try:
-        config = load_files(AutoConfig, folder, gguf_file=GGUF_FILE)
-    except (ValueError, KeyError) as error:
-        raise ModelCheckpointError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
-    fields = config.to_dict() | {"dtype": "float32", "quantization_config": {"quant_method": "gguf"}}
-    fields.pop("_name_or_path", None)
+    config = config_of(found, name)
     ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
     ends = sorted({ids[end] for end in _ENDS} - {None})
     generation = {"eos_token_id": ends or None, "bos_token_id": ids["bos"]}
-    fields |= {"eos_token_id": ids["eos"], "bos_token_id": ids["bos"]}
+    config |= {"eos_token_id": ids["eos"], "bos_token_id": ids["bos"]}
+    config |= {"dtype": "float32", "quantization_config": {"quant_method": "gguf"}}
     write_tokenizer(metadata, folder, name)
     (folder / "generation_config.json").write_text(json.dumps({k: v for k, v in generation.items() if v is not None}))
-    (folder / "config.json").write_text(json.dumps(fields, default=str))
+    (folder / "config.json").write_text(json.dumps(config))

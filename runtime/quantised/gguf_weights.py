@@ -15,9 +15,10 @@ from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
+from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
 from wingbeat.runtime.quantised.gguf_file import read_gguf
-from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config, stays_packed
-from wingbeat.runtime.tensor_files import GGUF_FILE
+from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
+from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
@@ -28,35 +29,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 """Tensors that drafters share with their verifier, as GGUF and transformers name them."""
 
 
-def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], options: Mapping[str, Any]) -> "Loaded":
+def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: bool) -> "Loaded":
     """The model in float32 with transformers' report of what was loaded; matrices stay as they lie in the file.
 
     Args:
-        load, options: see `checkpoints.load_quantised`.
+        load, packed: see `checkpoints.load_quantised`.
 
     Raises:
         ModelCheckpointError: the file is damaged.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    reader = read_gguf(config.folder / GGUF_FILE)
+    file = read_gguf(config.folder / GGUF_FILE)
     shell = empty_model(plain_config(config))
-    processor = TENSOR_PROCESSORS.get(shell.config.model_type, TensorProcessor)(config=shell.config.to_dict())
-    names = _names(shell, processor)
-    packed, others = {}, []
-    for tensor in reader.tensors:
+    architecture = file.fields["general.architecture"]
+    kind = TENSOR_PROCESSORS.get(ARCHITECTURES[architecture].tensors_of or architecture, TensorProcessor)
+    processor = kind(config=shell.config.to_dict())
+    names = _names(shell, processor, architecture)
+    matrices, others = {}, []
+    for tensor in file.tensors:
         read = _grouped(tensor, processor) if tensor.name in names else None
         if read is None:
             others.append(tensor)
         else:
-            packed[names[tensor.name]] = read
-    forms = Counter(one.tensor_type.name for one in reader.tensors)
+            matrices[names[tensor.name]] = read
+    forms = Counter(one.tensor_type.name for one in file.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
-    return load_packed(config, load, shell, _dense(others, processor, names), packed, stays_packed(options))
+    return load_packed(config, load, shell, _dense(others, processor, names), matrices, packed)
 
 
 def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
@@ -85,14 +89,14 @@ def _as_floats(tensor: Any) -> Tensor:
     return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
 
 
-def _names(model: "PreTrainedModel", processor: Any) -> dict[str, str]:
+def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[str, str]:
     """Transformers' names of tensors by those of the file."""
     import gguf
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     # It asks for the same table at every module, and a table takes a tenth of a second.
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
-        return get_gguf_hf_weights_map(model, processor)
+        return get_gguf_hf_weights_map(model, processor, model_type=architecture)
 
 
 def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -107,8 +111,10 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
             tensor_key_mapping=names,
             parsed_parameters=read,
         )
-        if made.name in names:  # experts are put among the others one by one
+        if made.name in names:
             read["tensors"][names[made.name]] = torch.from_numpy(np.array(made.weights))
+        elif made.name is not None and made.name not in _OF_THE_CONFIG:  # experts were put among the others
+            raise ModelCheckpointError(f"the model has no place for tensor {made.name}")
     return read["tensors"]
 
 

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 
-def stays_packed(options: Mapping[str, Any]) -> bool:
-    """Whether a model that `from_pretrained` loads with these options is one that kernels run packed."""
-    return dict(options) == {"dtype": torch.float32} and cpu_kernels() is not None
-
-
 def plain_config(config: ConfigFile) -> "PretrainedConfig":
     """The config of the model without its quantisation."""
     plain = make_config(config.fields, config.folder, config.name)
@@ -44,7 +39,7 @@ def load_packed(
     shell: "PreTrainedModel",
     plain: Mapping[str, Tensor],
     packed: Mapping[str, Callable[[], GroupedWeight | Tensor]],
-    packs: bool,
+    stays: bool,
 ) -> "Loaded":
     """The model with transformers' report of what was loaded.
 
@@ -53,12 +48,12 @@ def load_packed(
         shell: as `empty_model` makes it.
         plain: tensors that lie in the files as they are, by name.
         packed: reads a weight, by its name; called one after the other.
-        packs: as `stays_packed`.
+        stays: whether weights may stay packed.
 
     Raises:
         ModelCheckpointError: a scale is no number; names the tensor.
     """
-    modules, state, kept = dict(shell.named_modules()), dict(plain), {}
+    modules, state, kept, kernels = dict(shell.named_modules()), dict(plain), {}, cpu_kernels() if stays else None
     for name, read in packed.items():
         weight = read()
         if isinstance(weight, Tensor):
@@ -66,9 +61,9 @@ def load_packed(
             continue
         _check_scales(name, weight)
         layer = name.removesuffix(".weight")
-        if packs and may_be_packed(modules.get(layer)) and can_pack(weight):
+        if kernels is not None and may_be_packed(modules.get(layer)) and can_pack(weight):
             bias = state.get(f"{layer}.bias")
-            kept[name] = GroupPanels.pack(weight, cpu_kernels().panel, bias=None if bias is None else bias.float())
+            kept[name] = GroupPanels.pack(weight, kernels.panel, bias=None if bias is None else bias.float())
             state[name] = placeholder(weight.values.shape)
         else:
             state[name] = weight.dense()

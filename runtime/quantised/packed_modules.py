@@ -19,10 +19,16 @@ def placeholder(shape: tuple[int, ...]) -> Tensor:
 
 
 class PackedLinear(InputMajorLinear):
-    """A linear layer that was never anything but packed: moves that leave it on the CPU in float32 leave it packed."""
+    """A linear layer that was never anything but packed, and stays so until it leaves the CPU or float32."""
+
+    def unpack(self) -> None:
+        """Nothing: there is no other form to go back to."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        return self if _leaves(fn) else super()._apply(fn, recurse)
+        if _leaves(fn):
+            return self
+        super().unpack()
+        return super()._apply(fn, recurse)
 
 
 class PackedRows(nn.Embedding):

@@ -79,7 +79,7 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     plan.out.mkdir(parents=True, exist_ok=True)
     layout.clear(plan.out)
     progress("loading the verifier")
-    loaded = load_model(plan.model, plan.dtype, torch.device("cpu"))
+    loaded = load_model(plan.model, plan.dtype, torch.device("cpu"), packed=False)
     head = None if plan.drafter is None else _load_head(plan, loaded)
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers

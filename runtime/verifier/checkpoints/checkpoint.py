@@ -99,16 +99,17 @@ def check_weights(config: ConfigFile) -> None:
     _loaded(config, device_map="meta")
 
 
-def load_weights(config: ConfigFile, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+def load_weights(config: ConfigFile, dtype: "torch.dtype", packed: bool = False, **options: Any) -> "PreTrainedModel":
     """The model with all of its weights, on the host.
 
     Args:
+        packed: those of a quantised checkpoint that kernels of this host multiply by may stay as they lie in its files.
         options: of `from_pretrained`, such as those that leave this process a part of each weight.
 
     Raises:
         ModelCheckpointError: as `check_weights`.
     """
-    return _loaded(config, dtype=dtype, **options)
+    return _loaded(config, packed, dtype=dtype, **options)
 
 
 def check_finite(model: "nn.Module") -> None:
@@ -143,7 +144,7 @@ def _saved_buffers(model: "nn.Module") -> "Iterator[tuple[str, torch.Tensor]]":
                 yield f"{prefix}.{name}", tensor
 
 
-def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
+def _loaded(config: ConfigFile, packed: bool = False, **options: Any) -> "PreTrainedModel":
     def load(
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":
@@ -155,7 +156,7 @@ def _loaded(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     read = make_config(config.fields, config.folder, config.name)
     with one_line(config.name), quiet():
         try:
-            model, info = load() if config.quantization is None else first("load_quantised", config, load, options)
+            model, info = load() if config.quantization is None else first("load_quantised", config, load, packed)
         except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "

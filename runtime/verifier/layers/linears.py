@@ -174,6 +174,8 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
         ValueError: as `matrix_of`, or it is no linear layer.
     """
     if isinstance(linear, InputMajorLinear) and linear._panels is not None:
+        if linear._panels.order is not None:
+            raise ValueError("its inputs lie in another order")
         return list(linear._panels.matrices)
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"{type(linear).__name__} is no linear layer")

@@ -59,10 +59,12 @@ def load_model(
     device: torch.device,
     deterministic: bool = False,
     eight_bits: bool = False,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
 
     Args:
+        packed: leave quantised weights packed where kernels of the device multiply by them.
         deterministic, eight_bits: see `prepare_model`.
 
     Raises:
@@ -76,7 +78,8 @@ def load_model(
         raise UnsupportedModelError(problem({Feature.INT8: ASKED, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
-    model = load_weights(file, dtype).to(device)
+    packed = packed and device.type == "cpu" and dtype == torch.float32
+    model = load_weights(file, dtype, packed).to(device)
     copy_what_stays(model)
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)

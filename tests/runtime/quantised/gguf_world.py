@@ -64,6 +64,17 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> np.ndar
     return blocks.reshape(shape[0], -1)
 
 
+def write_tokens(writer: GGUFWriter, pre: str = "smollm") -> None:
+    """A tokenizer of bytes and two pairs."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([TokenType.NORMAL] * (len(TOKENS) - 2) + [TokenType.CONTROL] * 2)
+    writer.add_token_merges(MERGES)
+    writer.add_eos_token_id(len(TOKENS) - 1)
+    writer.add_chat_template(TEMPLATE)
+
+
 def write_model(
     file: Path, form: str, pre: str = "smollm", tied: bool = False, others: Mapping[str, str] = MappingProxyType({})
 ) -> LlamaForCausalLM:
@@ -86,13 +97,7 @@ def write_model(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([TokenType.NORMAL] * (len(TOKENS) - 2) + [TokenType.CONTROL] * 2)
-    writer.add_token_merges(MERGES)
-    writer.add_eos_token_id(len(TOKENS) - 1)
-    writer.add_chat_template(TEMPLATE)
+    write_tokens(writer, pre)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     with torch.no_grad():
         for name, parameter in model.named_parameters():

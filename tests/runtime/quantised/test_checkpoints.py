@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy_params, random_model
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.runtime.quantised import checkpoints as quantised
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -83,6 +85,62 @@ def awq(weight: Tensor) -> Packed:
     return {"qweight": packed(numbers, order), "qzeros": packed(zeros, order), "scales": scales}, meant
 
 
+def eight_bits_by_activation(weight: Tensor) -> Packed:
+    """GPTQ of eight bits, whose zeros go up to 256, the groups of its inputs in another order."""
+    grouped = weight.t().unflatten(0, (-1, GROUP))
+    scales = (grouped.abs().amax(1) / 255).half()
+    zeros = torch.where(grouped.sum(1) > 0, 1, 256).int()
+    numbers = (grouped / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 255).int()
+    meant = ((numbers - zeros[:, None]) * scales.float()[:, None]).flatten(0, 1).t()
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
+    groups = (torch.arange(weight.shape[1]) // GROUP).int()[order]
+    parts = {"qweight": whole(numbers.flatten(0, 1)[order].t(), 8).t(), "qzeros": whole(zeros - 1, 8)}
+    return parts | {"scales": scales, "g_idx": groups}, meant[:, order]
+
+
+def whole(numbers: Tensor, num_bits: int) -> Tensor:
+    """Neighbours of the last dimension to an int32, the first in its lowest bits."""
+    parts = numbers.unflatten(-1, (-1, 32 // num_bits)).long() << torch.arange(0, 32, num_bits)
+    found = parts.sum(-1)
+    return torch.where(found >= 2**31, found - 2**32, found).int()
+
+
+def pack_quantized(weight: Tensor, zeroed: bool) -> Packed:
+    """Groups of an output, four bits around zero, with zero points or without."""
+    numbers, zeros, scales, meant = in_groups(weight)
+    if not zeroed:
+        zeros = torch.full_like(zeros, 8)
+        meant = ((numbers.unflatten(0, (-1, GROUP)) - 8) * scales.float()[:, None]).flatten(0, 1).t()
+    parts = {
+        "weight_packed": whole(numbers.t(), 4),
+        "weight_scale": scales.t(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return parts | ({"weight_zero_point": whole(zeros, 4).t()} if zeroed else {}), meant
+
+
+def float_quantized(weight: Tensor) -> Packed:
+    scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
+    rounded = (weight / scale.float()).to(torch.float8_e4m3fn)
+    return {"weight": rounded, "weight_scale": scale}, rounded.float() * scale.float()
+
+
+def int_quantized(weight: Tensor) -> Packed:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    rounded = (weight / scale).round().to(torch.int8)
+    return {"weight": rounded, "weight_scale": scale}, rounded.float() * scale
+
+
+def fp8_cut_blocks(weight: Tensor) -> Packed:
+    """Squares of 48, the last of which are cut off."""
+    rows, columns = weight.shape
+    scale = torch.rand(-(-rows // 48), -(-columns // 48), generator=torch.Generator().manual_seed(rows)) / 300 + 1e-3
+    spread = scale.repeat_interleave(48, 0)[:rows].repeat_interleave(48, 1)[:, :columns]
+    rounded = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": rounded, "weight_scale_inv": scale}, rounded.float() * spread
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"all": {"weights": {"num_bits": 4}}}}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq", "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -90,12 +148,29 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("pack", "config"), [(fp8_blocks, FP8), (gptq, GPTQ), (gptq_by_activation, GPTQ), (awq, AWQ)],
-    ids=["fp8", "gptq", "gptq by activation", "awq"],
-)  # fmt: skip
+    ("pack", "config"),
+    [
+        (fp8_blocks, FP8),
+        (fp8_cut_blocks, FP8 | {"weight_block_size": [48, 48]}),
+        (gptq, GPTQ),
+        (gptq_by_activation, GPTQ),
+        (eight_bits_by_activation, GPTQ | {"bits": 8}),
+        (awq, AWQ),
+        (partial(pack_quantized, zeroed=False), COMPRESSED | {"format": "pack-quantized"}),
+        (partial(pack_quantized, zeroed=True), COMPRESSED | {"format": "pack-quantized"}),
+        (float_quantized, COMPRESSED | {"format": "float-quantized"}),
+        (int_quantized, COMPRESSED | {"format": "int-quantized"}),
+    ],
+    ids=[
+        *("fp8", "fp8, cut blocks", "gptq", "gptq by activation", "gptq of eight bits", "awq"),
+        *("packed", "packed with zeros", "float-quantized", "int-quantized"),
+    ],
+)
 def test_weights_are_what_was_packed_and_speculation_changes_no_token(tmp_path, pack, config):
     meant = save_quantised(tmp_path, pack, config)
     loaded = load_model(tmp_path, torch.float32, CPU)
+    packed = [module for module in loaded.model.modules() if isinstance(getattr(module, "_panels", None), GroupPanels)]
+    assert len(packed) == len(meant)
     held = loaded.model.state_dict()
     for name, weight in meant.items():
         torch.testing.assert_close(held[name], weight, rtol=0, atol=0)

@@ -1,0 +1,211 @@
+"""config.json of the model that a GGUF file holds, by the architectures of llama.cpp that are read.
+
+A field that this table does not know is refused: what a file says of a model must not be passed over in silence.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wingbeat.runtime.quantised.gguf_file import GgufFile
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_ROPE = (
+    *("rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor"),
+    *("rope.scaling.original_context_length", "rope.scaling.attn_factor"),
+)
+_READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
+_WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The rule by which Llama 3.1 and 3.2 stretch rotary angles; files hold factors of each angle instead."""
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+class _Head(NamedTuple):
+    """What a file says: its fields by their names without the architecture's, and its tensors by name."""
+
+    fields: Mapping[str, Any]
+    tensors: Mapping[str, np.ndarray]
+
+    def head_dim(self) -> int:
+        return self.fields.get("attention.key_length") or (
+            self.fields["embedding_length"] // self.fields["attention.head_count"]
+        )
+
+
+def _llama(head: _Head) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in head.tensors, "mlp_bias": "blk.0.ffn_up.bias" in head.tensors}
+
+
+def _qwen3_moe(head: _Head) -> dict[str, Any]:
+    return {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _gemma2(head: _Head) -> dict[str, Any]:
+    return {"query_pre_attn_scalar": _scale_of_gemma(head, 46)}
+
+
+def _gemma3(head: _Head) -> dict[str, Any]:
+    angles = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": _angles(head)}
+    return {"query_pre_attn_scalar": _scale_of_gemma(head, 62), "rope_parameters": angles}
+
+
+def _scale_of_gemma(head: _Head, largest: int) -> float:
+    """Files do not say it: llama.cpp goes by the number of layers, too, of which the largest model has others."""
+    if head.fields["block_count"] == largest:
+        return head.fields["embedding_length"] / head.fields["attention.head_count"]
+    return head.head_dim()
+
+
+def _phi3(head: _Head) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    rotated = head.fields.get("rope.dimension_count", head.head_dim())
+    angles = {"rope_theta": head.fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
+    angles["partial_rotary_factor"] = rotated / head.head_dim()
+    if "rope_factors_long.weight" in head.tensors:
+        original = head.fields["rope.scaling.original_context_length"]
+        angles |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        angles |= {
+            f"{which}_factor": head.tensors[f"rope_factors_{which}.weight"].tolist() for which in ("short", "long")
+        }
+        found["original_max_position_embeddings"] = original
+    return found | {"rope_parameters": angles}
+
+
+class _Architecture(NamedTuple):
+    """How a model of transformers is described."""
+
+    model_type: str
+    fields: Mapping[str, str] = {}
+    """Fields of the config by those of the file, beside what all have."""
+    more: Callable[[_Head], dict[str, Any]] = lambda head: {}
+    has_head_dim: bool = True
+    tensors_of: str | None = None
+    """Whose tensors lie likewise, for transformers' reader; None where they are its own."""
+
+
+ARCHITECTURES = {
+    "llama": _Architecture("llama", more=_llama),
+    "qwen2": _Architecture("qwen2", has_head_dim=False),
+    "qwen3": _Architecture("qwen3"),
+    "qwen3moe": _Architecture("qwen3_moe", _EXPERTS, _qwen3_moe),
+    "gemma2": _Architecture("gemma2", _WINDOW | _CAPS, _gemma2),
+    "gemma3": _Architecture("gemma3_text", _WINDOW | _CAPS, _gemma3),
+    "phi3": _Architecture("phi3", _WINDOW, _phi3, has_head_dim=False),
+    "smollm3": _Architecture("smollm3", more=_llama, has_head_dim=False, tensors_of="llama"),
+    "granite": _Architecture("granite", _MULTIPLIERS, _llama, has_head_dim=False, tensors_of="llama"),
+}
+"""By `general.architecture`."""
+
+
+def config_of(file: GgufFile, name: str) -> dict[str, Any]:
+    """The fields of config.json.
+
+    Args:
+        name: of the file, for errors.
+
+    Raises:
+        ModelCheckpointError: the architecture, or something that is said of it, is not read; names it.
+    """
+    architecture = file.fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelCheckpointError(f"{name} is of an architecture that is not read: {', '.join(ARCHITECTURES)} are")
+    known, prefix = ARCHITECTURES[architecture], f"{architecture}."
+    fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
+    strange = sorted(fields.keys() - _READ - _WITHOUT_EFFECT - known.fields.keys())
+    if strange:
+        raise ModelCheckpointError(f"{name} says {prefix}{strange[0]} = {fields[strange[0]]!r}, which is not read")
+    missing = sorted(_SIZES.keys() - fields.keys() - {"attention.head_count_kv", "attention.layer_norm_rms_epsilon"})
+    if missing:
+        raise ModelCheckpointError(f"{name} does not say {prefix}{missing[0]}")
+    head = _Head(fields, {tensor.name: tensor.data for tensor in file.tensors})
+    try:
+        return _config(known, head, file)
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ModelCheckpointError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _config(known: _Architecture, head: _Head, file: GgufFile) -> dict[str, Any]:
+    fields = head.fields
+    config: dict[str, Any] = {own: fields[key] for key, own in _SIZES.items() if key in fields}
+    config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    if fields.get("attention.value_length", head.head_dim()) != head.head_dim():
+        raise ValueError("keys and values are of unlike lengths")
+    if not all(isinstance(config[size], int) for size in ("num_key_value_heads", "intermediate_size")):
+        raise ValueError("sizes differ from layer to layer")
+    embedding = next(tensor for tensor in file.tensors if tensor.name == "token_embd.weight")
+    config |= {
+        "model_type": known.model_type,
+        "pad_token_id": None,
+        "vocab_size": embedding.shape[1],
+        "tie_word_embeddings": "output.weight" not in head.tensors,
+    }
+    if known.has_head_dim:
+        config["head_dim"] = head.head_dim()
+    elif head.head_dim() * config["num_attention_heads"] != config["hidden_size"]:
+        raise ValueError(f"heads of {head.head_dim()} numbers do not divide {config['hidden_size']}")
+    more = known.more(head)
+    if "rope_parameters" not in more:
+        config["rope_parameters"] = _angles(head)
+    return config | more
+
+
+def _angles(head: _Head) -> dict[str, Any]:
+    """`rope_parameters`: base, and how positions or angles are stretched."""
+    fields = head.fields
+    angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
+    if fields.get("rope.dimension_count", head.head_dim()) != head.head_dim():
+        raise ValueError("rotary angles of a part of each head are not read")
+    kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
+    if kind == "yarn":
+        original = fields["rope.scaling.original_context_length"]
+        angles |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        angles["attention_factor"] = fields.get("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(factor) + 1)
+    elif kind == "linear" and factor != 1:
+        angles |= {"rope_type": "linear", "factor": factor}
+    elif kind not in ("none", "linear"):
+        raise ValueError(f"rotary positions scaled as {kind!r} are not read")
+    if (factors := head.tensors.get("rope_freqs.weight")) is not None:
+        angles |= _by_factors(factors, head.head_dim(), angles["rope_theta"])
+    return angles
+
+
+def _by_factors(factors: np.ndarray, head_dim: int, base: float) -> dict[str, Any]:
+    """The rule that gives the factors by which a file divides angles."""
+    if (factors == 1).all():
+        return {}
+    rule = _LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
+    periods = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
+    original, low, high = rule["original_max_position_embeddings"], rule["low_freq_factor"], rule["high_freq_factor"]
+    smooth = np.clip((original / periods - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / rule["factor"] + smooth)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise ValueError("rope_freqs.weight follows another rule than Llama 3.1's")
+    return rule
