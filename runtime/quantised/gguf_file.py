@@ -5,6 +5,7 @@ a minute for a vocabulary of 262 thousand tokens.
 """
 
 import math
+import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _MAGIC, _VERSIONS, _MOST_DIMENSIONS = b"GGUF", (2, 3), 4
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -74,11 +76,36 @@ class _Head:
 
 
 def read_gguf(file: Path) -> GgufFile:
-    """The file's metadata, and its tensors as they lie on disk.
+    """The metadata of a file, and its tensors as they lie on disk, those of all parts where it is the first of several.
 
     Raises:
-        ModelCheckpointError: it is truncated or damaged; one line that names the file, and the tensor where it is one.
+        ModelCheckpointError: it is truncated or damaged, or a part is absent; one line that names the file, and the
+            tensor where it is one.
     """
+    first = _read_part(file)
+    if first.fields.get("split.count", 1) <= 1:
+        return first
+    parts = parts_of(file.resolve())
+    if not parts or first.fields.get("split.no", 0) != 0:
+        raise ModelCheckpointError(
+            f"{file} is a part of a model: give the first, whose name ends by -00001-of-0000N.gguf"
+        )
+    absent = [part for part in parts if not part.is_file()]
+    if absent:
+        raise ModelCheckpointError(f"{file} is the first of {len(parts)} parts, and {absent[0].name} is not beside it")
+    return GgufFile(first.fields, [*first.tensors, *(one for part in parts[1:] for one in _read_part(part).tensors)])
+
+
+def parts_of(file: Path) -> list[Path]:
+    """The files that a split model lies in, by the name of any of them; empty for other files."""
+    named = _PART.fullmatch(file.name)
+    if named is None:
+        return []
+    count = int(named["count"])
+    return [file.with_name(f"{named['stem']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+
+
+def _read_part(file: Path) -> GgufFile:
     try:
         return _read(np.memmap(file, mode="r").view(np.ndarray))
     except (ValueError, KeyError, OverflowError, RecursionError, struct.error, OSError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.folder_kinds import gguf_problem
 from wingbeat.runtime.quantised.gguf_config import config_of
-from wingbeat.runtime.quantised.gguf_file import read_gguf
+from wingbeat.runtime.quantised.gguf_file import parts_of, read_gguf
 from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
@@ -26,13 +26,16 @@ _ENDS = ("eos", "eot", "eom")
 
 
 def gguf_in(source: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one of a folder without a config.json; else None."""
+    """The GGUF file that a path means: itself, or the only one of a folder without a config.json; else None.
+
+    Several files that are parts of one model are one, and the first of them stands for it.
+    """
     if source.suffix == ".gguf" and source.is_file():
         return source
     if not source.is_dir() or (source / "config.json").exists():
         return None
     found = sorted(source.glob("*.gguf"))
-    return found[0] if len(found) == 1 else None
+    return found[0] if len(found) == 1 or (found and set(found) <= set(parts_of(found[0]))) else None
 
 
 def folder_of(source: Path) -> Path | None:
@@ -81,8 +84,6 @@ def _write_metadata(file: Path, folder: Path) -> None:
     found = read_gguf(file)
     metadata = found.fields
     name = f"{file.name} ({metadata.get('general.architecture')})"
-    if metadata.get("split.count", 1) > 1:
-        raise ModelCheckpointError(f"{name} is one of several parts: join them by llama-gguf-split --merge")
     config = config_of(found, name)
     ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
     ends = sorted({ids[end] for end in _ENDS} - {None})

@@ -59,7 +59,8 @@ def load_packed(
         if isinstance(weight, Tensor):
             state[name] = weight
             continue
-        _check_scales(name, weight)
+        if not _is_finite(weight):
+            raise ModelCheckpointError(f"{config.folder}: the scales of tensor {name} hold NaN or infinity")
         layer = name.removesuffix(".weight")
         if kernels is not None and may_be_packed(modules.get(layer)) and can_pack(weight):
             bias = state.get(f"{layer}.bias")
@@ -74,8 +75,7 @@ def load_packed(
     return model, info
 
 
-def _check_scales(name: str, weight: GroupedWeight) -> None:
+def _is_finite(weight: GroupedWeight) -> bool:
     parts = [*weight.scales, *(weight.minima or ())]
     floats = [part for part in parts if part is not None and part.is_floating_point()]
-    if not all(bool(part.float().isfinite().all()) for part in floats):
-        raise ModelCheckpointError(f"the scales of tensor {name} hold NaN or infinity")
+    return all(bool(part.float().isfinite().all()) for part in floats)

@@ -76,17 +76,24 @@ def write_tokens(writer: GGUFWriter, pre: str = "smollm") -> None:
 
 
 def write_model(
-    file: Path, form: str, pre: str = "smollm", tied: bool = False, others: Mapping[str, str] = MappingProxyType({})
+    file: Path,
+    form: str,
+    pre: str = "smollm",
+    tied: bool = False,
+    others: Mapping[str, str] = MappingProxyType({}),
+    parts: int = 1,
 ) -> LlamaForCausalLM:
     """Write a Llama whose matrices are of a form, and return it with the numbers that they stand for.
 
     Args:
         others: forms of some kinds of its matrices, such as `up_proj`.
+        parts: files that it is split into.
     """
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if form in SCALES_AT else {}
     model = random_model("llama", vocab_size=len(TOKENS), tie_word_embeddings=tied, **sizes)
     config = model.config
-    writer = GGUFWriter(str(file), "llama")
+    count = len(list(model.parameters()))
+    writer = GGUFWriter(str(file), "llama", split_max_tensors=-(-count // parts) if parts > 1 else 0)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

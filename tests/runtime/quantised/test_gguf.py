@@ -20,6 +20,7 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 pytest.importorskip("gguf")
 from tests.runtime.quantised.gguf_world import TOKENS, write_model
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
+from wingbeat.runtime.quantised.gguf_file import read_gguf
 
 CPU, NUM_TOKENS = torch.device("cpu"), 24
 PROMPTS = random_prompts((5, 23, 11), len(TOKENS))
@@ -72,6 +73,34 @@ def test_drafters_are_lent_the_numbers_of_embedding_and_output_matrix(tied, tmp_
     assert torch.equal(target.embedding(), meant.get_input_embeddings().weight)
     assert torch.equal(target.lm_head(), meant.get_output_embeddings().weight)
     assert not target.tensor_files, "a trainer would read the layers of the file as plain tensors"
+
+
+def test_a_model_in_parts_is_read_whole(tmp_path):
+    meant = write_model(tmp_path / "tiny.gguf", "Q4_1", parts=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"tiny-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
+    held = served(tmp_path).model
+    assert torch.equal(dense_weight(held.lm_head), meant.lm_head.weight)
+    third = tmp_path / "tiny-00003-of-00003.gguf"
+    with pytest.raises(ModelCheckpointError, match=r"tiny-00003-of-00003.gguf is a part of a model: give the first"):
+        checkpoint_folder(third)
+    third.unlink()
+    (tmp_path / "tiny-00001-of-00003.gguf").touch()  # what was read before is not asked
+    with pytest.raises(
+        ModelCheckpointError, match=r"the first of 3 parts, and tiny-00003-of-00003.gguf is not beside it"
+    ):
+        served(tmp_path)
+
+
+def test_scales_that_are_no_numbers_are_named(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_model(file, "Q8_0")
+    tensor = next(one for one in read_gguf(file).tensors if one.name == "blk.2.ffn_up.weight")
+    begin = file.read_bytes().index(tensor.data.tobytes())
+    with file.open("r+b") as opened:
+        opened.seek(begin)
+        opened.write(b"\x00\x7e")
+    with pytest.raises(ModelCheckpointError, match=r"the scales of tensor model.layers.2.mlp.up_proj.weight hold NaN"):
+        served(file)
 
 
 def test_inspect_shows_a_file(tmp_path, capsys):
