@@ -66,6 +66,9 @@ def _field(metadata: Mapping[str, Any], name: str) -> Any:
 
 def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
     """A byte-level BPE."""
+    for needed in ("tokens", "merges"):
+        if not isinstance(_field(metadata, needed), list):
+            raise ModelCheckpointError(f"{name} has no tokenizer.ggml.{needed}")
     pre = _field(metadata, "pre")
     if pre not in PRE_TOKENIZERS:
         raise ModelCheckpointError(
