@@ -226,6 +226,9 @@ class EngineLife:
         logger.error("%s", reason)
         if self.info is not None:
             self.client.stop()  # what it ran is handed back, unless it has seen it by itself
+            await asyncio.wait([self._watching], timeout=STOP_S)
+            self._process.kill()  # in a captured round it waits for its device, which waits for that rank for ever
+            self.client.lose(reason)
             return
         await asyncio.sleep(OWN_WORDS_S)
         self.client.lose(reason)

@@ -2,15 +2,17 @@
 
 from typing import NamedTuple
 
+import torch
+
 from wingbeat.kernels.cpu.ops import cpu_kernels, reads_in_place
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, asks_for_graphs
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.measured import MeasuredSpeculation
 from wingbeat.runtime.engine.speculation import FixedSpeculation
-from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
 from wingbeat.runtime.round.rows import Feature
@@ -67,6 +69,8 @@ def assemble(
         seats=loaded.seats,
         left=lambda slot: [feature.leave(slot) for feature in features],
     )
+    graph_device = _graph_device(config, loaded.device, graph_device)
+    graph_device = None if graph_device is None else backend.graph_device(graph_device)
     on_host = on_host if backend.on_host is None else backend.on_host
     runner = _model_runner(loaded, config, model, cache, slots, features, graph_device, on_host)
     fixed = FixedSpeculation(config.speculation.max_path - 1)
@@ -128,3 +132,23 @@ def _model_runner(
     if config.deterministic and not (loaded.deterministic and in_place):
         raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
     return runner
+
+
+def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
+    """What captures decode rounds; None where they run eagerly.
+
+    Raises:
+        ValueError: the configuration asks for what there is not.
+    """
+    on_cuda = device.type == "cuda"
+    asked = asks_for_graphs(config.cuda_graphs)
+    if asked and given is None and not on_cuda:
+        raise ValueError(f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, where nothing is captured")
+    wanted = asked or (config.may_capture and (on_cuda or given is not None))
+    if not wanted and config.compile:
+        raise ValueError(
+            f"compile is True and nothing is captured on {device}: compiled layers live in captured graphs alone"
+        )
+    if not wanted:
+        return None
+    return CudaGraphDevice(device) if given is None else given

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class GraphPool:
 
     def note_failure(self, stage: Stage, bucket: Bucket, error: Exception) -> None:
         """Record and report a failed capture, and leave its memory pool, which may still count as capturing."""
-        failure = GraphFailure(stage, bucket, _first_cause(error))
+        failure = GraphFailure(stage, bucket, first_cause(error))
         self.stats.failed.append(failure)
         self.handle = self.device.new_pool()
         logger.warning("CUDA graph of %s, bucket %s, was not captured and runs eagerly: %s", *failure)
@@ -210,7 +211,11 @@ class GraphRunner(Generic[InputsT, OutputsT]):
 
     @torch.inference_mode()
     def capture(self, bucket: Bucket) -> Exception | None:
-        """Capture one bucket on inert inputs; a failure is returned, and noted in the pool's statistics."""
+        """Capture one bucket on inert inputs; a failure is returned, and noted in the pool's statistics.
+
+        Raises:
+            BackendLost: what captures it is gone.
+        """
         static, device = self.inputs(bucket), self.pool.device
         for view, row in zip(static, self._padding[bucket.size], strict=True):
             view.copy_(row)
@@ -221,6 +226,8 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         _check_rows(self.stage, "output", device.warm_up(call), bucket.num_reqs)
         try:
             self._graphs[bucket] = _Captured(*device.capture(call, self.pool.handle))
+        except BackendLost:
+            raise
         except Exception as error:
             self.pool.note_failure(self.stage, bucket, error)
             return error
@@ -311,7 +318,8 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _first_cause(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
+    """One line of the error that others came of."""
     error = _root(error)
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.ops import CpuKernels
-from wingbeat.runtime.config import EngineConfig, asks_for_graphs
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
@@ -44,15 +44,12 @@ class ModelRunner:
         model: the verifier with its taps.
         slots: per-sequence device state, shared with the drafter client.
         last_position: that the model has.
-        graph_device: captures decode rounds in place of CUDA.
+        graph_device: captures rounds; None runs them eagerly.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
             is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
         features: what else this engine's batches have.
         faster_layers: for `compile`.
         kernels: for trees on the host; None leaves them to torch.
-
-    Raises:
-        ValueError: `cuda_graphs` or `compile` is not to be had on this device.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class ModelRunner:
         self.device_clock = DeviceClock(self.device)
         """Of the stages `prefill` (forward passes over pieces of prompts alone), `verify` (over decodes, with pieces
         beside them) and `accept`."""
-        graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         # Graphs hold prompt chunks in pieces, where every feature can be captured beside these.
         pieces = graph_device is not None and all(feature.captures for feature in features)
@@ -197,23 +193,3 @@ class ModelRunner:
         if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
             return None
         return self.chooser.chunk_logprobs(logits, torch.cat([sampled, upload(targets, self.device)]))
-
-
-def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
-    """What captures decode rounds; None where they run eagerly.
-
-    Raises:
-        ValueError: the configuration asks for what there is not.
-    """
-    on_cuda = device.type == "cuda"
-    asked = asks_for_graphs(config.cuda_graphs)
-    if asked and given is None and not on_cuda:
-        raise ValueError(f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, where nothing is captured")
-    wanted = asked or (config.may_capture and (on_cuda or given is not None))
-    if not wanted and config.compile:
-        raise ValueError(
-            f"compile is True and nothing is captured on {device}: compiled layers live in captured graphs alone"
-        )
-    if not wanted:
-        return None
-    return CudaGraphDevice(device) if given is None else given

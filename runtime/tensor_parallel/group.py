@@ -10,14 +10,12 @@ PART_OF_GPU = "a share of a GPU"
 THREADS_TRIED = "`threads` 0"
 NO_PLAN = "a model without a tensor parallel plan in transformers"
 KV_READER = "a drafter that reads the verifier's KV"
-_NO_EAGER = "rounds over ranks run eagerly"
 REFUSED = (
     Refusal(Feature.DETERMINISTIC, RANKS, "sums over ranks have no fixed order"),
     Refusal(Feature.FP8_KV, RANKS, "ranks round no KV", "use auto"),
     Refusal(Feature.INT8, RANKS, "packed weights are not divided", "leave dtype out"),
     Refusal(Feature.ENGINE_DIR, RANKS, "its engines are not divided", "leave engine_dir out"),
-    Refusal(Feature.COMPILE, RANKS, _NO_EAGER),
-    Refusal(Feature.CUDA_GRAPHS, RANKS, _NO_EAGER),
+    Refusal(Feature.COMPILE, RANKS, "compiled layers know no sums over ranks"),
     Refusal(PART_OF_GPU, RANKS, "each rank needs a whole GPU", "use 1"),
     Refusal(THREADS_TRIED, RANKS, "they would all try them at once", "give a number"),
     Refusal(

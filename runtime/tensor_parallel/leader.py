@@ -1,8 +1,6 @@
 """Rank 0: an engine like any other, whose every pass of the model is told to the other ranks first."""
 
 import logging
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,17 +9,17 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.refusals import refuse
-from wingbeat.runtime.round.rows import NO_COLUMNS, ROWS_KEYWORD, Rows
+from wingbeat.runtime.tensor_parallel.graphs import LeadingGraphs
 from wingbeat.runtime.tensor_parallel.group import KV_READER, RANKS, REFUSED, RankGroup
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
-from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
+from wingbeat.runtime.tensor_parallel.telling import Telling
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
-from wingbeat.runtime.verifier_errors import BackendLost
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +33,8 @@ class Leader(Backend):
 
     def __init__(self, loaded: LoadedModel, ranks: Ranks) -> None:
         self.ranks = ranks
+        self.telling = Telling(ranks, loaded.parts)
         self._run = loaded.model.forward
-        self._keys: Callable[[], Tensor | None] = lambda: None
-        """Of the pool's first layer, while there is that pool."""
-        self._pool: PoolShape | None = None
-        self._moves: list[tuple[Tensor, Tensor]] = []
-        self._parts = loaded.parts
-        self._in_step = True
         loaded.model.forward = self._forward
 
     def parts(
@@ -55,12 +48,12 @@ class Leader(Backend):
         if kv_layers:
             reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
             refuse({KV_READER: reads, RANKS: f"tensor_parallel_size is {self.ranks.size}"}, REFUSED)
-        cache = FollowedCache(self, loaded, config)
+        cache = FollowedCache(self.telling, loaded, config)
         return VerifierModel(loaded, tap_layers), cache
 
-    def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
-        """Have the other ranks move keys and values likewise, before their next pass."""
-        self._moves.append((from_slots, to_slots))
+    def graph_device(self, device: GraphDevice) -> GraphDevice:
+        """What captures rounds on all ranks."""
+        return LeadingGraphs(self.telling, device)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -68,41 +61,17 @@ class Leader(Backend):
         self.ranks.close()
 
     def _forward(self, **inputs: Any) -> Any:
-        """The model's forward, on all ranks.
-
-        Raises:
-            BackendLost: a rank is gone, or an earlier pass has left them in different places.
-        """
-        if not self._in_step:
-            raise BackendLost("a pass of the verifier has failed, and its ranks are no longer in step")
-        self._in_step = False
-        self.ranks.tell(*pack(self._message(**inputs)))
-        output = self._run(**inputs)
-        self._in_step = True
-        return output
-
-    def _message(self, input_ids: Tensor, **inputs: Any) -> RoundMessage:
-        rows: Rows | None = inputs.get(ROWS_KEYWORD)
-        told = tuple((name, part.tell(rows)) for name, part in self._parts.items())
-        if rows is not None:
-            self._use(rows.caches)
-            rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
-        moves, self._moves = tuple(self._moves), []
-        return RoundMessage(input_ids if rows is None else None, rows, self._pool, moves, told)
-
-    def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
-        keys = caches[0][0]
-        if self._keys() is not keys:
-            self._keys = weakref.ref(keys)
-            self._pool = PoolShape(1 if self._pool is None else self._pool.number + 1, *keys.shape[:2])
+        """The model's forward, on all ranks; raises as `Telling.a_pass`."""
+        with self.telling.a_pass(**inputs):
+            return self._run(**inputs)
 
 
 class FollowedCache(KVCache):
     """The engine's keys and values on rank 0; what it moves, the others move."""
 
-    def __init__(self, leader: Leader, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, telling: Telling, loaded: LoadedModel, config: EngineConfig) -> None:
         super().__init__(loaded.layers, config, loaded.dtype, loaded.device)
-        self._leader = leader
+        self._telling = telling
 
     def own_pools(self) -> None:
         """None: the other ranks hear of each move."""
@@ -110,7 +79,7 @@ class FollowedCache(KVCache):
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """As `KVCache.move`, on all ranks."""
         super().move(from_slots, to_slots)
-        self._leader.moved(from_slots, to_slots)
+        self._telling.moved(from_slots, to_slots)
 
 
 class Led(NamedTuple):
@@ -131,10 +100,7 @@ def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device,
     refuse(limits.asked() | {RANKS: f"tensor_parallel_size is {group.size}"}, REFUSED)
     ranks = Ranks(group, 0, device)
     loaded = load_shard(path, dtype, ranks, limits)
-    logger.info(
-        "tensor parallel over %d ranks, each with %d of the KV heads; rounds run eagerly, without CUDA graphs",
-        group.size,
-        loaded.layers[0].num_kv_heads,
-    )
+    num_kv_heads = loaded.layers[0].num_kv_heads
+    logger.info("tensor parallel over %d ranks, each with %d of the KV heads", group.size, num_kv_heads)
     own = limits.cpu_memory_utilization / group.size
-    return Led(loaded, replace(limits, cuda_graphs=False, cpu_memory_utilization=own), Leader(loaded, ranks))
+    return Led(loaded, replace(limits, cpu_memory_utilization=own), Leader(loaded, ranks))

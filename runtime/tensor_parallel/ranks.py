@@ -21,6 +21,8 @@ IDLE = timedelta(days=365)
 FRAME_BYTES = 16 << 10
 """Of a message's first part, whose size everybody knows; what is longer has a second part."""
 _LENGTHS_BYTES = 16
+_PROBLEM_BYTES = 512
+"""Of a line that says what a rank could not do."""
 
 
 class Ranks:
@@ -38,7 +40,7 @@ class Ranks:
         on_gpu = device.type == "cuda"
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(str(group.store), group.size)
-        with self._with_others():
+        with self.with_others():
             store.set(f"rank {rank}", "")
             store.wait([f"rank {other}" for other in range(group.size)], timedelta(seconds=JOIN_S))
             dist.init_process_group(
@@ -51,14 +53,19 @@ class Ranks:
             )
             self._messages = dist.new_group(backend="gloo", timeout=IDLE)
 
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
     def wait_for_all(self) -> None:
         """Return once every rank is here, however long that takes one of them."""
-        with self._with_others():
+        with self.with_others():
             dist.barrier(group=self._messages)
 
     def sum(self, part: Tensor) -> Tensor:
         """Add up what the ranks have, in place."""
-        with self._with_others():
+        with self.with_others():
             dist.all_reduce(part)
         return part
 
@@ -66,9 +73,31 @@ class Ranks:
         """The ranks' parts [..., n] side by side: [..., size * n]."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
-        with self._with_others():
+        with self.with_others():
             dist.all_gather(parts, part)
         return torch.cat(parts, dim=-1)
+
+    def share(self, numbers: Tensor) -> Tensor:
+        """Rank 0's numbers, uint8 [n], on every rank, in place: all that a graph is told of what it runs."""
+        with self.with_others():
+            dist.broadcast(numbers, 0)
+        return numbers
+
+    def agree(self, problem: str | None) -> str | None:
+        """What all ranks have tried has worked where this is None; else the first one's problem, in one line.
+
+        Args:
+            problem: this rank's own.
+        """
+        said = torch.zeros(_PROBLEM_BYTES, dtype=torch.uint8)
+        text = (problem or "").encode()[:_PROBLEM_BYTES]
+        said[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        heard = [torch.empty_like(said) for _ in range(self.size)]
+        with self.with_others():
+            work = dist.all_gather(heard, said, group=self._messages, async_op=True)
+            work.wait(timedelta(seconds=COLLECTIVE_S))
+        lines = (bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in heard)
+        return next((f"rank {rank}: {line}" for rank, line in enumerate(lines) if line), None)
 
     def tell(self, form: bytes, numbers: Tensor) -> None:
         """Rank 0: send the others a message; an empty form ends them.
@@ -81,17 +110,17 @@ class Ranks:
         body = told if numbers.is_cuda else torch.cat([told, numbers])
         frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         frame[: len(body)] = body[:FRAME_BYTES]
-        with self._with_others():
+        with self.with_others():
             self._send(frame)
             if len(body) > FRAME_BYTES:
                 self._send(body[FRAME_BYTES:].contiguous())
-            if numbers.is_cuda:
+            if numbers.is_cuda and len(numbers):
                 dist.broadcast(numbers, 0)
 
     def hear(self) -> tuple[bytes, Tensor]:
         """The others: wait for rank 0's next message."""
         body, on_gpu = torch.empty(FRAME_BYTES, dtype=torch.uint8), self.device.type == "cuda"
-        with self._with_others():
+        with self.with_others():
             dist.broadcast(body, 0, group=self._messages)
             form_length, num_numbers = body[:_LENGTHS_BYTES].view(torch.int64).tolist()
             begin = _LENGTHS_BYTES + form_length
@@ -101,7 +130,7 @@ class Ranks:
                 dist.broadcast(rest, 0, group=self._messages)
                 body = torch.cat([body, rest])
             numbers = body[begin:end].clone()  # at the alignment that tensors ask for
-            if on_gpu and form_length:
+            if on_gpu and num_numbers:
                 numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
                 dist.broadcast(numbers, 0)
         return body[_LENGTHS_BYTES:begin].numpy().tobytes(), numbers
@@ -115,7 +144,8 @@ class Ranks:
         dist.destroy_process_group()
 
     @contextmanager
-    def _with_others(self) -> Iterator[None]:
+    def with_others(self) -> Iterator[None]:
+        """Context manager in which what fails is the loss of another rank; raises BackendLost."""
         try:
             yield
         except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""What rank 0 tells the others of a forward pass: everything it passes to the model, but the keys and values."""
+"""What rank 0 tells the others: all that it passes to the model, but keys and values, or a step of a graph."""
 
 import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +21,28 @@ class PoolShape(NamedTuple):
     block_size: int
 
 
-class RoundMessage(NamedTuple):
-    """One forward pass."""
+class GraphOrder(NamedTuple):
+    """A step of a graph, which every rank has its own of."""
 
-    observed: Tensor | None
-    """int64 [num_seqs, length]: whole sequences, without keys and values; None where there are `rows`."""
-    rows: Rows | None
-    """Without caches, what features add, and what is entered around a pass."""
+    step: Literal["warm up", "run ended", "capture", "replay"]
+    """After `warm up`, messages up to each `run ended` are what the graph is to hold, and are run as they come."""
+    number: int
+    """Of the graph: of one stage at one bucket of rank 0's."""
+
+
+class RoundMessage(NamedTuple):
+    """One forward pass, or moves alone, or a step of a graph."""
+
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""
     parts: tuple[tuple[str, Any], ...] = ()
     """Messages of the model's parts about the pass, by name: see `ModelPart.tell`."""
+    observed: Tensor | None = None
+    """int64 [num_seqs, length]: whole sequences, without keys and values."""
+    rows: Rows | None = None
+    """Without caches, what features add, and what is entered around a pass."""
+    order: GraphOrder | None = None
 
 
 class _Place(NamedTuple):
@@ -43,7 +53,7 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-_KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in (RoundMessage, PoolShape, Rows, Segment)}
+_KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in (RoundMessage, PoolShape, GraphOrder, Rows, Segment)}
 """All that a message is made of beside numbers, tuples and dicts."""
 
 
@@ -84,11 +94,11 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(message: RoundMessage) -> tuple[bytes, Tensor]:
-    """Its form, and the numbers of all its tensors: uint8 [n] on their device."""
+    """Its form, and the numbers of all its tensors: uint8 [n] on their device; on the host where there is none."""
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(message)
-    return file.getvalue(), torch.cat(packer.parts)
+    return file.getvalue(), torch.cat(packer.parts) if packer.parts else torch.zeros(0, dtype=torch.uint8)
 
 
 def unpack(form: bytes, numbers: Tensor) -> RoundMessage:

@@ -47,7 +47,7 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
         check_finite(model)
         ranks.wait_for_all()
         written = written_tokens(path) if model.dtype in HALVES else []
-        loaded = prepare_model(model, path.name, whole=False, written=written)
+        loaded = prepare_model(model, path.name, division=ranks, written=written)
     for extend in hooks("extend_shard"):
         extend(loaded, ranks, limits)
     return loaded

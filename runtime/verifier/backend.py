@@ -1,6 +1,7 @@
 """What runs the verifier: torch, or engines in its place. Everything else of an engine stays the same."""
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -22,6 +23,10 @@ class Backend:
         """
         model = VerifierModel(loaded, tap_layers, kv_layers)
         return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device)
+
+    def graph_device(self, device: GraphDevice) -> GraphDevice:
+        """What captures rounds, where that is not the device alone."""
+        return device
 
 
 TORCH = Backend()

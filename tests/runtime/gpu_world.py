@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from tests.runtime.fake_gpu import CUDA, FakeGpu, place
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
@@ -61,18 +61,29 @@ SHAPE = {
 IDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 
+def llama(num_layers: int = NUM_LAYERS) -> LlamaConfig:
+    """Of `verifier`."""
+    return LlamaConfig(**SHAPE, **IDS, num_hidden_layers=num_layers, tie_word_embeddings=False)
+
+
 def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
     """A Llama in bfloat16 on the fake GPU."""
-    return placed_verifier(LlamaConfig(**SHAPE, **IDS, num_hidden_layers=num_layers, tie_word_embeddings=False))
+    return placed_verifier(llama(num_layers))
 
 
-def placed_verifier(config: PreTrainedConfig) -> LoadedModel:
-    """A model in bfloat16 on the fake GPU; its norms have weights as checkpoints have them."""
+def new_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model in bfloat16 on the host; its norms have weights as checkpoints have them."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.normal_(1, 0.3)
+    return model
+
+
+def placed_verifier(config: PreTrainedConfig) -> LoadedModel:
+    """A model in bfloat16 on the fake GPU."""
+    model = new_model(config)
     loaded = prepare_model(model, "fake")
     fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
     place(model)
@@ -136,6 +147,7 @@ def serve(
     *,
     on_device: bool = True,
     loaded: LoadedModel | None = None,
+    build: Callable[..., Engine] = build_engine,
 ) -> Served:
     """Run more requests than there are slots through an engine, strictly from its first round on.
 
@@ -143,10 +155,11 @@ def serve(
         params: taken in turn by the requests.
         on_device: keep the channel's tensors on the GPU.
         loaded: in the place of `verifier`.
+        build: makes the engine.
     """
     device = FakeGraphDevice(gpu)
     channel: Callable = partial(InProcessChannel, device=CUDA) if on_device else InProcessChannel
-    engine = build_engine(loaded or verifier(), config, drafter, channel, device)
+    engine = build(loaded or verifier(), config, drafter, channel, device)
     served = Served(engine, device)
     for index, length in enumerate(PROMPT_LENS[: config.max_num_seqs + 1]):
         prompt = tuple(range(1, length + 1))

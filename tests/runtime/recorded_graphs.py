@@ -21,7 +21,7 @@ class Call(NamedTuple):
     """Of those in memory of their own: what a replay writes."""
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Notes every operation; refuses those whose result the host would have to wait for."""
 
     def __init__(self) -> None:
@@ -43,6 +43,8 @@ class _Recorder(TorchDispatchMode):
 class RecordingDevice:
     """Replays what a CUDA graph would: the same operations on the same memory, and whatever the host said back then."""
 
+    recorder = Recorder
+
     def __init__(self) -> None:
         self.num_captures = 0
 
@@ -53,7 +55,7 @@ class RecordingDevice:
         return function()
 
     def capture(self, function, pool) -> tuple[list[Call], Any]:
-        with _Recorder() as recorder:
+        with self.recorder() as recorder:
             result = function()
         self.num_captures += 1
         return recorder.calls, result

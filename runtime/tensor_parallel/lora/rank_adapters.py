@@ -4,20 +4,24 @@ Of a layer whose outputs are divided that is some rows of B, of one whose inputs
 add up or join behind the layer then has the adapters in it.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapted import ModelAdapters
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
-from wingbeat.runtime.round.rows import Rows
+from wingbeat.runtime.round.rows import NO_COLUMNS, Rows
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 Change = tuple[int, tuple[str, str, str] | None]
 """A place, and the `Variant` that it now holds; None where it was cleared."""
+Told = tuple[tuple[Change, ...], tuple[Tensor, bool] | None]
+"""Changes before a pass; ids of its rows and whether the host may look at them, None where no row has an adapter."""
 
 
 class RankAdapters(ModelAdapters):
@@ -55,25 +59,26 @@ class RankAdapters(ModelAdapters):
         super().clear(adapter_id)
         self._changes.append((adapter_id, None))
 
-    def tell(self, rows: Rows | None) -> tuple[tuple[Change, ...], Tensor | None]:
+    def tell(self, rows: Rows | None) -> Told:
         """Rank 0: what the other ranks must follow before their next pass, and which adapter each row of it has."""
         changes, self._changes = tuple(self._changes), []
         adapted = None if rows is None else rows.columns.get(AdapterRows)
-        return changes, None if adapted is None else adapted.ids
+        return changes, None if adapted is None else (adapted.ids, adapted.runs is not None)
 
-    def hear(self, told: tuple[tuple[Change, ...], Tensor | None]) -> None:
+    def hear(self, told: Told) -> Mapping[type, Any]:
         """The others: do as rank 0 did.
 
         Raises:
             AdapterError: an adapter's files have changed since rank 0 read them.
         """
-        changes, ids = told
-        self.rows = None if ids is None else self.rows_of(ids, ids.device.type == "cpu")
+        changes, of_rows = told
+        self.rows = None if of_rows is None else self.rows_of(*of_rows)
         for adapter_id, name in changes:
             if name is None:
                 super().clear(adapter_id)
             else:
                 super()._load(Variant(*name), adapter_id)
+        return NO_COLUMNS if self.rows is None else {AdapterRows: self.rows}
 
     def _load(self, adapter: Variant, adapter_id: int) -> None:
         super()._load(adapter, adapter_id)

@@ -20,6 +20,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack, join_steps
+from wingbeat.runtime.verifier.layers.division import Division
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def fuse(
     attention: list[LayerAttention],
     ops: LayerOps | None = None,
     deterministic: bool = False,
+    division: Division | None = None,
 ) -> int:
     """Swap a model's layers and its other norms where that changes nothing but speed; returns how many layers.
 
@@ -62,15 +64,16 @@ def fuse(
         attention: of each layer, as it was probed.
         ops: in place of the device's own.
         deterministic: on CPUs, swap them in any dtype and size.
+        division: among processes that fuse the same layers; None where the model is whole.
     """
     parameter = next(model.parameters())
     ops = ops or OPS.get(parameter.device.type)
-    swap = _swap(parameter, ops, deterministic)
+    swap = _swap(parameter, ops, deterministic, division)
     if swap is None:
         return 0
     left: dict[str, int] = {}
     for layer, kind in zip(layers, attention, strict=True):
-        reason = _fuse_layer(layer, kind, swap)
+        reason = _fuse_layer(layer, kind, swap, division)
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
     join_steps(model, layers)
@@ -98,25 +101,27 @@ Swap = Callable[[nn.Module, LayerAttention], None]
 """Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
 
 
-def _swap(parameter: Tensor, ops: LayerOps | None, deterministic: bool) -> Swap | None:
+def _swap(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
     """How layers like this parameter are swapped; None where they are left alone."""
     if ops is not None:
-        return partial(_use_ops, ops=ops) if parameter.dtype in _TOLERANCE else None
+        return partial(_use_ops, ops=ops, division=division) if parameter.dtype in _TOLERANCE else None
+    if division is not None:  # a layer that is one call has no place for sums
+        return None
     ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype in (torch.float32, torch.bfloat16))
     kernels = cpu_kernels() if ours else None
     return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
 
 
-def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None:
+def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps, division: Division | None) -> None:
     layer.__class__ = _fused_class(type(layer), FusedLayer)
-    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0)
+    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0, _division=division)
     layer.join()
     # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator they
     # would be a second copy of the layers in the end, while the drafter loads on the same card.
     torch.cuda.empty_cache()
 
 
-def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str | None:
+def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
     """Swap one layer; the reason where it is left as it is."""
     kind = type(layer)
     if f"{kind.__module__}.{kind.__qualname__}" not in KNOWN_LAYERS:
@@ -132,12 +137,16 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str 
     except ValueError as error:
         return str(error)
     found = _trial(layer, attention, in_stack=True)
-    if all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
+    alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    problem = None if alike else "a trial gives other numbers"
+    if division is not None:
+        problem = division.agree(problem)
+    if problem is None:
         return None
     if isinstance(layer, CpuLayer):
         layer.leave_stack()
     layer.__class__ = kind
-    return "a trial gives other numbers"
+    return problem
 
 
 Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
@@ -150,6 +159,7 @@ class FusedLayer(nn.Module):
     _ops: LayerOps
     _window: int
     _add: "Add | None" = None
+    _division: Division | None = None
 
     def forward(
         self,
@@ -188,15 +198,21 @@ class FusedLayer(nn.Module):
         )
         attended = mixed.flatten(1)
         mixed = functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias)
-        mixed = self._added(mixed, attended, 1, rows)
+        mixed = self._summed(self._added(mixed, attended, 1, rows))
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
         active = ops.silu_mul(self._added(functional.linear(normed, *self._gate_up), normed, 2, rows))
-        if mlp.down_proj.bias is not None:
+        if self._division is not None and not self._division.first:
+            out = functional.linear(active, mlp.down_proj.weight)
+        elif mlp.down_proj.bias is not None:
             out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
         else:
             # The product is added where it is summed: one launch, and one rounding less.
             out = total.addmm_(active, mlp.down_proj.weight.t())
-        return self._added(out, active, 3, rows)[None]
+        return self._summed(self._added(out, active, 3, rows))[None]
+
+    def _summed(self, out: Tensor) -> Tensor:
+        """The layer's output, of which a process may have an addend."""
+        return out if self._division is None else self._division.sum(out)
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
         """A product with what is added to it, in place."""

@@ -1,7 +1,7 @@
 """Addition of a part of the runtime to a loaded verifier, beside what every model has."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -11,7 +11,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, KeptBeside
 from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk
 from wingbeat.runtime.protocol.messages import Outcome
-from wingbeat.runtime.round.rows import Feature, Rows
+from wingbeat.runtime.round.rows import NO_COLUMNS, Feature, Rows
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.scheduler import Seats
@@ -54,8 +54,9 @@ class ModelPart:
         """Message to other processes of the verifier for a pass: numbers, texts, tensors and tuples."""
         return None
 
-    def hear(self, told: Any) -> None:
-        """Be, in another process, as `tell` says for the pass to come."""
+    def hear(self, told: Any) -> Mapping[type, Any]:
+        """Be, in another process, as `tell` says for the pass to come; columns of its rows, by kind."""
+        return NO_COLUMNS
 
     def requests(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> dict[str, str] | None:
         """Labels of an engine's requests in metrics; None where there are none."""

@@ -24,6 +24,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
+from wingbeat.runtime.verifier.layers.division import Division
 from wingbeat.runtime.verifier.layers.eight_bits import ASKED, pack_rounded, round_linears
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
@@ -104,7 +105,7 @@ def written_tokens(folder: Path) -> list[int]:
 def prepare_model(
     model: PreTrainedModel,
     name: str,
-    whole: bool = True,
+    division: Division | None = None,
     deterministic: bool = False,
     eight_bits: bool = False,
     written: Sequence[int] = (),
@@ -112,10 +113,10 @@ def prepare_model(
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
     Args:
-        whole: False where its products are parts of what several processes add up: no layer is one function then.
-        deterministic: a row shall have the same bits whatever shares its pass, of a model that is `whole`.
-        eight_bits: round the weights of its linear layers first (`round_linears`), of a model that is `whole`: what it
-            is tried against is transformers' decoding by rounded weights.
+        division: among processes, each with a part of its layers, which all prepare theirs; None where it is whole.
+        deterministic: a row shall have the same bits whatever shares its pass, of a whole model.
+        eight_bits: round the weights of its linear layers first (`round_linears`), of a whole model: what it is tried
+            against is transformers' decoding by rounded weights.
         written: token ids of a text as models are trained on, which a model in half precision is tried on as well.
 
     Raises:
@@ -136,13 +137,13 @@ def prepare_model(
         texts = texts_for(model, probed)
         refused: dict[str, str] = {}
         if model.dtype in HALVES:
-            refused = _try_in_float32(model, probed, texts, whole, deterministic)
+            refused = _try_in_float32(model, probed, texts, division, deterministic)
         references = reference_logits(model, texts)
         if references[0].rounding and written:
             references += reference_logits(model, written_texts(texts, written))
-        trial = first("open_trial", model, texts, whole, refused)
+        trial = first("open_trial", model, texts, division is None, refused)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, kinds.remembered, whole, deterministic)
+        loaded = _switch(model, name, probed, kinds.remembered, division, deterministic)
         loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
@@ -164,7 +165,7 @@ def _try_in_float32(
     model: PreTrainedModel,
     probed: ProbedAttention,
     texts: list[TrialText],
-    whole: bool,
+    division: Division | None,
     deterministic: bool,
 ) -> dict[str, str]:
     """Try the code that serves a model in half precision on a copy in float32, where rounding hides no mistake.
@@ -183,7 +184,7 @@ def _try_in_float32(
     try:
         remembered = check_cache(copy).remembered  # in float32, too
         references = reference_logits(copy, texts)
-        trial = first("open_trial", copy, texts, whole, {})
+        trial = first("open_trial", copy, texts, division is None, {})
     except Exception as error:
         if not is_part or isinstance(error, torch.OutOfMemoryError | MemoryError | BackendLost):
             raise
@@ -191,8 +192,8 @@ def _try_in_float32(
         return {}
     with _unlogged():
         if remembered is None:
-            try_model(_switch(copy, "", probed, remembered, whole, deterministic, fast=False), references)
-        loaded = _switch(copy, "", probed, remembered, whole, deterministic)
+            try_model(_switch(copy, "", probed, remembered, division, deterministic, fast=False), references)
+        loaded = _switch(copy, "", probed, remembered, division, deterministic)
     try_model(loaded, references)
     refused = {} if trial is None else trial.serve(loaded)
     del copy, loaded, references, trial
@@ -219,7 +220,7 @@ def _switch(
     name: str,
     probed: ProbedAttention,
     remembered: Remembered | None,
-    whole: bool,
+    division: Division | None,
     deterministic: bool,
     fast: bool = True,
 ) -> LoadedModel:
@@ -234,8 +235,9 @@ def _switch(
     layers = decoder_layers(model, len(probed.layers))
     if fast:
         speed_up(model, deterministic)
-    if fast and whole:
-        fuse(model, layers, probed.layers, deterministic=deterministic)
+    if fast:
+        fuse(model, layers, probed.layers, deterministic=deterministic, division=division)
+    if fast and division is None:
         widen_logits(model)
         pack_output(model, layers)
         pack_rounded(model)
@@ -254,7 +256,7 @@ def _switch(
         deterministic=deterministic,
     )
     if remembered is not None:
-        loaded.add(remembered.install(model, ATTENTION_NAME, whole))
+        loaded.add(remembered.install(model, ATTENTION_NAME, division is None))
     return loaded
 
 

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.fakes import expected_tokens
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EnginesEnded
+from wingbeat.deployments.replica import engine_life, verifier_replica
 from wingbeat.deployments.replica.engine_client import EngineFailed
 
 ENGINES = "tests.deployments.replica.child_engines"
@@ -101,6 +104,48 @@ def test_an_engine_that_is_stopped_for_good_is_replaced_also_where_it_had_nothin
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
     assert "stopped by a signal" in caplog.text
+
+
+class Ranks:
+    """Stands for the ranks of one life; those of the first one are told to end."""
+
+    group, pids = None, ()
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    async def lost(self) -> str:
+        await self._ended.wait()
+        self._ended.clear()
+        return "rank 1 of the verifier has ended"
+
+    def kill(self) -> None:
+        pass
+
+
+def test_an_engine_that_waits_for_a_rank_that_has_ended_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As in a captured round, whose sums nothing gives a limit: it stops for no message."""
+    hook = verifier_replica.first
+    monkeypatch.setattr(engine_life, "STOP_S", 0.1)
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        def launch(name: str, *args: Any) -> Any:
+            return partial(Ranks, ended) if name == "launch_ranks" else hook(name, *args)
+
+        monkeypatch.setattr(verifier_replica, "first", launch)
+        async with pool_of("a", engine_factory=f"{ENGINES}:build_clocked", engine_stuck_after_s=600.0) as pool:
+            others = [bystander(pool, index) for index in range(3)]
+            await until(lambda: pool.loads()[0].outstanding_tokens < 3 * 150)
+            os.kill(engine_pid(pool, "a"), signal.SIGSTOP)
+            ended.set()
+            assert [tokens(await other) for other in others] == texts(3)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert "rank 1 of the verifier has ended" in caplog.messages
 
 
 @pytest.mark.slow

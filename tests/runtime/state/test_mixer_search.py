@@ -1,5 +1,7 @@
 """Layers with state at load: what a mixer is found to be, and that one which is run wrongly is never served."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -82,4 +84,4 @@ def test_state_that_mixers_of_another_kind_keep_is_refused(monkeypatch):
 
 def test_ranks_divide_no_model_with_states():
     with pytest.raises(UnsupportedModelError, match=r"recurrent states .*: ranks do not divide states"):
-        prepare_model(random_hybrid("lfm2"), "x", whole=False)
+        prepare_model(random_hybrid("lfm2"), "x", division=SimpleNamespace(first=True))

@@ -15,10 +15,14 @@ from tests.runtime.models import (
     random_model,
     random_prompts,
 )
+from tests.runtime.tensor_parallel.recorded_ranks import OPS, RecordedRank
 from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.verifier.layers import fused
+from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 LENGTH = 16
@@ -34,10 +38,10 @@ def second():
     rank.kill()
 
 
-def folders(root, model):
+def folders(root, model, names=NAMES):
     """By name, an adapter of each kind, and what the model writes with it merged."""
     found = {}
-    for seed, kind in enumerate(NAMES):
+    for seed, kind in enumerate(names):
         base = random_model(model, **EVEN)
         folder = write_adapter(root / kind, base, seed=seed, **KINDS[kind])
         found[kind] = folder, greedy(merge(base, folder), PROMPTS, LENGTH)[0]
@@ -81,6 +85,24 @@ def test_ranks_write_what_each_merged_model_writes(model, shape, max_loras, seco
         assert found == [expected[which[index % len(which)]][index] for index in range(len(PROMPTS))]
         assert len({tuple(map(tuple, written)) for written in expected.values()}) == len(expected)
         engine.model.remove_taps()
+
+
+def test_captured_rounds_of_fused_layers_have_their_rows_adapters(second, tmp_path, monkeypatch):
+    """One adapter takes the place of another between two replays."""
+    monkeypatch.setattr(fused, "OPS", {"cpu": OPS})
+    kinds, limits = folders(tmp_path, "llama", NAMES[:2]), engine_config(max_num_seqs=4, max_loras=1, max_lora_rank=8)
+    base = random_model("llama", **EVEN)
+    expected = {None: greedy(base, PROMPTS, LENGTH)[0]}
+    (tmp_path / "model").mkdir()
+    with led_model(second, base, tmp_path / "model", limits, graph_device=RecordedRank()) as led:
+        assert all(isinstance(layer, FusedLayer) for layer in led.loaded.decoder_layers)
+        for name, (folder, written) in kinds.items():
+            expected[led.loaded.parts["adapters"].inspect(name, folder)] = written
+        engine, which = led_engine(led, led.limits, None, RecordedRank()), list(expected)
+        found = finish(engine, which)
+        assert found == [expected[which[index % len(which)]][index] for index in range(len(PROMPTS))]
+    assert engine.stats().graphs.replays[Stage.BASE_DECODING]
+    assert not engine.stats().graphs.eager_runs
 
 
 def test_matrices_are_divided_as_their_layers_are(second, tmp_path):

@@ -20,6 +20,7 @@ from tests.runtime.models import (
     random_prompts,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
+from tests.runtime.tensor_parallel.recorded_ranks import RecordedRank
 from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import SamplingParams
@@ -64,18 +65,21 @@ def test_half_precision_is_tried_on_all_ranks(second, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.few(1)
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize(("speculation", "plan"), [(TREE, right_tree), (CHAIN, right_chain)], ids=["tree", "chain"])
-def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, plan, temperature, second, tmp_path):
+def test_drafts_cached_prefixes_and_preemption_change_no_token(
+    speculation, plan, temperature, captured, second, tmp_path
+):
     model = random_model("llama", **EVEN)
     params = [SamplingParams(LENGTH, temperature, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))]
     alone = prepare_model(random_model("llama", **EVEN), "llama")
     expected, _ = generate(alone, engine_config(), None, PROMPTS, params)
     told = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     config = engine_config(speculation, max_model_len=128, num_kv_blocks=12)
-    with led_model(second, model, tmp_path, config) as led:
+    with led_model(second, model, tmp_path, config, graph_device=RecordedRank()) as led:
         for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, plan, 96)):
-            engine = led_engine(led, led.limits, drafter)
+            engine = led_engine(led, led.limits, drafter, RecordedRank() if captured else None)
             assert Run(engine, PROMPTS, params).finish() == expected
             assert engine.stats().num_preemptions > 0
             again = Run(engine, PROMPTS[4:5], params[4:5])
@@ -87,12 +91,14 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, plan
 
 
 @pytest.mark.slow
-def test_costs_are_measured_on_all_ranks_and_change_no_token(second, tmp_path):
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
+def test_costs_are_measured_on_all_ranks_and_change_no_token(captured, second, tmp_path):
     shape = replace(TREE, adaptive=True)
     alone = prepare_model(random_model("llama", **EVEN), "llama")
     expected, _ = generate(alone, engine_config(), None, PROMPTS, greedy_params(LENGTH))
-    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(shape)) as led:
-        engine = led_engine(led, led.limits, eagle_drafter(alone, shape))
+    model = random_model("llama", **EVEN)
+    with led_model(second, model, tmp_path, engine_config(shape), graph_device=RecordedRank()) as led:
+        engine = led_engine(led, led.limits, eagle_drafter(alone, shape), RecordedRank() if captured else None)
         assert Run(engine, PROMPTS, greedy_params(LENGTH)).finish() == expected
         assert sum(engine.stats().policy.decisions.values()) > 0
 

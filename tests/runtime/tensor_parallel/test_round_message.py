@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wingbeat.runtime.round.rows import Rows, Segment
-from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack, unpack
+from wingbeat.runtime.tensor_parallel.round_message import GraphOrder, PoolShape, RoundMessage, pack, unpack
 
 
 def test_every_part_of_a_pass_arrives():
@@ -16,7 +16,7 @@ def test_every_part_of_a_pass_arrives():
     segments = [segment, segment._replace(mask_words=None)]
     rows = Rows(ids, ids + 7, ids[0], segments, [], torch.tensor([0, 4]))
     moves = ((ids[0], ids[0] + 1),)
-    sent = RoundMessage(None, rows, PoolShape(1, 20, 16), moves)
+    sent = RoundMessage(PoolShape(1, 20, 16), moves, rows=rows)
     got = unpack(*pack(sent))
     assert got.pool == PoolShape(1, 20, 16)
     first, second = got.rows.segments
@@ -30,6 +30,13 @@ def test_every_part_of_a_pass_arrives():
         (got.moves[0][1], ids[0] + 1),
     ):
         assert torch.equal(arrived, part)
+
+
+def test_a_step_of_a_graph_arrives_without_a_number_of_a_tensor():
+    sent = RoundMessage(None, (), (("adapters", ((), None)),), order=GraphOrder("replay", 3))
+    form, numbers = pack(sent)
+    assert len(numbers) == 0
+    assert unpack(form, numbers) == sent
 
 
 def test_a_message_that_names_anything_else_is_refused():

@@ -6,7 +6,7 @@ import os
 import signal
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,10 +19,13 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.tensor_parallel.follower import follow
 from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.leader import Led, lead
+from wingbeat.runtime.verifier.layers import fused
+from wingbeat.runtime.verifier.layers.fused import LayerOps
 
 DEVICE = torch.device("cpu")
 ANSWER_S = 120.0
@@ -40,8 +43,20 @@ class SecondRank:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def join(self, group: RankGroup, folder: Path, rank: int = 1, limits: EngineConfig | None = None) -> None:
-        """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed."""
+    def join(
+        self,
+        group: RankGroup,
+        folder: Path,
+        rank: int = 1,
+        limits: EngineConfig | None = None,
+        graph_device: GraphDevice | None = None,
+        ops: dict[str, LayerOps] | None = None,
+    ) -> None:
+        """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed.
+
+        Args:
+            ops: steps of fused layers, by type of device.
+        """
         if self._process is None:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
@@ -49,7 +64,7 @@ class SecondRank:
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
-        self._pipe.send((group, folder, rank, EngineConfig() if limits is None else limits))
+        self._pipe.send((group, folder, rank, EngineConfig() if limits is None else limits, graph_device, ops or {}))
 
     def last_words(self) -> str | None:
         """What ended it: None where rank 0 did."""
@@ -60,7 +75,8 @@ class SecondRank:
         """Send it a signal, and wait for its end by SIGKILL; harmless once it has ended."""
         if self._process is None:
             return
-        os.kill(self._process.pid, how)
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, how)
         if how == signal.SIGKILL:
             self._process.join()
             self._process = None
@@ -69,12 +85,12 @@ class SecondRank:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        group, folder, rank, limits = pipe.recv()
+        group, folder, rank, limits, graph_device, fused.OPS = pipe.recv()
         try:
             if rank == 0:
                 lead(group, folder, stored(folder), DEVICE, limits)
                 os.kill(os.getpid(), signal.SIGKILL)
-            follow(group, rank, folder, stored(folder), DEVICE, limits)
+            follow(group, rank, folder, stored(folder), DEVICE, limits, graph_device)
             pipe.send(None)
         except Exception as error:
             traceback.print_exc()
@@ -83,12 +99,23 @@ def _serve(pipe: Connection) -> None:
 
 @contextmanager
 def led_model(
-    second: SecondRank, model: PreTrainedModel, folder: Path, limits: EngineConfig, ends: bool = True
+    second: SecondRank,
+    model: PreTrainedModel,
+    folder: Path,
+    limits: EngineConfig,
+    ends: bool = True,
+    graph_device: GraphDevice | None = None,
+    ops: dict[str, LayerOps] | None = None,
 ) -> Iterator[Led]:
-    """Rank 0 of a model over two ranks, which this ends."""
+    """Rank 0 of a model over two ranks, which this ends.
+
+    Args:
+        graph_device: of rank 1.
+        ops: of rank 1; those of this process where None.
+    """
     model.save_pretrained(folder)
     group = RankGroup(folder / "ranks", 2)
-    second.join(group, folder, limits=limits)
+    second.join(group, folder, limits=limits, graph_device=graph_device, ops=ops or fused.OPS)
     try:
         led = lead(group, folder, stored(folder), DEVICE, limits)
         yield led
@@ -102,9 +129,12 @@ def led_model(
         assert second.last_words() is None
 
 
-def led_engine(led: Led, config: EngineConfig, drafter: Drafter | None = None) -> Engine:
+def led_engine(
+    led: Led, config: EngineConfig, drafter: Drafter | None = None, graph_device: GraphDevice | None = None
+) -> Engine:
     """An engine of rank 0, and its drafter in this thread."""
-    engine = Engine(led.loaded, config, DrafterNeeds() if drafter is None else drafter.needs, backend=led.backend)
+    needs = DrafterNeeds() if drafter is None else drafter.needs
+    engine = Engine(led.loaded, config, needs, graph_device, backend=led.backend)
     if drafter is not None:
         connect(engine, drafter, InProcessChannel)
     return engine

@@ -1,0 +1,153 @@
+"""Captured rounds of several ranks: each has a graph of its own part, and all of them are replayed together.
+
+Collectives are in the graphs. So is what a pass is about: rank 0's graph computes the rows and hands their numbers to
+the others by a broadcast, which theirs begin with. Which tensors these are is learnt in the warm-up, whose messages are
+as of eager passes. Outside of graphs rank 0 says which one is next (`GraphOrder`), so that ranks warm up, capture and
+replay in one order.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_runner import first_cause
+from wingbeat.runtime.tensor_parallel.ranks import Ranks
+from wingbeat.runtime.tensor_parallel.round_message import GraphOrder, RoundMessage, unpack
+from wingbeat.runtime.tensor_parallel.telling import Telling, Told
+from wingbeat.runtime.verifier_errors import BackendLost
+
+ResultT = TypeVar("ResultT")
+
+
+class LedGraph(NamedTuple):
+    """A graph of rank 0's."""
+
+    graph: Any
+    number: int | None
+    """Of the others' graphs; None where they have no part in it."""
+
+
+class LeadingGraphs:
+    """Rank 0's `GraphDevice`.
+
+    Args:
+        inner: captures rank 0's part.
+    """
+
+    def __init__(self, telling: Telling, inner: GraphDevice) -> None:
+        self._telling, self._inner = telling, inner
+        self.new_pool, self.synchronize, self.memory_bytes = inner.new_pool, inner.synchronize, inner.memory_bytes
+        self._number = 0
+        self._script: list[Told] = []
+
+    def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
+        """See `GraphDevice.warm_up`; the others run what they are told of, as often."""
+        self._number += 1
+
+        def run() -> ResultT:
+            with self._telling.learnt() as self._script:
+                result = function()
+            self._telling.order("run ended", self._number)
+            return result
+
+        self._telling.order("warm up", self._number)
+        return self._inner.warm_up(run)
+
+    def capture(self, function: Callable[[], ResultT], pool: Any) -> tuple[LedGraph, ResultT]:
+        """See `GraphDevice.capture`, of what was warmed up just now.
+
+        Raises:
+            RuntimeError: it cannot be captured on a rank, which the line names; of its memory OutOfMemoryError.
+            BackendLost: another rank is gone.
+        """
+        if not self._script:
+            graph, result = self._inner.capture(function, pool)
+            return LedGraph(graph, None), result
+        self._telling.order("capture", self._number)
+        own: str | None = None
+        try:
+            with self._telling.captured(self._script):
+                graph, result = self._inner.capture(function, pool)
+        except Exception as error:  # no loss of a rank: nothing is sent in a capture
+            own = first_cause(error)
+        problem = self._telling.ranks.agree(own)
+        if problem is not None:
+            raise (torch.OutOfMemoryError if torch.OutOfMemoryError.__name__ in problem else RuntimeError)(problem)
+        return LedGraph(graph, self._number), result
+
+    def replay(self, graph: LedGraph) -> None:
+        """See `GraphDevice.replay`, on all ranks.
+
+        Raises:
+            BackendLost: another rank is gone.
+        """
+        if graph.number is None:
+            self._inner.replay(graph.graph)
+            return
+        with self._telling.in_step():
+            self._telling.order("replay", graph.number)
+            with self._telling.ranks.with_others():
+                self._inner.replay(graph.graph)
+
+
+class FollowingGraphs:
+    """The graphs of another rank.
+
+    Args:
+        run: does what a message says.
+    """
+
+    def __init__(self, ranks: Ranks, device: GraphDevice, run: Callable[[RoundMessage], None]) -> None:
+        self._ranks, self._device, self._run = ranks, device, run
+        self._pool = device.new_pool()
+        self._script: list[Told] = []
+        self._graphs: dict[int, Any] = {}
+
+    def obey(self, order: GraphOrder) -> None:
+        """Take a step together with rank 0.
+
+        Raises:
+            BackendLost: rank 0 or another one is gone.
+        """
+        if order.step == "warm up":
+            self._device.warm_up(self._run_once)
+        elif order.step == "capture":
+            self._capture(order.number)
+        else:
+            with self._ranks.with_others():
+                self._device.replay(self._graphs[order.number])
+
+    def forget(self) -> None:
+        """Let go of all graphs: the pool that they read and write is gone."""
+        self._graphs.clear()
+
+    def _run_once(self) -> None:
+        """Up to the end of one run of rank 0's."""
+        self._script = []
+        while True:
+            form, numbers = self._ranks.hear()
+            if not form:
+                raise BackendLost("rank 0 has ended while a graph was warmed up")
+            message = unpack(form, numbers)
+            if message.order is not None:
+                return
+            self._script.append(Told(form, len(numbers)))
+            self._run(message)
+
+    def _capture(self, number: int) -> None:
+        script, problem, graph = self._script, None, None
+
+        def function() -> None:
+            for form, num_bytes in script:
+                numbers = torch.empty(num_bytes, dtype=torch.uint8, device=self._ranks.device)
+                self._run(unpack(form, self._ranks.share(numbers)))
+
+        try:
+            graph, _ = self._device.capture(function, self._pool)
+        except Exception as error:
+            problem = first_cause(error)
+            self._pool = self._device.new_pool()
+        if self._ranks.agree(problem) is None:
+            self._graphs[number] = graph

@@ -1,0 +1,126 @@
+"""Rank 0's messages to the other ranks: of passes, of moves in the pool and of graphs."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from wingbeat.runtime.round.rows import NO_COLUMNS, ROWS_KEYWORD, Rows
+from wingbeat.runtime.tensor_parallel.ranks import Ranks
+from wingbeat.runtime.tensor_parallel.round_message import GraphOrder, PoolShape, RoundMessage, pack
+from wingbeat.runtime.verifier.layers.model_part import ModelPart
+from wingbeat.runtime.verifier_errors import BackendLost
+
+
+class Told(NamedTuple):
+    """A message in a graph: its form stays, its numbers are those of each replay."""
+
+    form: bytes
+    num_bytes: int
+
+
+class Telling:
+    """Messages in the order of what they are about; in a capture they are numbers alone, in the graph.
+
+    Args:
+        parts: of the model, by name.
+    """
+
+    def __init__(self, ranks: Ranks, parts: dict[str, ModelPart]) -> None:
+        self.ranks = ranks
+        self._parts = parts
+        self._keys: Callable[[], Tensor | None] = lambda: None
+        """Of the pool's first layer, while there is that pool."""
+        self._pool: PoolShape | None = None
+        self._moves: list[tuple[Tensor, Tensor]] = []
+        self._in_step = True
+        self._learnt: list[Told] | None = None
+        """Where messages are noted for a capture, in a run of its warm-up."""
+        self._captured: Iterator[Told] | None = None
+        """What a capture is still to tell."""
+
+    @contextmanager
+    def a_pass(self, input_ids: Tensor, **inputs: Any) -> Iterator[None]:
+        """Context manager in which rank 0 runs a pass of the model that the others are told of.
+
+        Raises:
+            BackendLost: a rank is gone, or an earlier pass has left them in different places.
+        """
+        rows: Rows | None = inputs.get(ROWS_KEYWORD)
+        told = tuple((name, part.tell(rows)) for name, part in self._parts.items())
+        if rows is None:
+            message = self._message(told)._replace(observed=input_ids)
+        else:
+            self._use(rows.caches)
+            rows = rows._replace(caches=[], packed=None, columns=NO_COLUMNS, around=(), chunk_rows=None)
+            message = self._message(told)._replace(rows=rows)
+        # A capture runs nothing on any rank.
+        with self.in_step() if self._captured is None else nullcontext():
+            self._say(message)
+            yield
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Context manager of what all ranks do together: where it raises, they do nothing together any more.
+
+        Raises:
+            BackendLost: that has happened.
+        """
+        if not self._in_step:
+            raise BackendLost("a pass of the verifier has failed, and its ranks are no longer in step")
+        self._in_step = False
+        yield
+        self._in_step = True
+
+    def moved(self, from_slots: Tensor, to_slots: Tensor) -> None:
+        """Have the other ranks move keys and values likewise: in the graph, or before their next pass."""
+        self._moves.append((from_slots, to_slots))
+        if self._learnt is not None or self._captured is not None:
+            self._say(self._message())
+
+    def order(self, step: str, number: int) -> None:
+        """Have the other ranks take a step of a graph."""
+        told = tuple((name, part.tell(None)) for name, part in self._parts.items())
+        self._say(self._message(told)._replace(order=GraphOrder(step, number)))
+
+    @contextmanager
+    def learnt(self) -> Iterator[list[Told]]:
+        """Context manager that yields what is told within, once it ends."""
+        self._learnt = []
+        try:
+            yield self._learnt
+        finally:
+            self._learnt = None
+
+    @contextmanager
+    def captured(self, script: list[Told]) -> Iterator[None]:
+        """Context manager of a capture, in which this is told and nothing else."""
+        self._captured = iter(script)
+        try:
+            yield
+        finally:
+            self._captured = None
+
+    def _message(self, told: tuple[tuple[str, Any], ...] = ()) -> RoundMessage:
+        moves, self._moves = tuple(self._moves), []
+        return RoundMessage(self._pool, moves, told)
+
+    def _say(self, message: RoundMessage) -> None:
+        form, numbers = pack(message)
+        if self._captured is not None:
+            warm = next(self._captured, None)
+            if warm is None or warm.num_bytes != len(numbers):
+                raise RuntimeError(f"a graph tells of {len(numbers)} bytes where its warm-up told of {warm}")
+            self.ranks.share(numbers)
+            return
+        self.ranks.tell(form, numbers)
+        if self._learnt is not None:
+            self._learnt.append(Told(form, len(numbers)))
+
+    def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
+        keys = caches[0][0]
+        if self._keys() is not keys:
+            self._keys = weakref.ref(keys)
+            self._pool = PoolShape(1 if self._pool is None else self._pool.number + 1, *keys.shape[:2])
