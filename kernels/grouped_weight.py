@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 21
+"""Numbers of a weight that are unpacked together."""
+
 
 class Form(NamedTuple):
     """A form of numbers."""
@@ -33,6 +36,10 @@ class Scales(NamedTuple):
     """[columns, num_groups]: floats, whole numbers of a byte, or exponents of two (float8_e8m0fnu)"""
     by: Tensor | None = None
     """float16 [columns, num_groups / n]: each multiplies n neighbours."""
+
+    def of(self, columns: slice) -> "Scales":
+        """Those of some columns."""
+        return Scales(self.numbers[columns], None if self.by is None else self.by[columns])
 
     def floats(self) -> Tensor:
         """float32 [columns, num_groups]"""
@@ -65,10 +72,18 @@ class GroupedWeight(NamedTuple):
 
     def dense(self) -> Tensor:
         """The weight itself, in float32."""
-        scales = self.scales.floats()
-        shifts = scales * self.offset if self.zeros is None else scales * -self.zeros.float()
-        shifts = shifts if self.minima is None else self.minima.floats()
-        numbers = self.form.floats(self.values).unflatten(1, (-1, self.group))
+        columns, inputs = self.values.shape
+        at_once = max(1, _AT_ONCE // inputs)  # beside them lie the same numbers in float64
+        parts = [self._dense(slice(begin, begin + at_once)) for begin in range(0, columns, at_once)]
+        return torch.cat(parts) if parts else self.values.float()
+
+    def _dense(self, columns: slice) -> Tensor:
+        scales = self.scales.of(columns).floats()
+        if self.minima is not None:
+            shifts = self.minima.of(columns).floats()
+        else:
+            shifts = scales * (self.offset if self.zeros is None else -self.zeros[columns].float())
+        numbers = self.form.floats(self.values[columns]).unflatten(1, (-1, self.group))
         # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
         wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)

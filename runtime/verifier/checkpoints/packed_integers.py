@@ -75,12 +75,12 @@ def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
     _check(layer, parts, num_bits, by_input=is_awq)
     if is_awq:
-        numbers, zeros = (_unpacked(parts[name], 4)[..., _AWQ_ORDER].flatten(1) for name in ("qweight", "qzeros"))
+        numbers, zeros = (unpacked(parts[name], 4)[..., _AWQ_ORDER].flatten(1) for name in ("qweight", "qzeros"))
         groups = None
     else:
-        numbers = _unpacked(parts["qweight"], num_bits).transpose(1, 2).flatten(0, 1)  # [in, out]
+        numbers = unpacked(parts["qweight"], num_bits).transpose(1, 2).flatten(0, 1)  # [in, out]
         older = str(settings.get("checkpoint_format", "gptq")).lower() == "gptq"
-        zeros = _unpacked(parts["qzeros"], num_bits).flatten(1) + int(older)
+        zeros = unpacked(parts["qzeros"], num_bits).flatten(1).short() + int(older)
         groups = parts.get("g_idx")
     return in_groups(numbers, zeros, parts["scales"], groups, num_bits)
 
@@ -106,14 +106,14 @@ def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: boo
         raise ModelCheckpointError(f"tensor {layer}.g_idx does not name one of {num_groups} groups for {inputs} inputs")
 
 
-def _unpacked(packed: Tensor, num_bits: int) -> Tensor:
-    """int32 [a, b] -> int16 [a, b, numbers in each]"""
-    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
-    return ((packed[..., None] >> shifts) & (2**num_bits - 1)).short()
+def unpacked(packed: Tensor, num_bits: int) -> Tensor:
+    """int32 [a, b] -> uint8 [a, b, numbers in each]"""
+    parts = [(packed >> shift & 2**num_bits - 1).byte() for shift in range(0, 32, num_bits)]
+    return torch.stack(parts, dim=-1)
 
 
 def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None, num_bits: int) -> GroupedWeight:
-    """Integers [in, out] from 0 on, with zeros and scales [groups, out].
+    """Integers uint8 [in, out], with zeros and scales [groups, out].
 
     Args:
         groups: int [in]: the group of each input, in the file's order where it is not the inputs'.
@@ -129,7 +129,6 @@ def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | N
             zeros, scales = zeros[expanded], scales[expanded]
     rows = numbers.t()
     if num_bits <= 4:
-        return GroupedWeight(UINT4, rows.byte(), Scales(scales.t()), zeros=zeros.t().byte(), order=order)
-    values = (rows - 128).to(torch.int8).contiguous().view(torch.uint8)
+        return GroupedWeight(UINT4, rows, Scales(scales.t()), zeros=zeros.t().byte(), order=order)
     # float16 holds these whole numbers, of -127 to 128.
-    return GroupedWeight(INT8, values, Scales(scales.t()), zeros=(zeros.t() - 128).half(), order=order)
+    return GroupedWeight(INT8, rows ^ 128, Scales(scales.t()), zeros=(zeros.t().short() - 128).half(), order=order)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import E4M3, INT8, GroupedWeight, Scales
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier.checkpoints.packed_integers import in_groups
+from wingbeat.runtime.verifier.checkpoints.packed_integers import in_groups, unpacked
 
 PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_g_idx")
 
@@ -111,7 +111,7 @@ def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: int) -> GroupedWeight:
-    numbers = _numbers(parts["weight_packed"], num_bits)
+    numbers = unpacked(parts["weight_packed"], num_bits).flatten(1)
     if (shape := parts.get("weight_shape")) is not None:
         numbers = numbers[:, : int(shape[1])]
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
@@ -121,15 +121,9 @@ def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: in
     scale = scale.expand(len(numbers), -1)
     zeros = parts.get("weight_zero_point")
     if zeros is None:
-        middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.int16)
+        middle = torch.full_like(scale, 2 ** (num_bits - 1), dtype=torch.uint8)
     else:  # packed along the rows, as weights are along the columns
-        middle = _numbers(zeros.t(), num_bits).t()[: len(scale)]
+        middle = unpacked(zeros.t(), num_bits).flatten(1).t()[: len(scale)]
         if middle.shape != scale.shape:
             raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")
     return in_groups(numbers.t(), middle.t(), scale.t(), parts.get("weight_g_idx"), num_bits)
-
-
-def _numbers(packed: Tensor, num_bits: int) -> Tensor:
-    """int32 [a, b] -> int16 [a, b * numbers in each], from 0 on."""
-    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
-    return ((packed[..., None] >> shifts) & (2**num_bits - 1)).short().flatten(1)

@@ -15,7 +15,7 @@ from wingbeat.kernels.cpu.panels import fits_bfloat16
 from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, layer_of
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_weight, matrices_of, pack_linear
+from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, matrices_of, pack_linear
 
 _MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
@@ -79,7 +79,8 @@ class LayerStack:
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         # Gate and up are multiplied together, so that they must be of one kind.
         gated = (mlp.gate_proj, mlp.up_proj)
-        halved = all(fits_bfloat16(dense_weight(linear)) for linear in gated)
+        unpacked = [linear.weight for linear in gated if getattr(linear, "_panels", None) is None]
+        halved = all(map(fits_bfloat16, unpacked))
         held_as = dict.fromkeys(gated, torch.bfloat16 if halved else mlp.gate_proj.weight.dtype)
         for linear in projections:
             if not pack_linear(linear, self.kernels, held=held_as.get(linear)):
