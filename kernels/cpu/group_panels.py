@@ -54,7 +54,7 @@ class GroupPanels(NamedTuple):
         groups = structs.Groups(_struct(scales), _struct(shifts), weight.group, weight.offset, zeros is not None)
         address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
         matrix = Matrix(storage.data_ptr(), address, columns, width, size, layout.kind, None, groups)
-        meant = weight._replace(values=weight.values[:0], scales=scales, minima=minima, zeros=zeros)
+        meant = weight._replace(values=weight.values.new_empty(0, 0), scales=scales, minima=minima, zeros=zeros)
         return cls(storage, (columns,), inputs, dtype, bias, meant, (Matrix * 1)(matrix))
 
     @property

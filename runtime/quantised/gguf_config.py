@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.quantised.gguf_file import GgufFile
+from wingbeat.runtime.quantised.gguf_file import GgufFile, GgufTensor
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _SIZES = {
@@ -51,7 +51,7 @@ class _Head(NamedTuple):
     """What a file says: its fields by their names without the architecture's, and its tensors by name."""
 
     fields: Mapping[str, Any]
-    tensors: Mapping[str, np.ndarray]
+    tensors: Mapping[str, GgufTensor]
 
     def head_dim(self) -> int:
         return self.fields.get("attention.key_length") or (
@@ -92,7 +92,7 @@ def _phi3(head: _Head) -> dict[str, Any]:
         original = head.fields["rope.scaling.original_context_length"]
         angles |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         angles |= {
-            f"{which}_factor": head.tensors[f"rope_factors_{which}.weight"].tolist() for which in ("short", "long")
+            f"{which}_factor": head.tensors[f"rope_factors_{which}.weight"].data.tolist() for which in ("short", "long")
         }
         found["original_max_position_embeddings"] = original
     return found | {"rope_parameters": angles}
@@ -144,7 +144,7 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
     missing = sorted(_SIZES.keys() - fields.keys() - {"attention.head_count_kv", "attention.layer_norm_rms_epsilon"})
     if missing:
         raise ModelCheckpointError(f"{name} does not say {prefix}{missing[0]}")
-    head = _Head(fields, {tensor.name: tensor.data for tensor in file.tensors})
+    head = _Head(fields, {tensor.name: tensor for tensor in file.tensors})
     try:
         return _config(known, head, file)
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -193,7 +193,7 @@ def _angles(head: _Head) -> dict[str, Any]:
     elif kind not in ("none", "linear"):
         raise ValueError(f"rotary positions scaled as {kind!r} are not read")
     if (factors := head.tensors.get("rope_freqs.weight")) is not None:
-        angles |= _by_factors(factors, head.head_dim(), angles["rope_theta"])
+        angles |= _by_factors(factors.data, head.head_dim(), angles["rope_theta"])
     return angles
 
 

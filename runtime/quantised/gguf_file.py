@@ -15,6 +15,7 @@ import numpy as np
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+_PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I8": np.int8, "I32": np.int32}
 _MAGIC, _VERSIONS, _MOST_DIMENSIONS = b"GGUF", (2, 3), 4
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -29,8 +30,18 @@ class GgufTensor(NamedTuple):
     """A `gguf.GGMLQuantizationType`"""
     shape: tuple[int, ...]
     """Innermost dimension first."""
-    data: np.ndarray
-    """As it lies in the file: numbers, or uint8 [..., bytes of a row] of forms that pack them."""
+    file: Path
+    begin: int
+    """Where it lies in the file, in bytes."""
+    num_bytes: int
+
+    @property
+    def data(self) -> np.ndarray:
+        """As it lies in the file, read anew: numbers, or uint8 [..., bytes of a row] of forms that pack them."""
+        own = np.fromfile(self.file, np.uint8, self.num_bytes, offset=self.begin)
+        rows = tuple(reversed(self.shape[1:]))
+        plain = _PLAIN.get(self.tensor_type.name)
+        return (own if plain is None else own.view(plain)).reshape(*rows, -1)
 
 
 class GgufFile(NamedTuple):
@@ -107,12 +118,12 @@ def parts_of(file: Path) -> list[Path]:
 
 def _read_part(file: Path) -> GgufFile:
     try:
-        return _read(np.memmap(file, mode="r").view(np.ndarray))
+        return _read(file, np.memmap(file, mode="r").view(np.ndarray))
     except (ValueError, KeyError, OverflowError, RecursionError, struct.error, OSError) as error:
         raise ModelCheckpointError(f"{file} is truncated or damaged: {type(error).__name__}: {error}") from error
 
 
-def _read(data: np.ndarray) -> GgufFile:
+def _read(file: Path, data: np.ndarray) -> GgufFile:
     head = _Head(memoryview(data))
     if bytes(data[:4]) != _MAGIC:
         raise ValueError("it does not begin by GGUF")
@@ -127,7 +138,7 @@ def _read(data: np.ndarray) -> GgufFile:
     found = [_tensor_at(head) for _ in range(num_tensors)]
     alignment = fields.get("general.alignment", 32)
     begin = -(-head.at // alignment) * alignment
-    return GgufFile(fields, [_tensor(data, begin, *one) for one in found])
+    return GgufFile(fields, [_tensor(file, len(data), begin, *one) for one in found])
 
 
 def _tensor_at(head: _Head) -> tuple[str, tuple[int, ...], int, int]:
@@ -137,20 +148,15 @@ def _tensor_at(head: _Head) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(head.number("Q") for _ in range(num_dimensions)), head.number("I"), head.number("Q")
 
 
-def _tensor(data: np.ndarray, begin: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
+def _tensor(file: Path, size: int, begin: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     form = GGMLQuantizationType(kind)
-    block, size = GGML_QUANT_SIZES[form]
+    block, block_bytes = GGML_QUANT_SIZES[form]
     count = math.prod(shape)
     if count % block or (shape and shape[0] % block):
         raise ValueError(f"tensor {name} of {form.name} has rows of {shape[0]} numbers, which are no whole blocks")
-    num_bytes = count // block * size
-    own = data[begin + offset : begin + offset + num_bytes]
-    if len(own) < num_bytes:
-        raise ValueError(f"tensor {name} ends {num_bytes - len(own)} bytes behind the file")
-    rows = tuple(reversed(shape[1:]))
-    plain = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I8": np.int8, "I32": np.int32}.get(form.name)
-    if plain is not None:
-        return GgufTensor(name, form, shape, own.view(plain).reshape(*rows, shape[0] if shape else 1))
-    return GgufTensor(name, form, shape, own.reshape(*rows, shape[0] // block * size))
+    num_bytes = count // block * block_bytes
+    if (behind := begin + offset + num_bytes - size) > 0:
+        raise ValueError(f"tensor {name} ends {behind} bytes behind the file")
+    return GgufTensor(name, form, shape, file, begin + offset, num_bytes)

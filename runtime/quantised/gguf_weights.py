@@ -131,7 +131,7 @@ def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
 
     def read() -> GroupedWeight:
         layout = FORMS[form]
-        blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // layout.inputs, layout.size)
+        blocks = torch.from_numpy(tensor.data).view(columns, inputs // layout.inputs, layout.size)
         return layout.read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
 
     return read
