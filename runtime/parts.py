@@ -4,6 +4,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 `deployments.parts` for those of the application.
 
 - `drafter_kinds()`: each a `drafters.drafter_kind.DrafterKind`.
+- `draft_passes(drafter)`: passes of a `drafters.head_drafter.HeadDrafter` that are not torch's, as
+  `drafters.head_passes.HeadPasses`; None where torch drafts.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
@@ -45,6 +47,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
+    "cpu",
     *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
     *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
     *("lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),

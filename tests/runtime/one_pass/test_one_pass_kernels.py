@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.runtime.by_torch import by_torch
+from tests.runtime.cpu.drafting.kernel_drafts import assert_same, reply_of
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, World, channel_spec
-from tests.runtime.kernel_drafts import assert_same, by_torch, reply_of
 from tests.runtime.models import CHAIN, TREE
 from tests.runtime.one_pass.one_pass_drafts import LENS, TAPS, TARGET, load
 from tests.runtime.one_pass.one_pass_world import DFLASH2, FAMILIES, HEADS, random_tensors, raw_config, save_head
@@ -16,7 +17,7 @@ from tests.runtime.one_pass.parallel_eagle_world import parallel_config, paralle
 from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
-from wingbeat.runtime.drafters import kernel_drafter
+from wingbeat.runtime.cpu.drafting import kernel_passes
 from wingbeat.runtime.heads import kernel_head, layer
 from wingbeat.runtime.one_pass import kernel_block
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
@@ -72,11 +73,11 @@ def pair_of(head, speculation, temperatures=MIXED, lens=LENS):
     spec = channel_spec(speculation, head.taps_size)
     world = World(speculation, head.taps_size, lens, temperatures)
     with torch.inference_mode():
+        drafters[0].resize(spec, spec.num_slots, spec.num_blocks)
+        by_torch(lambda: drafters[1].resize(spec, spec.num_slots, spec.num_blocks))
+        assert [drafter.passes is None for drafter in drafters] == [False, True]
         for drafter in drafters:
-            drafter.resize(spec, spec.num_slots, spec.num_blocks)
-        assert all(drafter._passes is not None for drafter in drafters)
-        world.feed(drafters[0])
-        by_torch(lambda: world.feed(drafters[1]))
+            world.feed(drafter)
     return *drafters, world
 
 
@@ -87,7 +88,7 @@ def assert_alike(mine, other, world, **fields):
             committed = mine.pool.num_blocks
             torch.testing.assert_close(part[1:committed], wanted[1:committed], atol=2e-5, rtol=1e-5)
     batch = world.batch(proposals=world.slots)._replace(**fields)
-    assert_same(mine.draft(batch), by_torch(lambda: other.draft(batch)))
+    assert_same(mine.draft(batch), other.draft(batch))
 
 
 @pytest.mark.few(4)
@@ -108,7 +109,7 @@ def test_a_head_may_have_any_number_of_layers(tmp_path, family, num_layers):
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 def test_p_eagle_trees_and_keys_are_those_of_torch(tmp_path, num_layers, speculation):
     mine, other, world = pair_of(parallel_head(tmp_path, num_layers), speculation)
-    torch.testing.assert_close(mine._hidden, other._hidden, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(mine.hidden, other.hidden, atol=2e-5, rtol=1e-5)
     assert_alike(mine, other, world)
 
 
@@ -148,7 +149,7 @@ def test_growth_ends_where_the_rules_end_it(tmp_path, speculation):
 
         batch = world.batch(proposals=world.slots)
         tree = mine.draft(batch._replace(growth_rules=rules()))
-        assert_same(tree, by_torch(lambda batch=batch, rules=rules: other.draft(batch._replace(growth_rules=rules()))))
+        assert_same(tree, other.draft(batch._replace(growth_rules=rules())))
         deepest.add(int(tree.depths.max()))
     assert len(deepest) > 1
 
@@ -159,7 +160,7 @@ def test_all_levels_are_grown_whatever_is_asked_for(tmp_path):
     batch = world.batch(proposals=world.slots, max_levels=1)
     tree = mine.draft(batch)
     assert tree.depths.max() == CHAIN.draft_steps
-    assert_same(tree, by_torch(lambda: other.draft(batch)))
+    assert_same(tree, other.draft(batch))
 
 
 @pytest.mark.parametrize("with_rule", [False, True], ids=["whole", "rule"])
@@ -195,7 +196,7 @@ def test_threads_that_are_tried_change_no_tree(tmp_path):
     batch = world.batch(proposals=world.slots)
     alone = mine.draft(batch)
     mine.try_threads(2)
-    mine._passes.num_threads = 2
+    mine.passes.num_threads = 2
     together = mine.draft(batch)
     cpu_kernels().use_threads(1)
     assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
@@ -211,7 +212,7 @@ def test_weights_of_two_bytes_are_read(tmp_path):
     for drafter in drafters:
         drafter.resize(spec, spec.num_slots, spec.num_blocks)
         world.feed(drafter)
-    assert drafters[0]._passes is not None
+    assert drafters[0].passes is not None
     assert drafters[0].pool.caches[0][0].dtype == torch.bfloat16
     scores = [drafter.draft(world.batch(proposals=world.slots)).scores[:, 1] for drafter in drafters]
     torch.testing.assert_close(*scores, atol=0.1, rtol=0)
@@ -225,7 +226,7 @@ def test_rows_may_be_rounded_as_weights_are(tmp_path, family):
     tensors = {name: tensor.bfloat16().float() for name, tensor in random_tensors(raw).items()}
     mine, other, world = pair_of(load(tmp_path, raw, tensors), CHAIN)
     batch = world.batch(proposals=world.slots)
-    tree, expected = mine.draft(batch), by_torch(lambda: other.draft(batch))
+    tree, expected = mine.draft(batch), other.draft(batch)
     torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=5e-2, rtol=0)
     assert (tree.token_ids[:, 1] == expected.token_ids[:, 1]).float().mean() >= 0.75
 
@@ -234,7 +235,7 @@ def test_float16_takes_torchs_operations(tmp_path):
     head = head_of(tmp_path, "dflash2", dtype=torch.float16)
     drafter, spec = OnePassDrafter(head, CHAIN), channel_spec(CHAIN, head.taps_size)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
-    assert drafter._passes is None
+    assert drafter.passes is None
 
 
 @pytest.mark.slow
@@ -250,7 +251,7 @@ def test_builds_for_narrower_registers_draft_likewise(tmp_path, march, monkeypat
         """The narrow build, where kernels are not left out."""
         return None if cpu_kernels() is None else kernels
 
-    for module in (kernel_drafter, kernel_head, layer, kernel_block, linears):
+    for module in (kernel_passes, kernel_head, layer, kernel_block, linears):
         monkeypatch.setattr(module, "cpu_kernels", found)
     for number, family in enumerate(FAMILIES):
         for num_layers, speculation in ((1, TREE), (2, CHAIN), (5, replace(TREE, draft_steps=2))):

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.runtime.by_torch import by_torch
+from tests.runtime.cpu.drafting.kernel_drafts import assert_same, reply_of
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, VOCAB, World, channel_spec
-from tests.runtime.kernel_drafts import assert_same, by_torch, reply_of
+from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.models import random_head, reference
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.protocol.sampling_rules import no_rules
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 from wingbeat.runtime.speculation.policy import GrowthLimits
 
@@ -37,7 +40,7 @@ def drafter_of(speculation, dtype=torch.float32, **fields):
     drafter = EagleDrafter(head.eval().to(dtype), speculation)
     spec = channel_spec(speculation, head.taps_size)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
-    assert drafter._passes is not None
+    assert drafter.passes is not None
     return drafter
 
 
@@ -47,8 +50,9 @@ def worlds(drafter, temperatures):
     world.feed(drafter)
     other = EagleDrafter(drafter.head, drafter.speculation)
     spec = channel_spec(drafter.speculation, drafter.head.taps_size)
-    other.resize(spec, spec.num_slots, spec.num_blocks)
-    by_torch(lambda: world.feed(other))
+    by_torch(lambda: other.resize(spec, spec.num_slots, spec.num_blocks))
+    assert other.passes is None
+    world.feed(other)
     return world, other
 
 
@@ -58,14 +62,14 @@ def worlds(drafter, temperatures):
 def test_trees_hidden_states_and_keys_are_those_of_torch(speculation, temperatures):
     drafter = drafter_of(speculation)
     world, other = worlds(drafter, temperatures)
-    torch.testing.assert_close(drafter._hidden, other._hidden, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(drafter.hidden, other.hidden, atol=2e-5, rtol=1e-5)
     for mine, expected in zip(drafter.pool.caches[0], other.pool.caches[0], strict=True):
         committed = drafter.pool.num_blocks
         torch.testing.assert_close(mine[1:committed], expected[1:committed], atol=2e-5, rtol=1e-5)
     for depth in {1, 2, speculation.max_path - 1}:
         if depth < speculation.max_path:
             batch = world.batch(proposals=world.slots, max_levels=depth)
-            assert_same(drafter.draft(batch), by_torch(lambda batch=batch: other.draft(batch)))
+            assert_same(drafter.draft(batch), other.draft(batch))
 
 
 @by_shape
@@ -79,7 +83,7 @@ def test_a_head_of_two_bytes_drafts_as_its_numbers_in_float32_do(speculation):
     world = World(speculation, wide.head.taps_size, LENS, GREEDY)
     for one in (drafter, wide):
         world.feed(one)
-    torch.testing.assert_close(drafter._hidden, wide._hidden, atol=5e-2, rtol=5e-2)
+    torch.testing.assert_close(drafter.hidden, wide.hidden, atol=5e-2, rtol=5e-2)
     batch = world.batch(proposals=world.slots, max_levels=1)
     tree, expected = drafter.draft(batch), wide.draft(batch)
     torch.testing.assert_close(tree.scores[:, :2], expected.scores[:, :2], atol=5e-2, rtol=5e-2)
@@ -105,7 +109,7 @@ def test_a_head_is_read_as_it_is_read_by_torch(fields):
     drafter = drafter_of(ALL_SHAPES["tree"], **fields)
     world, other = worlds(drafter, GREEDY)
     batch = world.batch(proposals=world.slots)
-    assert_same(drafter.draft(batch), by_torch(lambda: other.draft(batch)))
+    assert_same(drafter.draft(batch), other.draft(batch))
 
 
 @by_shape
@@ -126,7 +130,7 @@ def test_growth_ends_where_the_rules_end_it(speculation):
 
         batch = world.batch(proposals=world.slots)
         tree = drafter.draft(batch._replace(growth_rules=rules()))
-        assert_same(tree, by_torch(lambda batch=batch, rules=rules: other.draft(batch._replace(growth_rules=rules()))))
+        assert_same(tree, other.draft(batch._replace(growth_rules=rules())))
         deepest.add(int(tree.depths.max()))
     assert len(deepest) > 1 or speculation.max_path == 2
 
@@ -140,7 +144,22 @@ def test_roots_are_followed_by_allowed_tokens_alone(speculation):
     allowed = torch.randint(-(1 << 31), 1 << 31, (len(world.slots), words)).to(torch.int32)
     allowed[1] = 0  # nothing that the head knows: all of it stays
     batch = world.batch(proposals=world.slots)._replace(allowed_tokens=allowed)
-    assert_same(drafter.draft(batch), by_torch(lambda: other.draft(batch)))
+    assert_same(drafter.draft(batch), other.draft(batch))
+
+
+@pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
+@by_shape
+@torch.inference_mode()
+def test_kernels_and_torch_rank_alike(speculation, temperatures):
+    drafter = drafter_of(speculation)
+    world, other = worlds(drafter, temperatures)
+    free = world.batch(proposals=world.slots)
+    batch = free._replace(sampling_rules=rules_of(len(free.committed_lens)))
+    trees = drafter.draft(batch)
+    assert_same(trees, other.draft(batch))
+    assert trees.token_ids.tolist() != drafter.draft(free).token_ids.tolist()
+    nobody = free._replace(sampling_rules=no_rules(len(free.committed_lens)))
+    assert_same(drafter.draft(nobody), other.draft(free))
 
 
 @pytest.mark.parametrize("with_rule", [False, True], ids=["whole", "rule"])
@@ -187,8 +206,8 @@ def test_threads_that_are_tried_change_no_tree():
     batch = world.batch(proposals=world.slots)
     alone = drafter.draft(batch)
     drafter.try_threads(2)
-    assert drafter._passes.num_threads in (1, 2)
-    drafter._passes.num_threads = 2
+    assert drafter.passes.num_threads in (1, 2)
+    drafter.passes.num_threads = 2
     together = drafter.draft(batch)
     assert all(torch.equal(mine, other) for mine, other in zip(alone, together, strict=True))
     cpu_kernels().use_threads(1)

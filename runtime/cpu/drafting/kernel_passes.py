@@ -7,7 +7,7 @@ caches, so that Python's own operations take several times what they take in a l
 
 import ctypes
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,67 +24,74 @@ from wingbeat.kernels.cpu.draft_structs import (
     Trees,
 )
 from wingbeat.kernels.cpu.draft_structs import Outcome as OutcomeBuffers
-from wingbeat.kernels.cpu.ops import CpuKernels
-from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Rules
+from wingbeat.runtime.drafters.head_drafter import HeadDrafter
+from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.heads.contract import AnyKernelHead
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
+from wingbeat.runtime.verifier.loading.cpu_threads import tried
 from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 _LEAST_ANGLES = 2048
 
 
-class AnyHead(Protocol):
-    """The part of a head that passes use beside its weights."""
+def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
+    """Passes of a drafter on the CPU; None where there are no kernels, or they do not read its head or its trees."""
+    kernels, growth = cpu_kernels(), drafter.growth
+    fits = growth.top_k <= len(drafter.head.draft_token_ids)
+    fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
+    if kernels is None or drafter.device.type != "cpu" or not fits:
+        return None
+    kernel_head = drafter.head.kernel_head()
+    return None if kernel_head is None else KernelPasses(kernels, drafter, kernel_head)
 
-    taps_size: int
 
-    def rotary(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary factors [T, 1, D] of positions int64 [T]."""
-        ...
-
-
-class KernelPasses:
-    """Passes of one head over one pool.
+class KernelPasses(HeadPasses):
+    """Passes of a drafter.
 
     Args:
-        kernel_head: the head's weights.
-        pool: its addresses are taken when this is made.
-        least_levels: grown at least, whatever a channel asks for.
-        hidden: float32 [num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair, where it
-            is kept.
-        num_threads: that share a pass; None takes torch's number.
+        kernel_head: weights of its head.
     """
 
-    def __init__(
-        self,
-        kernels: CpuKernels,
-        head: AnyHead,
-        kernel_head: AnyKernelHead,
-        pool: DraftPool,
-        speculation: SpeculationConfig,
-        least_levels: int,
-        hidden: Tensor,
-        num_threads: int | None = None,
-    ) -> None:
-        self.kernels, self._pool, self._hidden = kernels, pool, hidden
-        self._head, self._kernel_head = head, kernel_head
-        self.num_threads = num_threads
-        self._struct = kernel_head.over(pool.caches)
-        self._least_levels = least_levels
+    def __init__(self, kernels: CpuKernels, drafter: HeadDrafter, kernel_head: AnyKernelHead) -> None:
+        self.kernels, self._drafter = kernels, drafter
+        self._pool, speculation = drafter.pool, drafter.speculation
+        self.num_threads: int | None = None
+        """That share a pass; None takes torch's number."""
+        self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path
         self._edges = torch.from_numpy(bin_edges())
         self._angles: tuple[Tensor, ...] = ()
         self._channels: dict[int, tuple[Channel | None, object]] = {}
         """By the address of an outcome's header: its buffers and the reply's, and what they lie in."""
+        self._kernel_head = kernel_head
+        self.resized()
+
+    def prepare(self, head: Any) -> AnyKernelHead | None:
+        """See `HeadPasses.prepare`."""
+        return head.kernel_head()
+
+    def take(self, prepared: AnyKernelHead) -> None:
+        """See `HeadPasses.take`."""
+        self._struct = prepared.over(self._pool.caches)
+        self._kernel_head, self._angles = prepared, ()
+
+    def resized(self) -> None:
+        """See `HeadPasses.resized`."""
+        self._drafter.hidden = self._drafter.hidden.float()
+        self._struct = self._kernel_head.over(self._pool.caches)
+
+    def try_threads(self, most: int) -> None:
+        """See `HeadPasses.try_threads`."""
+        self.num_threads = tried("drafter", ROWS, self.nobodys, most)
 
     def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
-        """Draft the round last polled into its reply; False where it takes `commit` and `propose`."""
+        """See `HeadPasses.answer`; False where it takes `commit` and `propose`."""
         header = RoundHeader.read(outcome.header)
         key = outcome.header.data_ptr()
         if key not in self._channels:
@@ -121,7 +128,7 @@ class KernelPasses:
         )
 
     def commit(self, batch: DraftBatch) -> None:
-        """See `Drafter.commit`."""
+        """See `HeadPasses.commit`."""
         sequences, begin = self._sequences(batch.block_tables, batch.max_committed_len, batch.position_deltas), 0
         for chunk in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             end = begin + chunk[-1]
@@ -158,11 +165,7 @@ class KernelPasses:
         self.kernels.take_in(self._struct, sequences, decided)
 
     def propose(self, batch: DraftBatch, depth: int) -> TokenTree:
-        """See `Drafter.propose`.
-
-        Args:
-            depth: most levels to grow.
-        """
+        """See `HeadPasses.propose`."""
         num_reqs, history, allowed = len(batch.proposal_slots), batch.token_ids, batch.allowed_tokens
         rules, held = self._rules(batch.growth_rules)
         trees = _room(num_reqs, self._num_nodes)
@@ -202,12 +205,12 @@ class KernelPasses:
             batch = DraftBatch(
                 *(rows, torch.zeros_like(rows), torch.ones_like(rows)),
                 decode_token_ids=torch.zeros(len(rows), 1, dtype=torch.int64),
-                decode_taps=torch.zeros(len(rows), 1, self._head.taps_size),
+                decode_taps=torch.zeros(len(rows), 1, self._drafter.head.taps_size),
                 chunk_slots=[],
                 chunk_positions=[],
                 chunk_lens=[],
                 chunk_next_token_ids=by_slot[:0],
-                chunk_taps=torch.zeros(0, self._head.taps_size),
+                chunk_taps=torch.zeros(0, self._drafter.head.taps_size),
                 proposal_slots=rows,
                 epochs=by_slot,
                 committed_lens=by_slot + 2,
@@ -231,7 +234,7 @@ class KernelPasses:
         longest += max(self._max_path, self._pool.num_drafted) + 1
         if not self._angles or len(self._angles[0]) < longest:
             most = max(_LEAST_ANGLES, 1 << (longest - 1).bit_length())
-            rotary = self._head.rotary(torch.arange(most))
+            rotary = self._drafter.head.rotary(torch.arange(most))
             self._angles = tuple(factors.squeeze(1).float().contiguous() for factors in rotary)
         cos, sin = self._angles
         pool = self._pool
@@ -243,7 +246,7 @@ class KernelPasses:
             cos.data_ptr(),
             sin.data_ptr(),
             len(cos),
-            self._hidden.data_ptr(),
+            self._drafter.hidden.data_ptr(),
             None if deltas is None else deltas.data_ptr(),
         )
 

@@ -1,23 +1,13 @@
-"""Drafters by the CPU's kernels beside torch's operations, and rounds of a channel that they answer."""
+"""Rounds of a channel that drafters answer by the CPU's kernels."""
 
 import torch
 
 from tests.near_ties import ROUNDING, check_same_trees
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, VOCAB, channel_spec
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.runtime.config import NUM_BINS
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.protocol.messages import RoundHeader
-
-
-def by_torch(function):
-    """What a function returns without the kernels."""
-    before = use_kernels(False)
-    try:
-        return function()
-    finally:
-        use_kernels(before)
 
 
 def assert_same(tree, expected):

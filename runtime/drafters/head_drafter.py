@@ -1,4 +1,4 @@
-"""A drafter over taps whose passes the CPU's kernels run where they know its head, and torch's operations elsewhere."""
+"""A drafter by a head over taps: its passes, and the swap of its head for another one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,54 +6,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.drafters.base import DraftBatch, NextHead
-from wingbeat.runtime.drafters.kernel_passes import KernelPasses
+from wingbeat.runtime.drafters.head_passes import HeadPasses
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
-from wingbeat.runtime.heads.contract import AnyKernelHead
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
-from wingbeat.runtime.verifier.loading.cpu_threads import tried
-from wingbeat.runtime.verifier.loading.round_trial import ROWS
 
 
-class KernelDrafter(StagedDrafter):
-    """Subclasses set `head`, which offers `kernel_head`, before the first `resize`."""
+class HeadDrafter(StagedDrafter):
+    """Subclasses set `head` before the first `resize`."""
 
     head: Any
     """Weights, on the device to draft on."""
     load_head: Callable[[str], Any] | None = None
     """From a folder to a head as this one was loaded; None where nobody has said how."""
-    _hidden: Tensor = torch.zeros(0)
-    """State by slot, for kinds that keep some; float32 where kernels write it."""
-    _passes: KernelPasses | None = None
-    _num_threads: int | None = None
+    hidden: Tensor = torch.zeros(0)
+    """State by slot, for kinds that keep some; in whatever float type its passes write it."""
+    passes: HeadPasses | None = None
+    """Run its passes in the place of torch's operations."""
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
         super().resize(spec, num_slots, num_blocks)
-        self._passes = None
-        kernels, fits = cpu_kernels(), self.growth.top_k <= len(self.head.draft_token_ids)
-        fits &= self.speculation.draft_tree is None or self.growth.top_k == 1
-        if kernels is None or self.device.type != "cpu" or self.pool.fixed_shapes or not fits:
-            return
-        kernel_head = self.head.kernel_head()
-        if kernel_head is not None:
-            self._hidden = self._hidden.float()
-            self._passes = self._passes_of(self.head, kernel_head)
-
-    def _passes_of(self, head: Any, kernel_head: AnyKernelHead) -> KernelPasses:
-        return KernelPasses(
-            cpu_kernels(),
-            head,
-            kernel_head,
-            self.pool,
-            self.speculation,
-            least_levels=self.growth.depths[0],
-            hidden=self._hidden,
-            num_threads=self._num_threads,
-        )
+        if self.passes is not None:
+            self.passes.resized()
+        elif not self.pool.fixed_shapes:
+            self.passes = first("draft_passes", self)
 
     def prepare_head(self, source: str) -> NextHead:
         """See `Drafter.prepare_head`."""
@@ -62,7 +42,7 @@ class KernelDrafter(StagedDrafter):
         head = self._read_alike(self.load_head(source))
         check_alike(head, self.head, source)
         lay_out_linears(head.eval().requires_grad_(False))
-        return NextHead(head, None if self._passes is None else head.kernel_head())
+        return NextHead(head, None if self.passes is None else self.passes.prepare(head))
 
     def take_head(self, head: NextHead) -> None:
         """See `Drafter.take_head`.
@@ -76,11 +56,9 @@ class KernelDrafter(StagedDrafter):
                 if tensor.data_ptr() != others[name].data_ptr():  # both borrow the same tensors from the verifier
                     tensor.copy_(others[name])
             return
-        passes = self._passes
-        if passes is not None:
-            # There were no kernels when the head was prepared, where it has no head of theirs.
-            passes = self._passes_of(head.head, head.kernel_head or head.head.kernel_head())
-        self.head, self._passes = head.head, passes
+        if self.passes is not None:  # there were none where the head was prepared before the first verifier came
+            self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
+        self.head = head.head
 
     def _read_alike(self, head: Any) -> Any:
         """A head just loaded, read as this one is."""
@@ -89,29 +67,28 @@ class KernelDrafter(StagedDrafter):
 
     def try_threads(self, most: int) -> None:
         """See `Drafter.try_threads`."""
-        if self._passes is not None and cpu_kernels() is not None:
-            passes = self._passes
-            self._num_threads = passes.num_threads = tried("drafter", ROWS, passes.nobodys, most)
+        if self.passes is not None:
+            self.passes.try_threads(most)
 
     def commit(self, batch: DraftBatch) -> None:
         """See `Drafter.commit`."""
-        if self._passes is None or cpu_kernels() is None:
+        if self.passes is None:
             super().commit(batch)
             return
-        if batch.chunk_inputs is not None:  # they know text alone
+        if batch.chunk_inputs is not None:  # passes take in text alone
             self._commit_chunks(batch)
             batch = batch.without_chunks()
-        self._passes.commit(batch)
+        self.passes.commit(batch)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """See `Drafter.propose`."""
-        if self._passes is None or cpu_kernels() is None:
+        if self.passes is None:
             return super().propose(batch)
-        return self._passes.propose(batch, self.growth.depth(batch))
+        return self.passes.propose(batch, self.growth.depth(batch))
 
     def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
         """See `Drafter.answer`."""
-        return self._passes is not None and cpu_kernels() is not None and self._passes.answer(end, outcome)
+        return self.passes is not None and self.passes.answer(end, outcome)
 
     def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.head.taps_size:

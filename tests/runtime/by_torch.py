@@ -1,0 +1,15 @@
+"""Torch's operations, where the C++ of CPUs would run in their place."""
+
+from collections.abc import Callable
+from typing import TypeVar
+from unittest.mock import patch
+
+from wingbeat.runtime import parts
+
+Value = TypeVar("Value")
+
+
+def by_torch(function: Callable[[], Value]) -> Value:
+    """Result of a function that makes what it runs, without the C++: a part is chosen where something is made."""
+    with patch.object(parts, "PARTS", tuple(part for part in parts.PARTS if part != "cpu")):
+        return function()
