@@ -19,7 +19,7 @@ from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.drafted import AcceptanceCounts, DraftIntake, Present, Shape
 from wingbeat.kernels.cpu.group_panels import GroupPanels
-from wingbeat.kernels.cpu.library import NoLibraryError, open_library
+from wingbeat.kernels.cpu.library import NoLibraryError, kept_in, open_library
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.cpu.structs import (
     KINDS,
@@ -29,7 +29,6 @@ from wingbeat.kernels.cpu.structs import (
     Segment,
     declare,
 )
-from wingbeat.kernels.disk_cache import cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +41,13 @@ _used = os.environ.get(SWITCH) != "0"
 class Segments(NamedTuple):
     """Segments of a batch as C++ reads them, and the tensors that they point into."""
 
+    kernels: "CpuKernels"
     array: ctypes.Array
     held: list[Tensor | None]
+
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, **options: Any) -> Tensor:
+        """`CpuKernels.attend` of these."""
+        return self.kernels.attend(query, key_cache, value_cache, self, scaling, **options)
 
 
 class Addition(NamedTuple):
@@ -223,15 +227,16 @@ class CpuKernels:
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 
-def pack_segments(segments: list[Any]) -> Segments | None:
-    """Segments for the kernels; None where there are no kernels, and on other devices.
+def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
+    """Segments for the kernels, which read blocks where they lie; None without kernels, and on other devices.
 
     Args:
         segments: with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None, where a request's
             rows follow its context.
+        dtype: of keys and values; None is returned for one that the kernels do not read.
     """
-    kernels = cpu_kernels()
-    if kernels is None or segments[0].block_tables.device.type != "cpu":
+    kernels = cpu_kernels() if dtype in CACHE_DTYPES and segments[0].block_tables.is_cpu else None
+    if kernels is None:
         return None
     kernels.use_threads(torch.get_num_threads())
     array = (Segment * len(segments))()
@@ -251,7 +256,7 @@ def pack_segments(segments: list[Any]) -> Segments | None:
         if segment.row_starts is not None:
             made.row_starts = segment.row_starts.data_ptr()
         held += [tables, context, positions, mask, segment.row_starts]
-    return Segments(array, held)
+    return Segments(kernels, array, held)
 
 
 def batch_of(
@@ -302,7 +307,7 @@ def use_kernels(wanted: bool) -> bool:
 @cache
 def _opened() -> CpuKernels | None:
     try:
-        return CpuKernels(cache_dir() / "kernels")
+        return CpuKernels(kept_in())
     except NoLibraryError as error:
         logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
         return None

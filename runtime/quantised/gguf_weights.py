@@ -11,11 +11,11 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from wingbeat.kernels.cpu.group_panels import GROUP, GroupedWeight
-from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.layer.grouped_weight import GROUP, GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.quantised.gguf_folder import open_reader
 from wingbeat.runtime.tensor_files import GGUF_FILE
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -105,8 +105,8 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"]) -> "Loaded":
     model, info = load(type(shell), None, config=plain, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
         model.generation_config = generation_of(config.folder)["generation_config"]
-    if model.dtype == torch.float32 and model.device.type == "cpu" and cpu_kernels() is not None:
-        _keep_packed(model, packed)
+    for keep in hooks("keep_groups"):
+        keep(model, packed)
     forms = Counter(one.tensor_type.name for one in reader.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
     return model, info
@@ -178,16 +178,3 @@ def _grouped(tensor: Any, processor: Any) -> GroupedWeight | None:
     size, read = FORMS[form]
     blocks = torch.from_numpy(np.array(tensor.data)).view(columns, inputs // GROUP, size)
     return read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
-
-
-def _keep_packed(model: "PreTrainedModel", packed: Mapping[str, GroupedWeight]) -> None:
-    """Tell linear layers their weights as they lie in the file; an output matrix has those of the embedding that it is
-    tied to."""
-    modules = dict(model.named_modules())
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    for name, weight in packed.items():
-        module = modules.get(name.removesuffix(".weight"))
-        linear = head if is_tied and module is embedding else module
-        if type(linear) is nn.Linear:
-            linear.groups = weight

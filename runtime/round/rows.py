@@ -9,14 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from wingbeat.kernels.cpu.drafted import TakenTrees
-from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
@@ -132,6 +131,16 @@ class Segment(NamedTuple):
         return cls(start, *positions.shape, block_tables, num_context, positions, words)
 
 
+class PackedSegments(Protocol):
+    """Segments of a batch as a part's kernels read them."""
+
+    def attend(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
+    ) -> Tensor:
+        """Attention of rows whose keys and values are stored; see `verifier.layers.attention.attend_segments`."""
+        ...
+
+
 class Rows(NamedTuple):
     """Rows of one forward pass, decodes and trees first, prompt chunks behind them; a model's layers get it as well."""
 
@@ -154,8 +163,8 @@ class Rows(NamedTuple):
     """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
     captured: dict[int, Tensor] | None = None
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
-    packed: Segments | None = None
-    """The segments as the CPU's kernels read them (`pack_segments`); None where others attend."""
+    packed: PackedSegments | None = None
+    """The segments as a part's kernels read them; None where `verifier.layers.attention` attends."""
 
 
 def joined(parts: list[Rows]) -> Rows:

@@ -25,11 +25,12 @@ from wingbeat.kernels.cpu.draft_structs import (
 )
 from wingbeat.kernels.cpu.draft_structs import Outcome as OutcomeBuffers
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
+from wingbeat.runtime.cpu.heads.kernel_head import AnyKernelHead
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Rules
 from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.head_passes import HeadPasses
-from wingbeat.runtime.heads.contract import AnyKernelHead
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.speculation.acceptance import bin_edges
@@ -46,7 +47,7 @@ def draft_passes(drafter: HeadDrafter) -> HeadPasses | None:
     fits &= drafter.speculation.draft_tree is None or growth.top_k == 1
     if kernels is None or drafter.device.type != "cpu" or not fits:
         return None
-    kernel_head = drafter.head.kernel_head()
+    kernel_head = first("kernel_head", drafter.head)
     return None if kernel_head is None else KernelPasses(kernels, drafter, kernel_head)
 
 
@@ -74,7 +75,7 @@ class KernelPasses(HeadPasses):
 
     def prepare(self, head: Any) -> AnyKernelHead | None:
         """See `HeadPasses.prepare`."""
-        return head.kernel_head()
+        return first("kernel_head", head)
 
     def take(self, prepared: AnyKernelHead) -> None:
         """See `HeadPasses.take`."""

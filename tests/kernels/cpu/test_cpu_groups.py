@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.group_panels import GROUP, GroupedWeight, GroupPanels
+from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.layer.grouped_weight import GROUP, GroupedWeight
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 ROUNDING = 1e-5

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.round.rows import Decodes, Segment, pack
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks, attend_segments
@@ -52,11 +51,8 @@ def test_attention_of_packed_rows_is_that_of_padded_ones(sizes, window, kernels)
     beside = padded._replace(start=sum(sizes))
     packed = decodes(positions, packing).packed
     rows = torch.cat([packed(query), query.flatten(0, 1)])
-    used = use_kernels(kernels)
-    try:
-        out = attend_segments(rows, *caches, [segment, beside], 0.3, sliding_window=window)
-    finally:
-        use_kernels(used)
+    attend = attend_segments if kernels else attend_in_blocks
+    out = attend(rows, *caches, [segment, beside], 0.3, sliding_window=window)
     torch.testing.assert_close(out[: sum(sizes)], packed(expected.view(query.shape)))
     torch.testing.assert_close(out[sum(sizes) :], expected)
 

@@ -1,28 +1,24 @@
 """Decoder layers of the Llama kind on CPUs: all that follow one another are one call of our kernels."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
-from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import Addition, CpuKernels, batch_of, cpu_kernels
+from wingbeat.kernels.cpu.ops import Addition, CpuKernels, batch_of
 from wingbeat.kernels.cpu.panels import fits_bfloat16
 from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, layer_of
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, matrices_of, pack_linear
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, dense_weight, matrices_of, pack_linear
+from wingbeat.runtime.verifier.layers.fused import SwappedLayer
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 _MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
-
-
-class Taps:
-    """Whose methods, as hooks, look at what enters a layer and leave it as it is."""
 
 
 class _Ahead(NamedTuple):
@@ -199,7 +195,7 @@ class LayerStack:
         return at[1]
 
 
-class CpuLayer(nn.Module):
+class CpuLayer(SwappedLayer):
     """What a layer of a stack has before its own class: another forward. Weights, names and submodules stay."""
 
     _stack: LayerStack | None
@@ -247,97 +243,7 @@ class CpuLayer(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
 
 
-KNOWN_DECODERS = frozenset(
-    f"transformers.models.{family}.modeling_{family}.{name}Model"
-    for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
-)
-"""Their code hands what a layer leaves to the next one, and does nothing else between two."""
-
-
-class LayersAtOnce(nn.ModuleList):
-    """A model's list of layers that all are of one stack: within a pass, the model's loop over it is one step.
-
-    Calls of modules, with what transformers does around each, take longer than small layers do.
-    """
-
-    @contextmanager
-    def entered(self, rows: Rows) -> Iterator[None]:
-        """Until the block ends the list is one step, where these rows and the layers are such that it may be.
-
-        To this thread alone: another one's engine may have the same model, and rows of another kind. Where that one
-        enters or ends meanwhile, the list is a list again, which gives the same bits.
-        """
-        may_be = rows.packed is not None and all(map(_is_plain, self)) and next(iter(self)).stack.fits(rows)
-        self.__dict__["_one_step"] = get_ident() if may_be else None
-        try:
-            yield
-        finally:
-            self.__dict__["_one_step"] = None
-
-    @property
-    def is_one_step(self) -> bool:
-        """Whether it is at the moment, to this thread."""
-        return self.__dict__.get("_one_step") == get_ident()
-
-    def __getitem__(self, index: Any) -> Any:
-        if self.is_one_step and isinstance(index, slice) and index == slice(None, len(self)):
-            return (self.run_all,)
-        return super().__getitem__(index)
-
-    def run_all(self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
-        """What the loop makes of hidden states; arguments as those of a layer."""
-        rows: Rows = kwargs[ROWS_KEYWORD]
-        left: list[Tensor] = []
-        for layer in self._modules.values():
-            for tap in layer._forward_pre_hooks.values():
-                tap(layer, (hidden_states,), {})
-            if not left:
-                left = layer.__dict__["_stack"].run_on(
-                    layer.self_attn.layer_idx, hidden_states, position_embeddings, rows
-                )
-            hidden_states = left.pop(0)
-        return hidden_states
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is of its stack, runs as its class says, and nothing but taps looks at what enters it."""
-    hooks = layer._forward_pre_hooks
-    only_taps = not hooks or all(isinstance(getattr(hook, "__self__", None), Taps) for hook in hooks.values())
-    changed = "forward" in layer.__dict__ or layer._forward_hooks
-    return "_stack" in layer.__dict__ and only_taps and not changed
-
-
-def join_steps(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Let the loop of a known decoder over its layers be one step, where all of them are of one stack."""
-    decoder = next((module for module in model.modules() if layers in list(module.children())), None)
-    known = f"{type(decoder).__module__}.{type(decoder).__qualname__}" in KNOWN_DECODERS
-    if known and len(layers) == decoder.config.num_hidden_layers and all("_stack" in one.__dict__ for one in layers):
-        layers.__class__ = LayersAtOnce
-
-
 @cache
 def cpu_class(kind: type[nn.Module]) -> type[nn.Module]:
     """A class of layers as those of a stack."""
     return type(kind.__name__, (CpuLayer, kind), {})
-
-
-def join_stack(layer: nn.Module, attention: LayerAttention, stack: LayerStack) -> None:
-    """Let a layer run by our kernels; whether it gives its own numbers is for the caller to see.
-
-    Raises:
-        ValueError: as `LayerStack.add`.
-    """
-    stack.add(layer, attention)
-    layer.__class__ = cpu_class(type(layer))
-    layer.__dict__["_stack"] = stack
-
-
-def pack_output(model: nn.Module, layers: nn.ModuleList) -> None:
-    """Pack the output matrix of a model whose layers are a stack's; an embedding that it was tied to stays a table."""
-    if not any(isinstance(layer, CpuLayer) for layer in layers):
-        return
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = getattr(embedding, "weight", None) is head.weight
-    if pack_linear(head, cpu_kernels()) and tied:
-        # A row of a token lies in one place, not in as many as it has numbers.
-        embedding.weight.data = embedding.weight.data.contiguous()

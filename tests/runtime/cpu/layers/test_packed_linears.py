@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, lay_out_linears
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, lay_out_linears
 
 pytestmark = pytest.mark.few(2)
 

@@ -30,9 +30,9 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.engine.test_eight_bits import LENGTH, by_hand
+from tests.runtime.cpu.layers.test_eight_bits import LENGTH, by_hand
 from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.models import (
     CHAIN,

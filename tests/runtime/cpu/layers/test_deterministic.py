@@ -10,12 +10,12 @@ from tests.runtime.models import DEMO_PAIR, TREE, engine_config, generate, rando
 from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.ops import KINDS, cpu_kernels
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
 from wingbeat.runtime.refusals import Feature, problem
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.reference import PARENTS, PATHS, TrialText
 from wingbeat.runtime.verifier.loading.trial import Trial

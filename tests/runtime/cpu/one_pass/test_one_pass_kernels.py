@@ -18,15 +18,15 @@ from wingbeat.kernels.cpu import library
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.runtime.config import NUM_BINS, SpeculationConfig
 from wingbeat.runtime.cpu.drafting import kernel_passes
-from wingbeat.runtime.heads import kernel_head, layer
-from wingbeat.runtime.one_pass import kernel_block
+from wingbeat.runtime.cpu.heads import kernel_head
+from wingbeat.runtime.cpu.layers import packed_linears
+from wingbeat.runtime.cpu.one_pass import kernel_block
 from wingbeat.runtime.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 from wingbeat.runtime.speculation.policy import GrowthLimits
-from wingbeat.runtime.verifier.layers import linears
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 GREEDY = (0.0,) * NUM_SLOTS
@@ -251,7 +251,7 @@ def test_builds_for_narrower_registers_draft_likewise(tmp_path, march, monkeypat
         """The narrow build, where kernels are not left out."""
         return None if cpu_kernels() is None else kernels
 
-    for module in (kernel_passes, kernel_head, layer, kernel_block, linears):
+    for module in (kernel_passes, kernel_head, kernel_block, packed_linears):
         monkeypatch.setattr(module, "cpu_kernels", found)
     for number, family in enumerate(FAMILIES):
         for num_layers, speculation in ((1, TREE), (2, CHAIN), (5, replace(TREE, draft_steps=2))):

@@ -1,11 +1,12 @@
-"""Weights of eight bits on CPUs, whose passes of few rows take as long as weights take to arrive.
+"""Weights of eight bits and fewer on CPUs, whose passes of few rows take as long as weights take to arrive.
 
-They are rounded in the model that transformers loaded, before anything is tried: the model that is served is that one.
-What is multiplied by them, and sums, stay in the model's dtype; embeddings, norms and what is no linear layer stay as
-they are.
+Those of int8 are rounded in the model that transformers loaded, before anything is tried: the model that is served is
+that one. What is multiplied by them, and sums, stay in the model's dtype; embeddings, norms and what is no linear layer
+stay as they are.
 """
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -13,12 +14,11 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.eight_bits import to_eight_bits
 from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.runtime.verifier.layers.linears import pack_linear
+from wingbeat.kernels.layer.grouped_weight import GroupedWeight
+from wingbeat.runtime.cpu.layers.packed_linears import pack_linear
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
-ASKED = "dtype is int8"
-"""How they are asked for."""
 
 
 @torch.no_grad()
@@ -43,6 +43,21 @@ def round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
         linear.eight_bits = True
     numbers, total = sum(one.weight.numel() for one in linears), sum(one.numel() for one in model.parameters())
     logger.info("%d linear layers, %.0f%% of the numbers, are rounded to int8", len(linears), 100 * numbers / total)
+
+
+def keep_groups(model: PreTrainedModel, weights: Mapping[str, GroupedWeight]) -> None:
+    """Let linear layers keep their weights as they lie in a file, to be packed so; an output matrix keeps those of the
+    embedding that it is tied to."""
+    if model.dtype != torch.float32 or model.device.type != "cpu" or cpu_kernels() is None:
+        return
+    modules = dict(model.named_modules())
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    for name, weight in weights.items():
+        module = modules.get(name.removesuffix(".weight"))
+        linear = head if is_tied and module is embedding else module
+        if type(linear) is nn.Linear:
+            linear.groups = weight
 
 
 def pack_rounded(model: PreTrainedModel) -> None:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Lattice, Markov, Norm
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.cpu.structs import KINDS, Convolution, Heads, Layer, Matrix, layer_of
-from wingbeat.runtime.heads.kernel_head import embedding_of
-from wingbeat.runtime.heads.layer import KERNEL_DTYPES
+from wingbeat.runtime.cpu.heads.kernel_head import KERNEL_DTYPES, embedding_of
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, draft_matrices, pack_linear
 from wingbeat.runtime.one_pass.backbone import Backbone, BlockLayer
 from wingbeat.runtime.one_pass.convolution import GroupedConvolution
+from wingbeat.runtime.one_pass.head import OnePassHead
 from wingbeat.runtime.one_pass.walks import CandidateSelector, MarkovHead
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear, draft_matrices, pack_linear
 
 
 class KernelBlock(NamedTuple):
@@ -25,16 +25,14 @@ class KernelBlock(NamedTuple):
     held: list[object]
 
     @classmethod
-    def from_head(
-        cls, head: Backbone, markov: MarkovHead | None, selector: CandidateSelector | None
-    ) -> "KernelBlock | None":
+    def from_head(cls, head: OnePassHead) -> "KernelBlock | None":
         """A head whose weights are packed; None where the kernels do not read weights like these."""
         kernels = cpu_kernels()
         if kernels is None or head.dtype not in KERNEL_DTYPES:
             return None
         if not _pack(head, kernels):
             return None
-        return _Reader(head).block(markov, selector)
+        return _Reader(head).block(head.markov, head.selector)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> BlockHead:
         """A head that reads and writes these keys and values; it lives no longer than this."""
