@@ -56,25 +56,6 @@ class Pools(Structure):
     ]
 
 
-class DecidedPaths(Structure):
-    """What a drafter is told of."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("num_reqs", "longest", "width")),
-        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
-    ]
-
-
-class Told(Structure):
-    """Where it is told."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
-        *((name, c_void_p) for name in ("committed_lens", "last_token_ids", "history", "own_lens", "own_last")),
-        *((name, c_int64) for name in ("num_slots", "max_path", "tap_bytes", "history_width")),
-    ]
-
-
 class Compacted(NamedTuple):
     """What accepted nodes' keys and values are moved in, to the places of their tokens."""
 
@@ -196,70 +177,6 @@ class _Room:
         self.nodes, self.token_ids, self.num_tokens = new(num_reqs, longest), new(num_reqs, width), new(num_reqs)
         written = (self.nodes, self.token_ids, self.num_tokens, None, committed_lens, last_token_ids)
         self.paths = Paths(longest, width, *_addresses(written))
-
-
-class Buffers(NamedTuple):
-    """Of a channel, in host memory: what a drafter reads of a round's paths; int64 [num_slots] but for two."""
-
-    slots: Tensor
-    positions: Tensor
-    num_tokens: Tensor
-    token_ids: Tensor
-    """[num_slots, max_path]"""
-    taps: Tensor
-    """[num_slots, max_path, taps_size], of any dtype."""
-    committed_lens: Tensor
-    last_token_ids: Tensor
-
-
-class PathTeller:
-    """Tells a drafter on the host of accepted paths; every tensor is contiguous, and int64 unless it says otherwise.
-
-    Args:
-        library: of `wingbeat.kernels.cpu.library`.
-        history: [num_slots, most_tokens]: tokens by slot, which the drafter reads.
-        committed_lens: [num_slots or more]; `last_token_ids` likewise: the verifier's.
-    """
-
-    def __init__(self, library: CDLL, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> None:
-        library.wingbeat_tell.argtypes, library.wingbeat_tell.restype = [POINTER(DecidedPaths), POINTER(Told)], None
-        self._tell, self._state = library.wingbeat_tell, (history, committed_lens, last_token_ids)
-        self._told: dict[int, tuple[Told, Buffers]] = {}
-        """By address: a channel has two, which take turns."""
-
-    def tell(
-        self,
-        buffers: Buffers,
-        slots: Tensor,
-        positions: Tensor,
-        num_tokens: Tensor,
-        token_ids: Tensor,
-        taps: Tensor | None,
-    ) -> None:
-        """Write paths, and where all sequences are by now, into a channel's buffers.
-
-        Args:
-            slots: [num_reqs]; `positions` and `num_tokens` likewise.
-            token_ids: [num_reqs, width]
-            taps: [num_reqs, longest, taps_size] in the buffers' dtype; None leaves theirs.
-
-        Raises:
-            ValueError: there are more paths, or longer ones, than the buffers hold.
-        """
-        (num_reqs, width), key = token_ids.shape, buffers.slots.data_ptr()
-        most_reqs, most = buffers.token_ids.shape
-        if num_reqs > most_reqs or width > most or (taps is not None and taps.shape[1] > most):
-            raise ValueError(f"{num_reqs} paths of {width} tokens: a channel holds {most_reqs} of {most}")
-        if key not in self._told:
-            if len(self._told) == 2:  # of another channel
-                self._told.clear()
-            rows, room = len(buffers.slots), buffers.taps
-            sizes = (rows, room.shape[1], room.shape[2] * room.element_size(), self._state[0].shape[1])
-            self._told[key] = Told(*_addresses((*buffers, *self._state)), *sizes), buffers
-        taps = None if taps is None else taps.contiguous()
-        longest = 0 if taps is None else taps.shape[1]
-        addresses = _addresses((slots, positions, num_tokens, token_ids, taps))
-        self._tell(byref(DecidedPaths(num_reqs, longest, width, *addresses)), byref(self._told[key][0]))
 
 
 def _pools(compacted: Compacted) -> Pools:

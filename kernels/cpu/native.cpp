@@ -92,11 +92,7 @@ void wingbeat_take_trees(const Intake* from, int64_t* out, int64_t* tables, Take
     *taken = take_trees(*from, out, tables);
 }
 
-void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_accepted(*round, *counts); }
-
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
-
-void wingbeat_tell(const DecidedPaths* paths, const Told* told) { tell(*paths, *told); }
 
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths, const Pools* pools) {
     return accept(*trees, *paths, *pools);

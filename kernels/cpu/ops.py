@@ -17,7 +17,7 @@ from torch import Tensor
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
-from wingbeat.kernels.cpu.drafted import AcceptanceCounts, DraftIntake, Present, Shape
+from wingbeat.kernels.cpu.drafted import DraftIntake, Present, Shape
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import NoLibraryError, kept_in, open_library
 from wingbeat.kernels.cpu.panels import Panels
@@ -194,10 +194,6 @@ class CpuKernels:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
-    def path_teller(self, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> accept.PathTeller:
-        """Tells a drafter on the host of accepted paths; arguments as those of `PathTeller`."""
-        return accept.PathTeller(self._library, history, committed_lens, last_token_ids)
-
     def native_choice(self) -> NativeChoice:
         """Chooses tokens of rows of logits."""
         return NativeChoice(self._library)
@@ -205,10 +201,6 @@ class CpuKernels:
     def draft_intake(self, present: Present, shape: Shape) -> DraftIntake:
         """Takes drafted trees in."""
         return DraftIntake(self._library, present, shape)
-
-    def acceptance_counts(self, *arrays: Tensor, prior: float, keeps: float) -> AcceptanceCounts:
-        """Counts what is accepted; arguments as those of `AcceptanceCounts`."""
-        return AcceptanceCounts(self._library, *arrays, prior=prior, keeps=keeps)
 
     def ancestor_words(self, parents: Tensor) -> Tensor:
         """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""

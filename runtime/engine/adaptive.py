@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from wingbeat.kernels.cpu.drafted import AcceptanceCounts, NodeChoice
-from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.cpu.drafted import NodeChoice
 from wingbeat.runtime.engine.speculation import AnyTrees, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
@@ -23,8 +22,6 @@ from wingbeat.runtime.round.tree_check import ArrivedTrees
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
-    FORGET,
-    PRIOR_TRIALS,
     Acceptance,
     DraftedTrees,
     along_rows,
@@ -71,23 +68,13 @@ class AdaptiveSpeculation(Speculation):
 
     Args:
         pruner: chooses the nodes on the device; None where the trees lie on the host.
-        kernels: count what was accepted of trees that they have seen; None leaves all to numpy.
     """
 
-    def __init__(
-        self,
-        policy: SpeculationPolicy,
-        pruner: DevicePruner | None = None,
-        kernels: CpuKernels | None = None,
-    ) -> None:
+    def __init__(self, policy: SpeculationPolicy, pruner: DevicePruner | None = None) -> None:
         self.policy = policy
         self.acceptance, self._following = Acceptance(), Following()
         self._pruner = pruner
-        counted = self.acceptance.trials, self.acceptance.successes, self.acceptance.table, EDGES
-        trials, successes, *self._by = map(torch.from_numpy, counted)
-        self._counts: AcceptanceCounts | None = None
-        if kernels is not None:
-            self._counts = kernels.acceptance_counts(trials, successes, *self._by, prior=PRIOR_TRIALS, keeps=FORGET)
+        self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
         self._plan = DraftPlan(0, Reason.IDLE)
         self._num_context_tokens = 0
         self._pruned: _Round | None = None
@@ -222,26 +209,19 @@ class AdaptiveSpeculation(Speculation):
             path_nodes: as `RoundResult.path_nodes`.
             live: by decode, and more.
         """
-        if whole or self._counts is None:
-            trees, kept = unpack_evidence(evidence)
-            rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
-            if not rows.any():
-                return
-            kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
-            if whole:
-                path = path_probabilities(self.acceptance.table[kinds], trees)
-                self.policy.observe(path, trees, this.plan.levels)
-        if self._counts is None:
-            on_path = _before_pruning(path_nodes[rows], kept)
-            tried = kept & along_rows(on_path, trees.parents)
-            self.acceptance.record(trees, kinds, tried, tried & on_path)
-            if self._pruner is not None:
-                self._pruner.upload(self.acceptance.table)
-        else:
-            told = zip(this.kinds, this.certain, live, strict=False)
-            kinds = [kind if is_live and not certain else -1 for kind, certain, is_live in told]
-            on_host = torch.from_numpy(evidence), torch.from_numpy(path_nodes)
-            self.acceptance.add(*self._counts.count(*on_host, kinds))
+        trees, kept = unpack_evidence(evidence)
+        rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
+        if not rows.any():
+            return
+        kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
+        if whole:
+            path = path_probabilities(self.acceptance.table[kinds], trees)
+            self.policy.observe(path, trees, this.plan.levels)
+        on_path = _before_pruning(path_nodes[rows], kept)
+        tried = kept & along_rows(on_path, trees.parents)
+        self.acceptance.record(trees, kinds, tried, tried & on_path)
+        if self._pruner is not None:
+            self._pruner.upload(self.acceptance.table)
 
     def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
         times, draft = flight.times, None

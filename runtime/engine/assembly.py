@@ -82,7 +82,6 @@ def assemble(
         features=features,
         contexts=contexts,
         intake=runner.builder.intake,
-        kernels=runner.kernels,
         tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
     )
     return EngineParts(

@@ -14,9 +14,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.accept import PathTeller
 from wingbeat.kernels.cpu.drafted import DraftIntake
-from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
@@ -25,7 +23,6 @@ from wingbeat.runtime.engine.outcome_writer import (
     OutcomeWriter,
     rows_of,
     write_context,
-    write_first_tokens,
     write_history,
     write_root_masks,
 )
@@ -74,7 +71,6 @@ class DrafterClient(RoundObserver):
         features: of the engine: each may move the position at which a replay begins.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
         intake: looks at trees on the host; None leaves that to torch.
-        kernels: tell of paths on the host; None likewise.
         tell_inputs: see `OutcomeWriter`.
     """
 
@@ -89,11 +85,10 @@ class DrafterClient(RoundObserver):
         features: tuple[Feature, ...] = (),
         contexts: RecordedContexts | None = None,
         intake: DraftIntake | None = None,
-        kernels: CpuKernels | None = None,
         tell_inputs: TellInputs | None = None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
-        self._inbox, self._intake, self._kernels = inbox, intake, kernels
+        self._inbox, self._intake = inbox, intake
         self._features = features
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self._tell_inputs = tell_inputs
@@ -115,7 +110,6 @@ class DrafterClient(RoundObserver):
         """Rounds since the latest plan, of nobody that the drafter follows."""
         self._deferred: DeferredPairs | None = None
         self._reader: HostTrees | None = None
-        self._teller: PathTeller | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -129,9 +123,6 @@ class DrafterClient(RoundObserver):
         chains = self.config.speculation.draft_top_k == 1
         check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
         self._reader = HostTrees(check, self._intake)
-        if self._kernels is not None:
-            ends = self.slots.committed_lens, self.slots.last_token_ids
-            self._teller = self._kernels.path_teller(end.token_ids, *ends)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -230,16 +221,14 @@ class DrafterClient(RoundObserver):
         writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
-        told = self._teller is not None and self._tell(self._teller, plan, flight, writer)
-        if not told:
-            self._write_decodes(plan.decodes, flight.decodes, writer)
-            self._publish_history(plan, flight)
+        self._write_decodes(plan.decodes, flight.decodes, writer)
+        self._publish_history(plan, flight)
         if with_context:
             proposals, draft = self._plan_draft(plan, flight, held)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
         masks = write_root_masks(outcome, self._asked, flight if before is None else before)
-        writer.copy(self.slots.publish(outcome, with_ends=not told))
+        writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         rules = self.slots.told_rules
         ruled = rules.kinds(self._asked) if rules.ruled else 0
@@ -338,19 +327,6 @@ class DrafterClient(RoundObserver):
     def abandoned(self) -> None:
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
-
-    def _tell(self, teller: PathTeller, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> bool:
-        """What the two methods below do, and the ends of all sequences, by our kernels; False, and nothing done, where
-        they do not."""
-        paths = flight.decodes
-        taps = None if self._stateless else paths.taps
-        same = taps is None or taps.dtype == writer.outcome.decode_taps.dtype
-        if not (same and plan.decodes and all(seq.draft.complete for seq in plan.decodes)):
-            return False
-        writer.tell(teller, paths, taps)
-        if plan.chunks:
-            write_first_tokens(self._end.token_ids, plan, flight)
-        return True
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
         seqs = [seq for seq in decodes if seq.draft.complete]

@@ -107,7 +107,7 @@ class MeasuredSpeculation(Speculation):
         )
         shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
         policy = SpeculationPolicy(RoundCosts(passes, drafts), shape.max_path - 1, shape.num_nodes, widths)
-        return AdaptiveSpeculation(policy, runner.pruner, runner.kernels)
+        return AdaptiveSpeculation(policy, runner.pruner)
 
 
 def _listed(values: Iterable[float], factor: float) -> str:

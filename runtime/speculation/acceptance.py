@@ -138,7 +138,8 @@ class Acceptance:
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
         cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
-        self.add(float(given_parent(self.table[kinds], trees.log_probs)[tried].sum()), int(accepted.sum()))
+        self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
+        self.num_accepted += int(accepted.sum())
         # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
         old = self.trials > PRIOR_TRIALS
         self.trials[old] *= FORGET
@@ -146,8 +147,3 @@ class Acceptance:
         for counts, part in ((self.trials, tried), (self.successes, accepted)):
             counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
         np.divide(self.successes, self.trials, out=self.table)
-
-    def add(self, expected: float, num_accepted: int) -> None:
-        """To the two sums, where the arrays were counted in by others."""
-        self.expected_accepted += expected
-        self.num_accepted += num_accepted

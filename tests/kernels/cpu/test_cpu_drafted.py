@@ -20,11 +20,8 @@ from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
-    FORGET,
-    PRIOR_TRIALS,
     Acceptance,
     DraftedTrees,
-    along_rows,
     pack_evidence,
     path_probabilities,
     unpack_evidence,
@@ -224,42 +221,3 @@ def test_rows_of_checked_trees_lie_where_the_reference_puts_them(seed):
         builder.decodes(slots, trees._replace(token_ids=trees.token_ids.clone())) for builder in builders(config, state)
     )
     assert_alike(found, expected)
-
-
-@pytest.mark.parametrize("shape", ["random", "chain", "star"])
-def test_what_was_accepted_is_counted_as_the_reference_counts_it(shape):
-    """Round after round, so that what is old fades; of rows that say nothing too."""
-    rng, by_numpy, ours = random.Random(5), Acceptance(), Acceptance()
-    arrays = map(torch.from_numpy, (ours.trials, ours.successes, ours.table, EDGES))
-    counts = cpu_kernels().acceptance_counts(*arrays, prior=PRIOR_TRIALS, keeps=FORGET)
-    for _ in range(60):
-        trees = drafted(rng, count := rng.randrange(1, 6), shape)
-        seen = DraftedTrees.of_scores(*(part.numpy() for part in trees[1:]), 4)
-        kept = seen.real & np.array([[rng.random() < 0.8 for _ in range(NUM_NODES)] for _ in range(count)])
-        for node in range(1, NUM_NODES):  # a tree still
-            kept[:, node] &= along_rows(kept | (np.arange(NUM_NODES) == 0), seen.parents)[:, node]
-        longest = rng.randrange(1, 5)
-        path = np.zeros((count, longest), np.int64)
-        accepted = np.zeros(kept.shape, bool)
-        for row in range(count):
-            numbers, node = np.cumsum(kept[row] | (np.arange(NUM_NODES) == 0)) - 1, 0
-            for step in range(1, longest):
-                children = [child for child in np.flatnonzero(kept[row]) if seen.parents[row, child] == node]
-                if children and rng.random() < 0.8:
-                    node = rng.choice(children)
-                    accepted[row, node] = True
-                path[row, step] = numbers[node]
-        kinds = np.array([rng.randrange(-1, 2) for _ in range(count)])
-        tells = (kinds >= 0) & seen.real.any(axis=1)
-        if tells.any():
-            on_path = accepted | (np.arange(NUM_NODES) == 0)
-            tried = kept & along_rows(on_path, seen.parents)
-            by_numpy.record(seen.rows(tells), kinds[tells], tried[tells], accepted[tells])
-
-        evidence = torch.from_numpy(pack_evidence(seen, kept))
-        ours.add(*counts.count(evidence, torch.from_numpy(path), kinds.tolist()))
-
-        for name in ("trials", "successes", "table"):
-            assert np.allclose(getattr(ours, name), getattr(by_numpy, name), rtol=1e-12, atol=0), name
-    assert ours.num_accepted == by_numpy.num_accepted > 20
-    assert ours.expected_accepted == pytest.approx(by_numpy.expected_accepted, rel=1e-9)
