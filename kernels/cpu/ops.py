@@ -251,6 +251,14 @@ def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
     return Segments(kernels, array, held)
 
 
+def norm_rows(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`wingbeat.kernels.layer.reference.add_rms_norm` of rows without a residual."""
+    kernels = cpu_kernels()
+    if kernels is None:
+        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
+    return kernels.rms_norm(hidden, weight, eps), hidden
+
+
 def batch_of(
     cos: Tensor,
     sin: Tensor,

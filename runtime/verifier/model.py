@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from wingbeat.runtime.parts import first
-from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows
+from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -72,6 +72,10 @@ class LayerTaps:
         self.keep(output.last_hidden_state)
 
 
+def _leave_segments(segments: list[Segment], dtype: torch.dtype) -> None:
+    """Where no part reads them in a way of its own."""
+
+
 class VerifierModel(nn.Module):
     """A loaded causal LM whose hidden states are tapped.
 
@@ -90,6 +94,7 @@ class VerifierModel(nn.Module):
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
         self.taps_size = taps_size(loaded, tap_layers, kv_layers)
+        self._pack_segments = next(iter(hooks("pack_segments")), _leave_segments)
 
     def remove_taps(self) -> None:
         """Detach the hooks from the model, which outlives this object where several share it."""
@@ -114,7 +119,7 @@ class VerifierModel(nn.Module):
         """Run the rows; KV is written into their caches, and states go on."""
         self.taps.clear()
         captured = dict.fromkeys(self.kv_layers)
-        packed = first("pack_segments", rows.segments, rows.caches[0][0].dtype)
+        packed = self._pack_segments(rows.segments, rows.caches[0][0].dtype)
         inputs = {
             "input_ids": rows.token_ids,
             "position_ids": rows.positions,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels, norm_rows
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.cpu.layers.eight_bits import pack_rounded
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer, LayerStack, cpu_class
@@ -13,18 +13,10 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.layers.fused import LayerOps, Swap
 
 
-def _norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference.add_rms_norm` of rows without a residual."""
-    kernels = cpu_kernels()
-    if kernels is None:
-        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
-    return kernels.rms_norm(hidden, weight, eps), hidden
-
-
 class StackSwap(Swap):
     """Layers as those of one stack."""
 
-    ops = LayerOps(_norm, reference.rotate_and_store, reference.silu_mul)
+    ops = LayerOps(norm_rows, reference.rotate_and_store, reference.silu_mul)
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._stack = LayerStack(kernels)
