@@ -6,6 +6,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `drafter_kinds()`: each a `drafters.drafter_kind.DrafterKind`.
 - `draft_passes(drafter)`: passes of a `drafters.head_drafter.HeadDrafter` that are not torch's, as
   `drafters.head_passes.HeadPasses`; None where torch drafts.
+- `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over keys and values of this dtype; None
+  where they run that of devices.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.

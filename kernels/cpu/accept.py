@@ -1,4 +1,4 @@
-"""Trees on the host by the C++ of `accept.h`: what nodes see, and the paths that a target chooses."""
+"""Paths that a target chooses along trees on the host, by the C++ of `accept.h`."""
 
 from collections.abc import Iterable
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p, cast
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-_WORD_BITS = 64
 MOST_KEPT = 256
 """Shapes of paths that room is kept for."""
 
@@ -187,16 +186,6 @@ def _pools(compacted: Compacted) -> Pools:
     made = Pools(len(pools), cast(data, c_void_p), cast(row_bytes, c_void_p), address, width, pools[0].shape[1])
     made.held = (data, row_bytes)
     return made
-
-
-def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
-    """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
-    num_reqs, num_nodes = parents.shape
-    num_words = -(-num_nodes // _WORD_BITS)
-    words, parents = parents.new_empty(num_reqs, num_nodes, num_words), parents.contiguous()
-    numbers = map(c_int64, (num_reqs, num_nodes, num_words))
-    library.wingbeat_ancestors(c_void_p(parents.data_ptr()), *numbers, c_void_p(words.data_ptr()))
-    return words
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -190,10 +190,6 @@ class DraftIntake:
         """Bare roots of sequences in `slots`, int64 [num_reqs], laid out."""
         return self.take(slots, None, self._bare)
 
-    def lay_out(self, slots: Tensor, trees: TreeFields) -> TakenTrees:
-        """All nodes of trees that are checked, by request; `slots` likewise."""
-        return self.take(slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
-
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
         """One tree per decode, a bare root where what was sent does not count; None where nothing does.
 

@@ -202,10 +202,6 @@ class CpuKernels:
         """Takes drafted trees in."""
         return DraftIntake(self._library, present, shape)
 
-    def ancestor_words(self, parents: Tensor) -> Tensor:
-        """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
-        return accept.ancestor_words(self._library, parents)
-
     def take_in(self, head: Head | BlockHead, sequences: Sequences, decided: Decided) -> None:
         """What a head keeps of decided pairs: keys and values, and an EAGLE head each sequence's last hidden state."""
         self._drafts[type(head)].take_in(*map(ctypes.byref, (head, sequences, decided)))

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import Present
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
@@ -71,10 +70,6 @@ class SlotState:
         self._num_changes = dict.fromkeys(self._published, 0)
         self._written: dict[tuple[int, str], int | tuple[int, ...]] = {}
         self.reset_spare()
-
-    def present(self) -> Present:
-        """What our kernels read of it where trees are looked at on the host."""
-        return Present(*(getattr(self, name) for name in Present._fields))
 
     def reset_spare(self) -> None:
         """Make the spare row a sequence of one token again; every round that it pads makes it longer."""

@@ -46,29 +46,9 @@ class DraftedTrees(NamedTuple):
     real: np.ndarray
     """bool: drafted nodes that count; roots excluded."""
 
-    @classmethod
-    def of_scores(
-        cls, parents: np.ndarray, depths: np.ndarray, scores: np.ndarray, num_valid: np.ndarray, max_depth: int
-    ) -> "DraftedTrees":
-        """From cumulative log-probabilities. What is no number counts as hopeless; nodes too deep do not count."""
-        index = np.arange(parents.shape[1])
-        real = (index < num_valid[:, None]) & (index > 0) & (depths <= max_depth)
-        up = np.maximum(parents, 0)
-        with np.errstate(invalid="ignore"):
-            given = scores - along_rows(scores, up)
-        given = np.fmin(np.fmax(np.where(real, given, NO_CONFIDENCE), NO_CONFIDENCE), 0.0)
-        return cls(up, np.minimum(depths, max_depth), given, real)
-
     def rows(self, rows: np.ndarray) -> "DraftedTrees":
         """Some of the trees."""
         return DraftedTrees(*(field[rows] for field in self))
-
-
-def pack_evidence(trees: DraftedTrees, kept: np.ndarray) -> np.ndarray:
-    """Trees before pruning, and which of their nodes were verified, bool [num_reqs, num_nodes]: int64 likewise."""
-    bits = trees.log_probs.astype(np.float32).view(np.uint32).astype(np.int64)
-    flags = (trees.real.astype(np.int64) << REAL_BIT) | (kept.astype(np.int64) << KEPT_BIT)
-    return bits | (trees.parents << PARENT_BIT) | (trees.depths << DEPTH_BIT) | flags
 
 
 def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:

@@ -3,21 +3,18 @@
 import pytest
 import torch
 
+from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
-from wingbeat.runtime.round.rows import Decodes, Segment, pack
+from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks, attend_segments
 
+pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
 BLOCK_SIZE, DIM = 4, 8
 SIZES = [[6, 1, 2], [1, 7, *[1] * 8, 7], [1, 7, *[2, 1] * 5, 6]]
 
 
 def real_nodes(sizes):
     return torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def test_trees_of_one_size_are_not_packed():
-    assert pack(real_nodes([8, 8])) is None
-    assert pack(real_nodes([7, 8])) is not None
 
 
 def world(sizes):
@@ -33,11 +30,6 @@ def world(sizes):
     return query, caches, tables, context, parents
 
 
-def decodes(padded, packing) -> Decodes:
-    """Of trees of which only the shape counts."""
-    return Decodes(padded[:, 0], padded[:, 0], padded, None, padded, padded, packing)
-
-
 @pytest.mark.parametrize("kernels", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("window", [0, 3])
@@ -46,23 +38,11 @@ def test_attention_of_packed_rows_is_that_of_padded_ones(sizes, window, kernels)
     positions = context[:, None] + ancestor_mask(parents).sum(-1) - 1
     padded = Segment(0, *positions.shape, tables, context, positions, ancestor_words(parents))
     expected = attend_in_blocks(query.flatten(0, 1), *caches, [padded], 0.3, sliding_window=window)
-    packing = pack(real_nodes(sizes))
-    segment = padded._replace(row_starts=packing.starts)
+    real = real_nodes(sizes)
+    segment = padded._replace(row_starts=torch.tensor([0, *sizes]).cumsum(0))
     beside = padded._replace(start=sum(sizes))
-    packed = decodes(positions, packing).packed
-    rows = torch.cat([packed(query), query.flatten(0, 1)])
+    rows = torch.cat([query[real], query.flatten(0, 1)])
     attend = attend_segments if kernels else attend_in_blocks
     out = attend(rows, *caches, [segment, beside], 0.3, sliding_window=window)
-    torch.testing.assert_close(out[: sum(sizes)], packed(expected.view(query.shape)))
+    torch.testing.assert_close(out[: sum(sizes)], expected.view(query.shape)[real])
     torch.testing.assert_close(out[sum(sizes) :], expected)
-
-
-@pytest.mark.parametrize("sizes", [*SIZES, [1, 6, 6]], ids=str)
-def test_rows_are_found_again(sizes):
-    real = real_nodes(sizes)
-    packing = pack(real)
-    padded = torch.arange(real.numel()).view(real.shape) * 10
-    rows = decodes(padded, packing).packed(padded)
-    assert torch.equal(rows, padded[real])
-    nodes = (torch.tensor(sizes) - 1)[:, None] * torch.tensor([0, 1])
-    assert torch.equal(rows[decodes(padded, packing).rows_of(nodes)], padded.gather(1, nodes))

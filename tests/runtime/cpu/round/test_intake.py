@@ -1,5 +1,5 @@
-"""Drafted trees on the host by the CPU's kernels: what is believed, what is verified of it, where that lies and what is
-learned of it, as the references say."""
+"""Drafted trees on the host by the CPU's kernels: what is believed, what is verified of it and where that lies, as the
+references say."""
 
 import random
 
@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import random_parents
-from wingbeat.kernels.cpu.drafted import NodeChoice
+from tests.runtime.speculation.reference_choice import best_nodes, drafted_trees, pack_evidence
+from wingbeat.kernels.cpu.drafted import NodeChoice, Present, Shape
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
+from wingbeat.runtime.cpu.round.packed_decodes import PackedDecodes
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.pruning import keep_nodes
-from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import HostTrees, TreeCheck
+from wingbeat.runtime.round.tree_check import TreeCheck
 from wingbeat.runtime.speculation.acceptance import (
     EDGES,
     Acceptance,
-    DraftedTrees,
-    pack_evidence,
     path_probabilities,
     unpack_evidence,
 )
@@ -82,12 +82,27 @@ def engine_state(rng, *, chains=False):
     return config, state
 
 
-def builders(config, state, last_position=100):
-    """The same by our kernels and by torch's operations."""
-    return [
-        BatchBuilder(None, state, config, last_position, on_host=True, kernels=kernels)
-        for kernels in (cpu_kernels(), None)
-    ]
+def intake_of(config, state, last_position=100):
+    present = Present(*(getattr(state, name) for name in Present._fields))
+    shape = Shape(VOCAB, config.speculation.draft_top_k == 1, config.block_size, last_position)
+    return cpu_kernels().draft_intake(present, shape)
+
+
+def by_torch(config, state, last_position=100):
+    return BatchBuilder(None, state, config, last_position)
+
+
+def believed_by_torch(reply, rows, state, chains):
+    """One tree per decode, as wide as the widest; None where nothing counts."""
+    check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
+    trees = TokenTree(*(getattr(reply, name)[rows.slots] for name in TokenTree._fields))
+    trees, usable = check(trees, reply.epochs, reply.committed_lens, rows, state)
+    return _narrowed(trees) if usable.any() else None
+
+
+def _narrowed(trees):
+    width = int(trees.num_valid.max())
+    return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
 
 
 def sent(rng, state, *, chains=False):
@@ -111,11 +126,10 @@ def test_what_is_believed_is_what_the_reference_believes(seed, chains):
     rng = random.Random(seed)
     config, state = engine_state(rng, chains=chains)
     reply, rows = sent(rng, state, chains=chains)
-    check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
 
-    found = HostTrees(check, builders(config, state)[0].intake).believed(reply, rows, state)
+    found = HostInbox(intake_of(config, state)).collect(reply, rows).checked()
 
-    expected = HostTrees(check, None).believed(reply, rows, state)
+    expected = believed_by_torch(reply, rows, state, chains)
     assert (found is None) == (expected is None)
     if found is not None:
         for name, field in expected._asdict().items():
@@ -128,21 +142,14 @@ def test_what_is_believed_is_what_the_reference_believes(seed, chains):
 def kept_nodes(trees, kinds, acceptance, useful, forced, prices, max_depth):
     """By the reference: trees as they are judged, and which of their nodes stay."""
     parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-    reference = DraftedTrees.of_scores(*(part.numpy() for part in parts), max_depth)
+    reference = drafted_trees(*(part.numpy() for part in parts), max_depth)
     each = [path_probabilities(acceptance.table[kinds[[row]]], reference.rows([row]))[0] for row in range(len(kinds))]
     path, within = np.stack(each), reference.real & (reference.depths <= useful[:, None])
-    if prices is None:
-        return reference, within
-    values = np.where(within, path, -1.0).ravel()
-    order = (-values).argsort(kind="stable")[: int(within.sum())]
-    best = int((np.append(0.0, values[order].cumsum()) - prices[: len(order) + 1]).argmax())
-    kept = np.zeros(values.shape, dtype=bool)
-    kept[order[:best]] = True
-    return reference, kept.reshape(path.shape) | (within & forced[:, None])
+    return reference, best_nodes(path, within, prices) | (within & forced[:, None])
 
 
-def assert_alike(found: Decodes, expected: Decodes):
-    """The same rows, in whatever padding has."""
+def assert_alike(found, expected):
+    """The same nodes, in rows without padding."""
     real = torch.arange(expected.token_ids.shape[1]) < expected.tree.num_valid[:, None]
     for name in ("token_ids", "parents", "depths", "scores"):
         one, other = (getattr(decodes.tree, name)[real].nan_to_num() for decodes in (found, expected))
@@ -152,13 +159,18 @@ def assert_alike(found: Decodes, expected: Decodes):
     assert torch.equal(found.token_ids[real], expected.token_ids[real])
     assert torch.equal(found.positions[real], expected.positions[real])
     assert torch.equal(found.slot_mapping, expected.slot_mapping)
-    assert (found.packing is None) == (expected.packing is None)
-    if expected.packing is not None:
-        assert torch.equal(found.packing.rows[real], expected.packing.rows[real])
-        assert torch.equal(found.packing.nodes, expected.packing.nodes)
-        assert torch.equal(found.packing.starts, expected.packing.starts)
+    assert (found.packing is None) == bool(real.all())
+    assert found.num_rows == real.sum()
     for own, padded in zip(found.flat, (expected.token_ids, expected.positions, expected.slot_mapping), strict=True):
-        assert torch.equal(own, expected.packed(padded))
+        assert torch.equal(own, padded[real])
+        assert torch.equal(found.packed(padded), padded[real])
+        assert torch.equal(found.padded(own)[real], padded[real])
+    nodes = torch.stack([torch.zeros_like(found.tree.num_valid), found.tree.num_valid - 1], dim=1)
+    assert torch.equal(found.flat[0][found.rows_of(nodes)], found.token_ids.gather(1, nodes))
+    starts = found.segment.row_starts
+    assert (starts is None) == bool(real.all())
+    if starts is not None:
+        assert torch.equal(starts.diff(), found.tree.num_valid)
 
 
 @pytest.mark.parametrize("chains", [False, True])
@@ -174,13 +186,11 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
     acceptance, max_depth, count = Acceptance(), 4, len(rows.slots)
     useful, forced = [rng.randrange(6) for _ in range(count)], [rng.random() < 0.2 for _ in range(count)]
     prices = None if price is None else price * np.arange(count * NUM_NODES + 1.0)
-    own, by_torch = builders(config, state)
-    check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
-    believed = HostTrees(check, None).believed(reply, rows, state)
+    believed = believed_by_torch(reply, rows, state, chains)
 
-    arrived = HostTrees(check, own.intake).arrived(reply, rows)
+    arrived = HostInbox(intake_of(config, state)).collect(reply, rows)
     by = (None if part is None else torch.from_numpy(part) for part in (acceptance.table, EDGES, prices))
-    taken = arrived.taken(NodeChoice(*by, useful, forced, max_depth))
+    taken = arrived.take(NodeChoice(*by, useful, forced, max_depth))
 
     assert (taken is None) == (believed is None)
     if believed is None:
@@ -194,7 +204,10 @@ def test_one_call_takes_what_the_references_take_one_by_one(seed, price, chains)
     assert taken.levels == int(believed.depths.max())
     assert taken.is_bare == (not kept.any())
     pruned = keep_nodes(believed, torch.from_numpy(kept), int(1 + kept.sum(axis=1).max()))
-    found, expected = arrived.decodes(taken), by_torch.decodes(rows.slots, pruned)
+    if taken.is_bare:
+        assert arrived.verified() is None
+        return
+    found, expected = arrived.verified().decodes, by_torch(config, state).decodes(rows.slots, pruned)
     assert_alike(found, expected)
     longest = int(expected.roots.max()) + expected.token_ids.shape[1]
     blocks = min(-(-longest // config.block_size), config.max_blocks_per_seq)
@@ -215,9 +228,34 @@ def test_rows_of_checked_trees_lie_where_the_reference_puts_them(seed):
     slots, trees = torch.tensor(rng.sample(range(NUM_SLOTS), count)), drafted(rng, count)
     if seed % 3 == 0:
         trees.num_valid[:] = NUM_NODES
-    width = int(trees.num_valid.max())
-    trees = TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
-    found, expected = (
-        builder.decodes(slots, trees._replace(token_ids=trees.token_ids.clone())) for builder in builders(config, state)
-    )
-    assert_alike(found, expected)
+    trees = _narrowed(trees)
+    found = HostTrees.of_checked(intake_of(config, state), slots, trees).verified()
+    expected = by_torch(config, state).decodes(slots, trees._replace(token_ids=trees.token_ids.clone()))
+    if found is None:
+        assert not (trees.num_valid > 1).any()
+        return
+    assert_alike(found.decodes, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bare_roots_lie_where_the_reference_puts_them(seed):
+    rng = random.Random(seed)
+    config, state = engine_state(rng)
+    slots = torch.tensor(rng.sample(range(NUM_SLOTS), NUM_SLOTS - seed))
+    found = PackedDecodes.of(slots, intake_of(config, state, 200).roots(slots), bare=True)
+    expected = by_torch(config, state).decodes(slots, None)
+    for name in ("slots", "roots", "token_ids", "positions", "slot_mapping"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.tree is None
+    assert found.segment.mask_words is None
+
+
+@pytest.mark.parametrize("shape", ["random", "chain", "star"])
+@pytest.mark.parametrize("num_nodes", [2, 63, 64, 65, 130])
+def test_nodes_see_what_the_reference_says(num_nodes, shape):
+    config, state = engine_state(random.Random(0))
+    parents = random_parents(random.Random(num_nodes), 3, num_nodes, shape)
+    ids = torch.ones_like(parents)
+    trees = TokenTree(ids, parents, depths_of(parents.clamp_min(0)), ids.float(), ids[:, 0] * num_nodes)
+    taken = HostTrees.of_checked(intake_of(config, state), torch.arange(3), trees).take()
+    assert torch.equal(taken.ancestors, ancestor_words(parents))
