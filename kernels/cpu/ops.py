@@ -307,8 +307,3 @@ def _opened() -> CpuKernels | None:
     except NoLibraryError as error:
         logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
         return None
-
-
-def reads_in_place(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether attention over a KV pool of this dtype reads blocks where they lie, by our kernel."""
-    return device.type == "cpu" and dtype in CACHE_DTYPES and cpu_kernels() is not None

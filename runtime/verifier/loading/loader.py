@@ -165,7 +165,7 @@ def _of_part(name: str, asked: str, *given: Any) -> None:
         UnsupportedModelError: no part can; without the model's name.
     """
     if not hooks(name):
-        raise UnsupportedModelError(f"{asked}, which this installation has no kernels for")
+        raise UnsupportedModelError(f"{asked}, and this installation has no kernels for that")
     hooks(name)[0](*given)
 
 
