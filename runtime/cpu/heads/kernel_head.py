@@ -60,7 +60,7 @@ class KernelHead(NamedTuple):
             draft_token_ids=head.draft_token_ids.data_ptr(),
             num_behind=len(layers) - 1,
         )
-        held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
+        held += [module.panels for module in head.modules() if isinstance(module, InputMajorLinear)]
         return cls(made, layers[1:], held)
 
     def norm(self, norm: nn.RMSNorm) -> Norm:

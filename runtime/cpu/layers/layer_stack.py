@@ -80,7 +80,7 @@ class LayerStack:
         for linear in projections:
             if not pack_linear(linear, self.kernels, held=held_as.get(linear)):
                 raise ValueError(f"{type(linear).__name__} of {linear.weight.dtype} is no plain linear layer")
-            held.append(linear._panels)
+            held.append(linear.panels)
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
         if matrices[4].kind != matrices[5].kind:
             raise ValueError("gate and up hold numbers of unlike kinds")

@@ -57,12 +57,12 @@ class InputMajorLinear(PackableLinear):
     """The weight as a file has it, in groups of few bits; packed so, it is here no longer."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
-    _panels: Panels | GroupPanels | None = None
+    panels: Panels | GroupPanels | None = None
     """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
-        if self._panels is not None:
+        if self.panels is not None:
             return self._multiply(input)
         if self.bias is not None:
             return super().forward(input)
@@ -78,7 +78,7 @@ class InputMajorLinear(PackableLinear):
         return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
 
     def _multiply(self, input: Tensor) -> Tensor:
-        panels = self._panels
+        panels = self.panels
         kernels = None if torch.compiler.is_compiling() or torch.is_grad_enabled() else cpu_kernels()
         if kernels is None or input.dtype != panels.dtype:
             return functional.linear(input, panels.dense(), self.bias)
@@ -101,9 +101,9 @@ class InputMajorLinear(PackableLinear):
         bias = None if bias is None else bias.data.float()
         held = torch.int8 if self.eight_bits else held
         if self.groups is not None and parts is None:
-            self._panels = GroupPanels.pack(self.groups, kernels.panel, weight.dtype, bias)
+            self.panels = GroupPanels.pack(self.groups, kernels.panel, weight.dtype, bias)
         else:
-            self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
+            self.panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
         self.groups = None
         self._laid = None
         nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
@@ -111,32 +111,32 @@ class InputMajorLinear(PackableLinear):
 
     def dense_weight(self) -> Tensor:
         """See `PackableLinear.dense_weight`."""
-        return super().dense_weight() if self._panels is None else self._panels.dense()
+        return super().dense_weight() if self.panels is None else self.panels.dense()
 
     @property
     def packed_bytes(self) -> int:
         """See `PackableLinear.packed_bytes`."""
-        held = () if self._panels is None else (self._panels.storage, self._panels.scales)
+        held = () if self.panels is None else (self.panels.storage, self.panels.scales)
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     def unpack(self) -> None:
         """See `PackableLinear.unpack`."""
-        if self._panels is not None:
-            self._parameters["weight"] = nn.Parameter(self._panels.dense(), requires_grad=False)
-            self._panels = None
+        if self.panels is not None:
+            self._parameters["weight"] = nn.Parameter(self.panels.dense(), requires_grad=False)
+            self.panels = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The view would be copied as if it were weights of its own; panels are packed where they are used.
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "_panels")}
-        if self._panels is not None:
-            weight = nn.Parameter(self._panels.dense(), requires_grad=False)
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "panels")}
+        if self.panels is not None:
+            weight = nn.Parameter(self.panels.dense(), requires_grad=False)
             state["_parameters"] = self._parameters | {"weight": weight}
         return state
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._panels is not None:
-            destination[f"{prefix}weight"] = self._panels.dense()
+        if self.panels is not None:
+            destination[f"{prefix}weight"] = self.panels.dense()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "InputMajorLinear":
         self.unpack()
@@ -156,7 +156,7 @@ def pack_linear(
         return False
     if kind is nn.Linear:
         linear.__class__ = InputMajorLinear
-    if linear._panels is None:
+    if linear.panels is None:
         linear.pack(kernels, parts, held)
     return True
 
@@ -167,8 +167,8 @@ def matrices_of(linear: nn.Module) -> list[Matrix]:
     Raises:
         ValueError: as `matrix_of`, or it is no linear layer.
     """
-    if isinstance(linear, InputMajorLinear) and linear._panels is not None:
-        return list(linear._panels.matrices)
+    if isinstance(linear, InputMajorLinear) and linear.panels is not None:
+        return list(linear.panels.matrices)
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"{type(linear).__name__} is no linear layer")
     return [matrix_of(linear.weight, linear.bias)]

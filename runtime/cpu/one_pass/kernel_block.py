@@ -59,7 +59,7 @@ class _Reader:
     def __init__(self, head: Backbone) -> None:
         self.head, self.config = head, head.config
         self.held: list[object] = [head, *(tensor.data for tensor in (*head.parameters(), *head.buffers()))]
-        self.held += [module._panels for module in head.modules() if isinstance(module, InputMajorLinear)]
+        self.held += [module.panels for module in head.modules() if isinstance(module, InputMajorLinear)]
 
     def block(self, markov: MarkovHead | None, selector: CandidateSelector | None) -> KernelBlock:
         head, config = self.head, self.config

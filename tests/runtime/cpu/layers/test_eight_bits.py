@@ -138,7 +138,7 @@ def test_weights_lie_in_a_byte_and_everything_else_as_it_was():
     linears = {name: one for name, one in loaded.model.named_modules() if isinstance(one, nn.Linear)}
     assert len(linears) == 7 * 4 + 1
     for name, linear in linears.items():
-        assert linear._panels.storage.itemsize == 1
+        assert linear.panels.storage.itemsize == 1
         assert torch.equal(dense_weight(linear), meant.get_submodule(name).weight), name
     assert torch.equal(loaded.model.get_input_embeddings().weight, before)
     numbers = sum(linear.in_features * linear.out_features for linear in linears.values())

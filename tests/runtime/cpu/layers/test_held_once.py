@@ -25,7 +25,7 @@ def test_weights_are_held_once(tmp_path: Path, tied: bool):
     gc.collect()
     loaded = load_model(tmp_path, torch.float32, torch.device("cpu"))
     gc.collect()
-    assert loaded.decoder_layers[0].mlp.up_proj._panels is not None
+    assert loaded.decoder_layers[0].mlp.up_proj.panels is not None
     assert str(tmp_path / "model.safetensors") not in Path("/proc/self/maps").read_text()
     whole = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter) and one.shape == DENSE]
     assert not [one for one in whole if one.untyped_storage().nbytes() >= one.nbytes]

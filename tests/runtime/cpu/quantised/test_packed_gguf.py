@@ -32,8 +32,8 @@ def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path
     for name, parameter in meant.named_parameters():
         module = modules[name.removesuffix(".weight")]
         assert torch.equal(dense_weight(module), parameter), name
-        packed += isinstance(getattr(module, "_panels", None), GroupPanels)
-    packed += tied and isinstance(loaded.model.lm_head._panels, GroupPanels)
+        packed += isinstance(getattr(module, "panels", None), GroupPanels)
+    packed += tied and isinstance(loaded.model.lm_head.panels, GroupPanels)
     assert packed == (7 * 4 + 1 if form in FORMS else 0)
     assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
 
@@ -42,5 +42,5 @@ def test_layers_of_several_forms_run_as_transformers_wrote_them_where_gate_and_u
     meant = write_model(tmp_path / "tiny.gguf", "Q4_0", others={"up_proj": "Q8_0", "v_proj": "F16"})
     loaded = served(tmp_path / "tiny.gguf")
     assert not isinstance(loaded.decoder_layers[0], CpuLayer)
-    assert isinstance(loaded.decoder_layers[0].mlp.gate_proj._panels, GroupPanels)
+    assert isinstance(loaded.decoder_layers[0].mlp.gate_proj.panels, GroupPanels)
     assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
