@@ -129,8 +129,9 @@ class AdaptiveSpeculation(Speculation):
         """Learn what the round accepted."""
         this = self._launched.popleft()
         if result.evidence is not None and self._is_observed(this):
-            self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
-            self._pruner.upload(self.acceptance.table)
+            learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
+            if learned:
+                self._pruner.upload(self.acceptance.table)
 
     def _is_observed(self, this: LaunchedRound) -> bool:
         """Whether it is seen what the trees of this round are worth; asked once of each that has some."""
@@ -140,8 +141,8 @@ class AdaptiveSpeculation(Speculation):
 
     def _learn(
         self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool
-    ) -> None:
-        """Count what was accepted.
+    ) -> bool:
+        """Count what was accepted; False where the round says nothing of the drafter.
 
         Args:
             path_nodes: as `RoundResult.path_nodes`.
@@ -151,7 +152,7 @@ class AdaptiveSpeculation(Speculation):
         trees, kept = unpack_evidence(evidence)
         rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
         if not rows.any():
-            return
+            return False
         kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
         if observes:
             path = path_probabilities(self.acceptance.table[kinds], trees)
@@ -159,6 +160,7 @@ class AdaptiveSpeculation(Speculation):
         on_path = _before_pruning(path_nodes[rows], kept)
         tried = kept & along_rows(on_path, trees.parents)
         self.acceptance.record(trees, kinds, tried, tried & on_path)
+        return True
 
     def stats(self) -> PolicyStats:
         """Decisions so far."""

@@ -146,14 +146,11 @@ class ModelRunner:
             rows: what `SlotState.load` made of the plan.
             drafted: None where no tree came.
         """
-        if drafted is None or (self._captures(plan) and not plan.is_masked):
+        captured = self.graphs is not None and bool(plan.decodes)
+        if drafted is None or (captured and not plan.is_masked):
             return drafted
         trees = drafted.checked(rows)
         return add_certain(plan, trees, self.config.speculation) if plan.is_masked else trees
-
-    def _captures(self, plan: SchedulerOutput) -> bool:
-        """Whether graphs run a round, as far as they hold it."""
-        return self.graphs is not None and bool(plan.decodes)
 
     @torch.inference_mode()
     def launch(
@@ -172,7 +169,7 @@ class ModelRunner:
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
-        captured = self._captures(plan)
+        captured = self.graphs is not None and bool(plan.decodes)
         for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
             feature.prepare(plan)
         masked = plan.is_masked

@@ -8,7 +8,7 @@ from wingbeat.kernels.cpu.choice import NativeChoice, SamplingRows
 from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.sampling.processors import LogitProcessors
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.cpu.round.packed_decodes import PackedDecodes
+from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import BatchBuilder

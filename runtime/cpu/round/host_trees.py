@@ -3,15 +3,9 @@
 from torch import Tensor
 
 from wingbeat.kernels.cpu.drafted import DraftIntake, NodeChoice, Sent, TakenTrees
-from wingbeat.runtime.cpu.round.packed_decodes import PackedDecodes
+from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes, VerifiedTrees
 from wingbeat.runtime.protocol.messages import TokenTree, TreeReply
 from wingbeat.runtime.round.slots import DecodeRows
-
-
-class VerifiedTrees(TokenTree):
-    """Trees of a round that are laid out."""
-
-    decodes: PackedDecodes
 
 
 class HostTrees:

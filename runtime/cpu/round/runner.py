@@ -7,9 +7,9 @@ import torch
 
 from wingbeat.kernels.cpu.drafted import Present, Shape
 from wingbeat.kernels.cpu.ops import CACHE_DTYPES, CpuKernels, cpu_kernels
-from wingbeat.runtime.cpu.round.builder import PackedBuilder
 from wingbeat.runtime.cpu.round.choice import NativeAcceptance, NativeChooser
 from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
+from wingbeat.runtime.cpu.round.packed_rows import PackedBuilder
 from wingbeat.runtime.cpu.round.speculation import HostSpeculation
 from wingbeat.runtime.engine.round_kind import RoundKind
 from wingbeat.runtime.round.allowed_tokens import with_certain

@@ -14,7 +14,7 @@ from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
-from wingbeat.runtime.cpu.round.packed_decodes import PackedDecodes
+from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.pruning import keep_nodes

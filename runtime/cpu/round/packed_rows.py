@@ -1,13 +1,18 @@
-"""Decodes whose trees of unequal sizes lie side by side as rows, without padding."""
+"""Rows of a CPU's round: trees of unequal sizes lie side by side, without padding, as the C++ has laid them out."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import TakenTrees
+from wingbeat.kernels.cpu.drafted import DraftIntake, TakenTrees
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.round.rows import Decodes, Segment
+from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.rows import Decodes, Feature, Rows, Segment
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.sequence import Sequence
 
 
 class Packing(NamedTuple):
@@ -62,3 +67,39 @@ class PackedDecodes(Decodes):
     def num_rows(self) -> int:
         """See `Decodes.num_rows`."""
         return len(self.flat[0])
+
+
+class VerifiedTrees(TokenTree):
+    """Trees of a round that are laid out."""
+
+    decodes: PackedDecodes
+
+
+class PackedBuilder(BatchBuilder):
+    """Builds forward passes of trees that lie side by side.
+
+    Args:
+        intake: of the same slots.
+    """
+
+    def __init__(
+        self,
+        intake: DraftIntake,
+        cache: KVCache,
+        slots: SlotState,
+        config: EngineConfig,
+        last_position: int,
+        features: tuple[Feature, ...],
+    ) -> None:
+        super().__init__(cache, slots, config, last_position, on_host=True, features=features)
+        self._intake = intake
+
+    def decodes(self, slots: Tensor, tree: VerifiedTrees | None) -> PackedDecodes:
+        """See `BatchBuilder.decodes`."""
+        return PackedDecodes.of(slots, self._intake.roots(slots), bare=True) if tree is None else tree.decodes
+
+    def _decode_rows(self, decodes: PackedDecodes, segment: Segment) -> Rows:
+        return self._rows(*decodes.flat, [segment])
+
+    def _decode_segment(self, seqs: list[Sequence], decodes: PackedDecodes) -> Segment:
+        return decodes.segment
