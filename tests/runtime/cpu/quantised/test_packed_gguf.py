@@ -35,6 +35,7 @@ def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path
         packed += isinstance(getattr(module, "panels", None), GroupPanels)
     packed += tied and isinstance(loaded.model.lm_head.panels, GroupPanels)
     assert packed == (7 * 4 + 1 if form in FORMS else 0)
+    assert loaded.weights_bytes < 4 * sum(parameter.numel() for parameter in meant.parameters())
     assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
 
 
