@@ -126,7 +126,7 @@ FEATURES = {
     "grammars": Feature(
         (
             *("runtime/grammar", "deployments/grammars", "tests/runtime/grammar", "tests/deployments/grammars"),
-            "tests/deployments/parsing/test_call_format.py",
+            *("tests/deployments/parsing/test_call_format.py", "tests/runtime/cpu/grammar"),
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
