@@ -22,13 +22,13 @@ from wingbeat.runtime.protocol.messages import (
     AcceptedPaths,
     ChannelSpec,
     Outcome,
-    TokenTree,
     TreeReply,
     outcome_layout,
     reply_layout,
 )
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.round.slots import DecodeRows
+from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -53,14 +53,18 @@ class InstantRunner:
 
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
-        self.graphs, self.on_host, self.device_clock = None, False, DeviceClock("cpu")
+        self.graphs, self.device_clock = None, DeviceClock("cpu")
         self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor]] = {}
 
     def prepare_trees(self) -> None:
         """Nothing to capture."""
 
+    def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TreeInbox | None:
+        """Nobody looks at them."""
+        return drafted
+
     def launch(
-        self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None, num_nodes: int | None = None
+        self, plan: SchedulerOutput, rows: DecodeRows, trees: TreeInbox | None, num_nodes: int | None = None
     ) -> RoundInFlight:
         """A round that is over when it begins."""
         num_sampled = sum(chunk.samples for chunk in plan.chunks)

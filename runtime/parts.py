@@ -4,6 +4,10 @@ A part's module `part` has what it adds, under the names below, and is light to 
 `deployments.parts` for those of the application.
 
 - `drafter_kinds()`: each a `drafters.drafter_kind.DrafterKind`.
+- `draft_passes(drafter)`: passes of a `drafters.head_drafter.HeadDrafter` that are not torch's, as
+  `drafters.head_passes.HeadPasses`; None where torch drafts.
+- `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over keys and values of this dtype; None
+  where they run that of devices.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
@@ -20,6 +24,21 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `read_span(fields)`: a span of a prompt of what `PromptSpan.as_fields` made.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
+- `lay_out_linears(module, deterministic)`: stores weights as its device reads them, see `verifier.layers.linears`.
+- `pack_segments(segments, dtype)`: a `round.rows.PackedSegments` over keys and values of this dtype; None where others
+  attend.
+- `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` of layers like this parameter; None where they
+  are left alone. `finish_layers(model, layers)` follows, once all are swapped that can be.
+- `round_linears(model, layers)`: rounds weights to int8, before anything is tried; raises UnsupportedModelError.
+- `check_rows_can_be_alike(model)`, `make_rows_alike(model, layers)`, `try_rows(loaded, texts)`: deterministic mode,
+  before a model's layers are switched, behind that, and as a trial; each raises UnsupportedModelError.
+- `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
+- `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
+- `pack_weight(module, weight, bias)`: a `GroupedWeight` as kernels read it, for the module that will hold it; None where
+  they do not. `keep_packed(model, packed)` gives what it made to a loaded model, by the names of weights.
+- `kernel_head(head)`: a draft head as kernels that draft read it, its weights packed; None for other heads.
+- `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.
+- `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
@@ -45,9 +64,9 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model", "user_drafter", "conventions"),
-    *("training.mtp", "training.one_pass", "grammar", "state", "quantised", "tensor_parallel", "pooling"),
-    *("lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
+    *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
+    *("user_drafter", "conventions", "training.mtp", "training.one_pass", "grammar", "state", "quantised"),
+    *("tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -2,13 +2,21 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from wingbeat.kernels.cpu.library import compiler
 from wingbeat.kernels.disk_cache import cache_dir
+
+COMPILERS = ("g++", "clang++", "c++")
+
+
+def compiler() -> str | None:
+    """$CXX, or the first of the usual compilers; None where there is none."""
+    named = os.environ.get("CXX")
+    return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
 
 
 def compiled_library(

@@ -94,7 +94,7 @@ FEATURES = {
             *("tests/runtime/prefixes", "tests/runtime/prefix_world.py", "tests/e2e/test_saved_prefixes.py"),
             "tests/deployments/several_models/test_prefixes_of_several.py",
             *("tests/runtime/media/test_media_prefixes.py", "tests/runtime/tensorrt/test_engine_prefixes.py"),
-            "tests/deployments/media/test_prefix_images.py",
+            *("tests/deployments/media/test_prefix_images.py", "tests/runtime/cpu/prefixes"),
         ),
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
     ),
@@ -126,7 +126,7 @@ FEATURES = {
     "grammars": Feature(
         (
             *("runtime/grammar", "deployments/grammars", "tests/runtime/grammar", "tests/deployments/grammars"),
-            "tests/deployments/parsing/test_call_format.py",
+            *("tests/deployments/parsing/test_call_format.py", "tests/runtime/cpu/grammar"),
             *("tests/hostile/*grammar*.py", "tests/hostile/bystander_times.py"),
             *("benchmarks/structured.py", "benchmarks/schema_files.py"),
         ),
@@ -152,7 +152,8 @@ FEATURES = {
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),
     "quantised": Feature(
-        ("runtime/quantised", "tests/runtime/quantised"), words=("awq", "gptq", "gguf", "unknown quantisation")
+        ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
+        words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
     "mtp": Feature(
         ("runtime/mtp", "runtime/training/mtp", "tests/runtime/mtp", "tests/runtime/training/mtp"),
@@ -163,6 +164,7 @@ FEATURES = {
             *("runtime/one_pass", "runtime/training/one_pass", "deployments/one_pass", "tests/runtime/one_pass"),
             *("tests/runtime/training/one_pass", "tests/runtime/conventions/test_one_pass_readings.py"),
             *("examples/demo_pair/dflash2", "benchmarks/gpu/drafter_kinds.py"),
+            *("runtime/cpu/one_pass", "tests/runtime/cpu/one_pass"),
         ),
         words=("one_pass", "dflash", "dflash2", "dspark", "dspark-rnn", "jetspec", "peagle", "p-eagle"),
     ),
@@ -193,7 +195,7 @@ FEATURES = {
             "tests/deployments/several_models/test_adapters_of_several.py",
             "tests/runtime/prefixes/test_prefixes_of_adapters.py",
             "tests/runtime/recordings/test_adapters.py",
-            "tests/runtime/tensor_parallel/test_rank_adapters.py",
+            *("tests/runtime/tensor_parallel/test_rank_adapters.py", "runtime/cpu/lora", "tests/runtime/cpu/lora"),
         ),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),
@@ -201,6 +203,13 @@ FEATURES = {
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
             *("vllm:lora_requests_info", "ray_vllm_lora_requests_info"),
         ),
+    ),
+    "cpu": Feature(
+        (
+            *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
+            *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
+        ),
+        words=("int8", "deterministic", "CPU kernels"),
     ),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "parsing": Feature(

@@ -3,8 +3,11 @@
 import importlib.metadata
 import os
 import platform
+from collections.abc import Callable
+from functools import partial
 
 from wingbeat.deployments.doctor.examination import Part, Verdict
+from wingbeat.runtime.parts import hooks
 
 PACKAGES = ("wingbeat", "torch", "triton", "transformers", "ray", "llguidance", "tensorrt")
 MIN_SHM_BYTES = 1 << 30
@@ -17,7 +20,7 @@ def machine_parts() -> list[Part]:
         Part("versions", 30, _versions),
         Part("processor", 30, _processor),
         Part("memory", 30, _memory),
-        Part("CPU kernels", 320, _cpu_kernels),
+        *(Part("CPU kernels", 320, partial(_compiled, why_missing)) for why_missing in hooks("why_not_compiled")),
     ]
 
 
@@ -51,12 +54,7 @@ def gib(size: int | None) -> str:
     return "an unknown amount" if size is None else f"{size / _GIB:.1f} GiB"
 
 
-def _cpu_kernels() -> tuple[Verdict, str]:
-    from wingbeat.kernels.cpu.library import NoLibraryError, open_library
-    from wingbeat.kernels.disk_cache import cache_dir
-
-    try:
-        open_library(cache_dir() / "kernels")
-    except NoLibraryError as error:
-        return Verdict.WARNING, f"{error}: CPUs run torch's operations instead, which is slower"
+def _compiled(why_missing: Callable[[], str | None]) -> tuple[Verdict, str]:
+    if (why := why_missing()) is not None:
+        return Verdict.WARNING, f"{why}: CPUs run torch's operations instead, which is slower"
     return Verdict.OK, "compiled"

@@ -124,37 +124,3 @@ static bool accept(const VerifiedTrees& trees, const Paths& paths, const Pools& 
     }
     return moved;
 }
-
-// Decided paths that a drafter is told of: roots at `positions`, `width` columns of tokens and `longest` of taps.
-struct DecidedPaths {
-    int64_t num_reqs, longest, width;
-    const int64_t *slots, *positions, *num_tokens, *token_ids;
-    const void* taps;  // [num_reqs, longest] of `tap_bytes` each, or null
-};
-
-// A channel's buffers, of `num_slots` rows each, and what the verifier has of all slots.
-struct Told {
-    int64_t *slots, *positions, *num_tokens, *token_ids;  // the last one [num_slots, max_path]
-    void* taps;                                           // [num_slots, max_path] of `tap_bytes` each
-    int64_t *committed_lens, *last_token_ids, *history;   // by slot; the last one [num_slots, history_width]
-    const int64_t *own_lens, *own_last;                   // by slot
-    int64_t num_slots, max_path, tap_bytes, history_width;
-};
-
-static void tell(const DecidedPaths& paths, const Told& told) {
-    std::copy_n(paths.slots, paths.num_reqs, told.slots);
-    std::copy_n(paths.positions, paths.num_reqs, told.positions);
-    std::copy_n(paths.num_tokens, paths.num_reqs, told.num_tokens);
-    for (int64_t req = 0; req < paths.num_reqs; req++) {
-        const int64_t* token_ids = paths.token_ids + req * paths.width;
-        std::copy_n(token_ids, paths.width, told.token_ids + req * told.max_path);
-        if (paths.taps)
-            memcpy((char*)told.taps + req * told.max_path * told.tap_bytes,
-                   (const char*)paths.taps + req * paths.longest * told.tap_bytes, paths.longest * told.tap_bytes);
-        int64_t* history = told.history + paths.slots[req] * told.history_width;
-        for (int64_t step = 0; step < paths.num_tokens[req]; step++)
-            history[std::min(paths.positions[req] + 1 + step, told.history_width - 1)] = token_ids[step];
-    }
-    std::copy_n(told.own_lens, told.num_slots, told.committed_lens);
-    std::copy_n(told.own_last, told.num_slots, told.last_token_ids);
-}

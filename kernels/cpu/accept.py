@@ -1,4 +1,4 @@
-"""Trees on the host by the C++ of `accept.h`: what nodes see, and the paths that a target chooses."""
+"""Paths that a target chooses along trees on the host, by the C++ of `accept.h`."""
 
 from collections.abc import Iterable
 from ctypes import CDLL, POINTER, Structure, byref, c_int64, c_void_p, cast
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-_WORD_BITS = 64
 MOST_KEPT = 256
 """Shapes of paths that room is kept for."""
 
@@ -53,25 +52,6 @@ class Pools(Structure):
         *((name, c_void_p) for name in ("data", "row_bytes", "tables")),
         ("table_width", c_int64),
         ("block_size", c_int64),
-    ]
-
-
-class DecidedPaths(Structure):
-    """What a drafter is told of."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("num_reqs", "longest", "width")),
-        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
-    ]
-
-
-class Told(Structure):
-    """Where it is told."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("slots", "positions", "num_tokens", "token_ids", "taps")),
-        *((name, c_void_p) for name in ("committed_lens", "last_token_ids", "history", "own_lens", "own_last")),
-        *((name, c_int64) for name in ("num_slots", "max_path", "tap_bytes", "history_width")),
     ]
 
 
@@ -198,70 +178,6 @@ class _Room:
         self.paths = Paths(longest, width, *_addresses(written))
 
 
-class Buffers(NamedTuple):
-    """Of a channel, in host memory: what a drafter reads of a round's paths; int64 [num_slots] but for two."""
-
-    slots: Tensor
-    positions: Tensor
-    num_tokens: Tensor
-    token_ids: Tensor
-    """[num_slots, max_path]"""
-    taps: Tensor
-    """[num_slots, max_path, taps_size], of any dtype."""
-    committed_lens: Tensor
-    last_token_ids: Tensor
-
-
-class PathTeller:
-    """Tells a drafter on the host of accepted paths; every tensor is contiguous, and int64 unless it says otherwise.
-
-    Args:
-        library: of `wingbeat.kernels.cpu.library`.
-        history: [num_slots, most_tokens]: tokens by slot, which the drafter reads.
-        committed_lens: [num_slots or more]; `last_token_ids` likewise: the verifier's.
-    """
-
-    def __init__(self, library: CDLL, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> None:
-        library.wingbeat_tell.argtypes, library.wingbeat_tell.restype = [POINTER(DecidedPaths), POINTER(Told)], None
-        self._tell, self._state = library.wingbeat_tell, (history, committed_lens, last_token_ids)
-        self._told: dict[int, tuple[Told, Buffers]] = {}
-        """By address: a channel has two, which take turns."""
-
-    def tell(
-        self,
-        buffers: Buffers,
-        slots: Tensor,
-        positions: Tensor,
-        num_tokens: Tensor,
-        token_ids: Tensor,
-        taps: Tensor | None,
-    ) -> None:
-        """Write paths, and where all sequences are by now, into a channel's buffers.
-
-        Args:
-            slots: [num_reqs]; `positions` and `num_tokens` likewise.
-            token_ids: [num_reqs, width]
-            taps: [num_reqs, longest, taps_size] in the buffers' dtype; None leaves theirs.
-
-        Raises:
-            ValueError: there are more paths, or longer ones, than the buffers hold.
-        """
-        (num_reqs, width), key = token_ids.shape, buffers.slots.data_ptr()
-        most_reqs, most = buffers.token_ids.shape
-        if num_reqs > most_reqs or width > most or (taps is not None and taps.shape[1] > most):
-            raise ValueError(f"{num_reqs} paths of {width} tokens: a channel holds {most_reqs} of {most}")
-        if key not in self._told:
-            if len(self._told) == 2:  # of another channel
-                self._told.clear()
-            rows, room = len(buffers.slots), buffers.taps
-            sizes = (rows, room.shape[1], room.shape[2] * room.element_size(), self._state[0].shape[1])
-            self._told[key] = Told(*_addresses((*buffers, *self._state)), *sizes), buffers
-        taps = None if taps is None else taps.contiguous()
-        longest = 0 if taps is None else taps.shape[1]
-        addresses = _addresses((slots, positions, num_tokens, token_ids, taps))
-        self._tell(byref(DecidedPaths(num_reqs, longest, width, *addresses)), byref(self._told[key][0]))
-
-
 def _pools(compacted: Compacted) -> Pools:
     pools, (_, width) = compacted.pools, compacted.block_tables.shape
     data = (c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
@@ -270,16 +186,6 @@ def _pools(compacted: Compacted) -> Pools:
     made = Pools(len(pools), cast(data, c_void_p), cast(row_bytes, c_void_p), address, width, pools[0].shape[1])
     made.held = (data, row_bytes)
     return made
-
-
-def ancestor_words(library: CDLL, parents: Tensor) -> Tensor:
-    """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
-    num_reqs, num_nodes = parents.shape
-    num_words = -(-num_nodes // _WORD_BITS)
-    words, parents = parents.new_empty(num_reqs, num_nodes, num_words), parents.contiguous()
-    numbers = map(c_int64, (num_reqs, num_nodes, num_words))
-    library.wingbeat_ancestors(c_void_p(parents.data_ptr()), *numbers, c_void_p(words.data_ptr()))
-    return words
 
 
 def _address(tensor: Tensor | None) -> int | None:

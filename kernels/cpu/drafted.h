@@ -1,5 +1,5 @@
-// What a verifier makes of drafted trees on the host: which it believes, which of their nodes are worth verifying, the rows
-// that these become, and what is learned once they are decided.
+// What a verifier makes of drafted trees on the host: which it believes, which of their nodes are worth verifying, and the
+// rows that these become.
 #pragma once
 
 #include <algorithm>
@@ -113,15 +113,6 @@ struct Evidence {
         memcpy(&bits, &given, sizeof bits);
         return {(int64_t)bits | parent << PARENT | depth << DEPTH | (int64_t)real << REAL | (int64_t)kept << KEPT};
     }
-    float given() const {
-        uint32_t bits = (uint32_t)word;
-        float number;
-        memcpy(&number, &bits, sizeof number);
-        return number;
-    }
-    int64_t parent() const { return word >> PARENT & ((1 << (DEPTH - PARENT)) - 1); }
-    bool real() const { return word >> REAL & 1; }
-    bool kept() const { return word >> KEPT & 1; }
 };
 
 static int64_t bin_of(const double* edges, int64_t num_bins, float given) {
@@ -315,53 +306,4 @@ static Taken take_trees(const Intake& from, int64_t* out, int64_t* tables) {
     if (from.layout.shows_ancestors)
         ancestors(placed.parents, num_reqs, taken.width, num_words, parts.take(num_reqs * taken.width * num_words));
     return taken;
-}
-
-// A round's verified trees, and how acceptance is counted by their drafter's confidence, as
-// `runtime/speculation/acceptance.py` has it.
-struct Verified {
-    int64_t num_reqs, num_nodes, longest;
-    const int64_t* evidence;    // [num_reqs, num_nodes]
-    const int64_t* path_nodes;  // [num_reqs, longest], by their numbers among the verified ones; the last one repeated
-    const int64_t* kinds;       // [num_reqs], row of the table; below 0: says nothing
-};
-
-struct Counts {
-    double *trials, *successes, *table;  // [2, num_bins]
-    const double* edges;                 // [num_bins - 1], ascending
-    int64_t num_bins;
-    double prior, keeps;                 // trials of a bin that nothing was seen of, and what of the others stays each time
-    double expected;                     // out: sum of the probabilities of nodes whose parent was accepted
-    int64_t accepted;                    // out
-};
-
-static void count_accepted(const Verified& round, Counts& counts) {
-    static thread_local std::vector<double> tried, accepted;
-    static thread_local std::vector<char> on_path;
-    int64_t cells = 2 * counts.num_bins;
-    tried.assign(cells, 0.0), accepted.assign(cells, 0.0), on_path.resize(round.num_nodes);
-    counts.expected = 0.0, counts.accepted = 0;
-    bool any = false;
-    for (int64_t req = 0; req < round.num_reqs; req++) {
-        const Evidence* tree = (const Evidence*)round.evidence + req * round.num_nodes;
-        bool is_tree = std::any_of(tree, tree + round.num_nodes, [](const Evidence& node) { return node.real(); });
-        if (round.kinds[req] < 0 || !is_tree) continue;
-        any = true;
-        const int64_t* path = round.path_nodes + req * round.longest;
-        for (int64_t node = 0, number = 0; node < round.num_nodes; node++) {
-            bool stays = !node || tree[node].kept();
-            on_path[node] = stays && std::find(path, path + round.longest, number) != path + round.longest;
-            number += stays;
-            if (!tree[node].kept() || !on_path[tree[node].parent()]) continue;
-            int64_t cell = round.kinds[req] * counts.num_bins + bin_of(counts.edges, counts.num_bins, tree[node].given());
-            tried[cell]++, accepted[cell] += on_path[node];
-            counts.expected += counts.table[cell], counts.accepted += on_path[node];
-        }
-    }
-    for (int64_t cell = 0; any && cell < cells; cell++) {
-        double keeps = counts.trials[cell] > counts.prior ? counts.keeps : 1.0;
-        counts.trials[cell] = counts.trials[cell] * keeps + tried[cell];
-        counts.successes[cell] = counts.successes[cell] * keeps + accepted[cell];
-        counts.table[cell] = counts.successes[cell] / counts.trials[cell];
-    }
 }

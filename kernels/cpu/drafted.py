@@ -1,8 +1,8 @@
-"""Drafted trees on the host by the C++ of `drafted.h`: which are believed, which of their nodes are verified, where
-these lie, and how what was accepted of them is counted."""
+"""Drafted trees on the host by the C++ of `drafted.h`: which are believed, which of their nodes are verified, and
+where these lie."""
 
 from collections import deque
-from ctypes import CDLL, POINTER, Array, Structure, addressof, byref, c_double, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Array, Structure, addressof, byref, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -65,26 +65,6 @@ class Taken(Structure):
     """Sizes of what is left."""
 
     _fields_ = [(name, c_int64) for name in ("believed", "width", "num_rows", "num_blocks", "num_drafting", "levels")]
-
-
-class Verified(Structure):
-    """A round's verified trees."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("num_reqs", "num_nodes", "longest")),
-        *((name, c_void_p) for name in ("evidence", "path_nodes", "kinds")),
-    ]
-
-
-class Counts(Structure):
-    """Acceptance by confidence."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("trials", "successes", "table", "edges")),
-        ("num_bins", c_int64),
-        *((name, c_double) for name in ("prior", "keeps", "expected")),
-        ("accepted", c_int64),
-    ]
 
 
 TreeFields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -210,10 +190,6 @@ class DraftIntake:
         """Bare roots of sequences in `slots`, int64 [num_reqs], laid out."""
         return self.take(slots, None, self._bare)
 
-    def lay_out(self, slots: Tensor, trees: TreeFields) -> TakenTrees:
-        """All nodes of trees that are checked, by request; `slots` likewise."""
-        return self.take(slots, None, Sent(tuple(field.contiguous() for field in trees), None, None))
-
     def check(self, slots: Tensor, wanted: Tensor, sent: Sent) -> TreeFields | None:
         """One tree per decode, a bare root where what was sent does not count; None where nothing does.
 
@@ -333,53 +309,6 @@ def _parts(out: Tensor, num_reqs: int, width: int, num_rows: int, num_seen: int,
         words.view(num_reqs, width, num_words) if num_words else None,
         evidence.view(num_reqs, num_seen) if num_seen else None,
     )
-
-
-class AcceptanceCounts:
-    """Counts what is accepted by the drafter's confidence, in arrays that it changes.
-
-    Args:
-        library: of `wingbeat.kernels.cpu.library`.
-        trials: float64 [2, num_bins], contiguous, as the next two: of greedy and of sampled requests.
-        successes: of those.
-        table: the one by the other.
-        edges: float64 [num_bins - 1], ascending, between the bins of log-probabilities.
-        prior: trials of a bin that nothing was seen of.
-        keeps: what is left of the others' counts by each round.
-    """
-
-    def __init__(
-        self,
-        library: CDLL,
-        trials: Tensor,
-        successes: Tensor,
-        table: Tensor,
-        edges: Tensor,
-        *,
-        prior: float,
-        keeps: float,
-    ) -> None:
-        library.wingbeat_count_accepted.argtypes = [POINTER(Verified), POINTER(Counts)]
-        library.wingbeat_count_accepted.restype = None
-        self._count, self._arrays = library.wingbeat_count_accepted, (trials, successes, table, edges)
-        self._counts = Counts(*map(_address, self._arrays), table.shape[1], prior, keeps)
-
-    def count(self, evidence: Tensor, path_nodes: Tensor, kinds: list[int]) -> tuple[float, int]:
-        """Learn from one verified round.
-
-        Args:
-            evidence: int64 [num_reqs, num_nodes], as `TakenTrees` has it.
-            path_nodes: int64 [num_reqs, longest], contiguous: as `wingbeat.kernels.cpu.accept.Accepted.nodes`.
-            kinds: by request its row of the table; below 0 where the round says nothing of the drafter.
-
-        Returns:
-            The sum of the probabilities given to verified nodes whose parent was accepted; how many of them were.
-        """
-        own = _numbers(kinds)
-        sizes = (*evidence.shape, path_nodes.shape[1])
-        verified = Verified(*sizes, evidence.data_ptr(), path_nodes.data_ptr(), addressof(own))
-        self._count(byref(verified), byref(self._counts))
-        return self._counts.expected, self._counts.accepted
 
 
 def _numbers(values: list[int] | list[bool]) -> Array:

@@ -13,6 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from wingbeat.kernels.disk_cache import cache_dir
+
 SOURCES = Path(__file__).parent
 MAIN = "native.cpp"
 COMPILERS = ("g++", "clang++", "c++")
@@ -45,6 +47,20 @@ def open_library(folder: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NoLibraryError(f"{type(error).__name__}: {error}") from error
+
+
+def why_missing() -> str | None:
+    """One line that says why this machine has no library; None once it is compiled."""
+    try:
+        open_library(kept_in())
+    except NoLibraryError as error:
+        return str(error)
+    return None
+
+
+def kept_in() -> Path:
+    """The folder of the libraries of this machine."""
+    return cache_dir() / "kernels"
 
 
 @cache

@@ -82,21 +82,13 @@ int64_t wingbeat_block_answer(const BlockHead* head, const Sequences* sequences,
     return answer(*head, *sequences, *channel, own_room());
 }
 
-void wingbeat_ancestors(const int64_t* parents, int64_t num_reqs, int64_t num_nodes, int64_t num_words, int64_t* words) {
-    ancestors(parents, num_reqs, num_nodes, num_words, words);
-}
-
 int64_t wingbeat_check_trees(const Answer* from, const TreeColumns* into) { return check_trees(*from, *into); }
 
 void wingbeat_take_trees(const Intake* from, int64_t* out, int64_t* tables, Taken* taken) {
     *taken = take_trees(*from, out, tables);
 }
 
-void wingbeat_count_accepted(const Verified* round, Counts* counts) { count_accepted(*round, *counts); }
-
 void wingbeat_choose_tokens(const Sampling* sampling) { choose_tokens(*sampling); }
-
-void wingbeat_tell(const DecidedPaths* paths, const Told* told) { tell(*paths, *told); }
 
 int64_t wingbeat_accept(const VerifiedTrees* trees, const Paths* paths, const Pools* pools) {
     return accept(*trees, *paths, *pools);

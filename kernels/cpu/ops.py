@@ -17,9 +17,9 @@ from torch import Tensor
 from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
-from wingbeat.kernels.cpu.drafted import AcceptanceCounts, DraftIntake, Present, Shape
+from wingbeat.kernels.cpu.drafted import DraftIntake, Present, Shape
 from wingbeat.kernels.cpu.group_panels import GroupPanels
-from wingbeat.kernels.cpu.library import NoLibraryError, open_library
+from wingbeat.kernels.cpu.library import NoLibraryError, kept_in, open_library
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.cpu.structs import (
     KINDS,
@@ -29,7 +29,6 @@ from wingbeat.kernels.cpu.structs import (
     Segment,
     declare,
 )
-from wingbeat.kernels.disk_cache import cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +41,13 @@ _used = os.environ.get(SWITCH) != "0"
 class Segments(NamedTuple):
     """Segments of a batch as C++ reads them, and the tensors that they point into."""
 
+    kernels: "CpuKernels"
     array: ctypes.Array
     held: list[Tensor | None]
+
+    def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, **options: Any) -> Tensor:
+        """`CpuKernels.attend` of these."""
+        return self.kernels.attend(query, key_cache, value_cache, self, scaling, **options)
 
 
 class Addition(NamedTuple):
@@ -192,10 +196,6 @@ class CpuKernels:
         """Walks trees and moves these numbers of slots, int64 [num_slots], to the ends of the paths."""
         return accept.TreeAcceptance(self._library, committed_lens, last_token_ids, compacted)
 
-    def path_teller(self, history: Tensor, committed_lens: Tensor, last_token_ids: Tensor) -> accept.PathTeller:
-        """Tells a drafter on the host of accepted paths; arguments as those of `PathTeller`."""
-        return accept.PathTeller(self._library, history, committed_lens, last_token_ids)
-
     def native_choice(self) -> NativeChoice:
         """Chooses tokens of rows of logits."""
         return NativeChoice(self._library)
@@ -203,14 +203,6 @@ class CpuKernels:
     def draft_intake(self, present: Present, shape: Shape) -> DraftIntake:
         """Takes drafted trees in."""
         return DraftIntake(self._library, present, shape)
-
-    def acceptance_counts(self, *arrays: Tensor, prior: float, keeps: float) -> AcceptanceCounts:
-        """Counts what is accepted; arguments as those of `AcceptanceCounts`."""
-        return AcceptanceCounts(self._library, *arrays, prior=prior, keeps=keeps)
-
-    def ancestor_words(self, parents: Tensor) -> Tensor:
-        """`wingbeat.kernels.tree.reference.ancestor_words` of int64 [num_reqs, num_nodes], of any depth."""
-        return accept.ancestor_words(self._library, parents)
 
     def take_in(self, head: Head | BlockHead, sequences: Sequences, decided: Decided) -> None:
         """What a head keeps of decided pairs: keys and values, and an EAGLE head each sequence's last hidden state."""
@@ -225,15 +217,16 @@ class CpuKernels:
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
 
 
-def pack_segments(segments: list[Any]) -> Segments | None:
-    """Segments for the kernels; None where there are no kernels, and on other devices.
+def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:
+    """Segments for the kernels, which read blocks where they lie; None without kernels, and on other devices.
 
     Args:
         segments: with the fields of `wingbeat.runtime.round.rows.Segment`; positions may be None, where a request's
             rows follow its context.
+        dtype: of keys and values; None is returned for one that the kernels do not read.
     """
-    kernels = cpu_kernels()
-    if kernels is None or segments[0].block_tables.device.type != "cpu":
+    kernels = cpu_kernels() if dtype in CACHE_DTYPES and segments[0].block_tables.is_cpu else None
+    if kernels is None:
         return None
     kernels.use_threads(torch.get_num_threads())
     array = (Segment * len(segments))()
@@ -253,7 +246,15 @@ def pack_segments(segments: list[Any]) -> Segments | None:
         if segment.row_starts is not None:
             made.row_starts = segment.row_starts.data_ptr()
         held += [tables, context, positions, mask, segment.row_starts]
-    return Segments(array, held)
+    return Segments(kernels, array, held)
+
+
+def norm_rows(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`wingbeat.kernels.layer.reference.add_rms_norm` of rows without a residual."""
+    kernels = cpu_kernels()
+    if kernels is None:
+        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
+    return kernels.rms_norm(hidden, weight, eps), hidden
 
 
 def batch_of(
@@ -304,12 +305,7 @@ def use_kernels(wanted: bool) -> bool:
 @cache
 def _opened() -> CpuKernels | None:
     try:
-        return CpuKernels(cache_dir() / "kernels")
+        return CpuKernels(kept_in())
     except NoLibraryError as error:
         logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
         return None
-
-
-def reads_in_place(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether attention over a KV pool of this dtype reads blocks where they lie, by our kernel."""
-    return device.type == "cpu" and dtype in CACHE_DTYPES and cpu_kernels() is not None

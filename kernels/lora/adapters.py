@@ -1,6 +1,6 @@
 """out += (x a) b, each row by its own adapter (LoRA, arXiv 2106.09685): the torch reference, grouped by adapter.
 
-On CUDA `adapters_triton` does the same by ids that it reads on the device; on CPUs `wingbeat.kernels.cpu` has it too.
+On CUDA `adapters_triton` does the same by ids that it reads on the device; on CPUs `native.h` has it too.
 Layers that torch.compile traces call it as one operation, which the compiler does not look into.
 """
 

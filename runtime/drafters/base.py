@@ -44,8 +44,8 @@ class NextHead(NamedTuple):
 
     head: Any
     """On the drafter's device."""
-    kernel_head: Any = None
-    """The same as kernels read it, where they draft."""
+    prepared: Any = None
+    """The same as `HeadDrafter.passes` read it; None where torch drafts."""
 
 
 class DraftBatch(NamedTuple):

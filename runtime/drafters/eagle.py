@@ -15,7 +15,7 @@ from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOpti
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
-from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
+from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -30,7 +30,7 @@ from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
-class EagleDrafter(KernelDrafter):
+class EagleDrafter(HeadDrafter):
     """A draft head of any number of layers, and the KV of each.
 
     Args:
@@ -73,7 +73,7 @@ class EagleDrafter(KernelDrafter):
 
     def _resize_state(self, num_rows: int) -> None:
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
-        self._hidden = grown(self._hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
+        self.hidden = grown(self.hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
@@ -139,14 +139,14 @@ class EagleDrafter(KernelDrafter):
         ]
         rotary, features = self.head.turned(pairs.rotated), self.head.fuse(pairs.taps.to(self.dtype))
         hidden = self.head.run_layers(pairs.tokens, features, rotary, attends, pairs.last_rows)
-        self._hidden[pairs.slots] = hidden.to(self._hidden.dtype)
+        self.hidden[pairs.slots] = hidden.to(self.hidden.dtype)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """A tree per root, its levels run one by one from the last committed pair."""
         num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
-        head, hidden = self.head, self._hidden[roots.slots][:, None].to(self.dtype)
+        head, hidden = self.head, self.hidden[roots.slots][:, None].to(self.dtype)
         rotated = roots.rotated(roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
         cos, sin = head.rotary(rotated)
 

@@ -1,38 +1,27 @@
 """The speculation policy at work in an engine: plans drafts, prunes what arrives, learns from rounds.
 
-Where trees lie on the host their nodes are chosen once they are there. On a device nobody waits to look at them: the
-plan says how many nodes of each are verified, the device picks those, and what it picked from comes with the tokens.
+Nobody waits to look at trees on a device: the plan says how many nodes of each are verified, the device picks those,
+and what it picked from comes with the tokens.
 """
 
 import logging
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from wingbeat.kernels.cpu.drafted import AcceptanceCounts, NodeChoice
-from wingbeat.kernels.cpu.ops import CpuKernels
-from wingbeat.runtime.engine.speculation import AnyTrees, Speculation
+from wingbeat.runtime.engine.speculation import Speculation, Trees
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
-from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes
-from wingbeat.runtime.round.rows import Decodes
-from wingbeat.runtime.round.tree_check import ArrivedTrees
+from wingbeat.runtime.round.pruning import DevicePruner
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import (
-    EDGES,
-    FORGET,
-    PRIOR_TRIALS,
     Acceptance,
-    DraftedTrees,
     along_rows,
-    pack_evidence,
     path_probabilities,
     unpack_evidence,
 )
-from wingbeat.runtime.speculation.curves import DraftTook, RoundTook
 from wingbeat.runtime.speculation.following import Following
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
 
@@ -41,61 +30,42 @@ logger = logging.getLogger(__name__)
 LEARN_EVERY = 8
 """Rounds: what trees are worth costs more to learn than to use, and behind the first few every eighth says enough."""
 
-_NOT_ASKED = DraftPlan(0, Reason.IDLE)
+NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
 
-class _Round(NamedTuple):
+class LaunchedRound(NamedTuple):
     """What is remembered of a round until it is settled."""
 
     plan: DraftPlan
     """That its trees were grown by."""
     num_decodes: int
-    context: float
     kinds: list[int]
-    """By decode: 1 where the temperature is above 0, the row of `Acceptance.table`; empty where there are no trees, as
-    the next one."""
+    """By decode: 1 where the temperature is above 0, the row of `Acceptance.table`."""
     certain: list[bool]
     """By decode: whether what came next was certain, which says nothing of the drafter."""
-    num_drafting: int
-    """Sequences that the drafter brought a tree for, where the host has seen it; as the next one."""
-    levels: int
-    """Of the drafter's trees."""
-    num_context_tokens: int
-    """That the drafter took in before it grew the trees."""
-    evidence: np.ndarray | None = None
-    """As `RoundResult.evidence`, where the host has seen the trees."""
+    seen: Any = None
+    """What another kind of round has seen of the trees."""
 
 
 class AdaptiveSpeculation(Speculation):
     """Glue between an engine's rounds and a `SpeculationPolicy`.
 
     Args:
-        pruner: chooses the nodes on the device; None where the trees lie on the host.
-        kernels: count what was accepted of trees that they have seen; None leaves all to numpy.
+        pruner: chooses the nodes on the device.
     """
 
-    def __init__(
-        self,
-        policy: SpeculationPolicy,
-        pruner: DevicePruner | None = None,
-        kernels: CpuKernels | None = None,
-    ) -> None:
+    fixed_widths = True
+    """Whether rounds verify one of a few numbers of nodes per tree, which is decided before the trees are there."""
+
+    def __init__(self, policy: SpeculationPolicy, pruner: DevicePruner | None = None) -> None:
         self.policy = policy
         self.acceptance, self._following = Acceptance(), Following()
         self._pruner = pruner
-        counted = self.acceptance.trials, self.acceptance.successes, self.acceptance.table, EDGES
-        trials, successes, *self._by = map(torch.from_numpy, counted)
-        self._counts: AcceptanceCounts | None = None
-        if kernels is not None:
-            self._counts = kernels.acceptance_counts(trials, successes, *self._by, prior=PRIOR_TRIALS, keeps=FORGET)
         self._plan = DraftPlan(0, Reason.IDLE)
-        self._num_context_tokens = 0
-        self._pruned: _Round | None = None
+        self._pruned: LaunchedRound | None = None
         """The round that is being launched."""
-        self._launched: deque[_Round] = deque()
+        self._launched: deque[LaunchedRound] = deque()
         self._num_drafted = 0
-        self._asks = False
-        """Whether the next round's draft was asked for beside this round."""
 
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """Costs are known."""
@@ -104,10 +74,10 @@ class AdaptiveSpeculation(Speculation):
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
         """As the policy says."""
-        num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
-        context = _mean_context(running if num_unfollowed else proposals or running)
+        num_reqs = max(len(running), len(proposals))
+        forced = any(seq.request.params.force_drafts for seq in proposals)
+        context = mean_context(running if num_unfollowed else proposals or running)
         self._plan = self.policy.plan(num_reqs, len(proposals), context, forced, num_unfollowed, num_rounds)
-        self._asks = bool(self._plan.levels)
         if self._plan.reason != Reason.IDLE:
             self._following.decided(self.policy.pays, num_rounds)
         return self._plan
@@ -124,7 +94,6 @@ class AdaptiveSpeculation(Speculation):
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
         """What its growth is judged by; 0 where every level is grown."""
-        self._num_context_tokens = num_context_tokens
         if plan.growth is None:
             return 0
         outcome.growth_limits.numpy()[:] = plan.growth
@@ -136,63 +105,17 @@ class AdaptiveSpeculation(Speculation):
         """As planned."""
         return self._plan.num_nodes
 
-    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
-        """Leave the nodes that are worth their time, where the trees are on the host; None where none is."""
-        self._asks = False
-        if isinstance(trees, ArrivedTrees):
-            return self._take(trees, decodes)
-        kinds, certain = [], []
-        if trees is not None or self._pruner is not None:
-            kinds = [int(seq.request.params.temperature > 0) for seq in decodes]
-            certain = [bool(seq.certain(1)) for seq in decodes]
-        asked, num_drafting, levels = _NOT_ASKED, 0, 0
-        if drafted is not None:
-            asked = self._plan
-            if self._pruner is None:
-                num_drafting, levels = _grown(drafted)
-        elif self._plan.reason == Reason.PROBE_PLAIN:
-            # Said once of one round: without a drafter nobody plans the next one.
-            trees, self._plan = None, asked
-        context = _mean_context(decodes)
-        this = _Round(asked, len(decodes), context, kinds, certain, num_drafting, levels, self._num_context_tokens)
-        if trees is not None and self._pruner is None:
-            trees, this = self._choose(trees, decodes, this)
-        self._pruned = this
+    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
+        """All of them: the device chooses."""
+        asked = self._plan
+        if drafted is None:
+            asked = NOT_ASKED
+            if self._plan.reason == Reason.PROBE_PLAIN:
+                # Said once of one round: without a drafter nobody plans the next one.
+                trees, self._plan = None, asked
+        kinds = [int(seq.request.params.temperature > 0) for seq in decodes]
+        self._pruned = LaunchedRound(asked, len(decodes), kinds, [bool(seq.certain(1)) for seq in decodes])
         return trees
-
-    def _take(self, arrived: ArrivedTrees, decodes: list[Sequence]) -> Decodes | None:
-        """`prune` of trees that our kernels look at, of sequences whose next token is never certain."""
-        context, num_reqs = _mean_context(decodes), len(decodes)
-        prices = self.policy.prices(num_reqs, num_reqs * arrived.num_nodes, context)
-        forced, useful = list(map(_is_forced, decodes)), list(map(_useful_depth, decodes))
-        tokens = None if prices is None else torch.from_numpy(prices)
-        taken = arrived.taken(NodeChoice(*self._by, tokens, useful, forced, self.policy.max_levels))
-        if taken is None:
-            self._pruned = _Round(_NOT_ASKED, num_reqs, context, [], [], 0, 0, self._num_context_tokens)
-            return None
-        self._pruned = _Round(
-            self._plan,
-            num_reqs,
-            context,
-            [int(seq.request.params.temperature > 0) for seq in decodes],
-            [False] * num_reqs,
-            taken.num_drafting,
-            taken.levels,
-            self._num_context_tokens,
-            taken.evidence.numpy(),
-        )
-        return None if taken.is_bare else arrived.decodes(taken)
-
-    def _choose(self, trees: TokenTree, decodes: list[Sequence], this: _Round) -> tuple[TokenTree | None, _Round]:
-        useful = np.array([_useful_depth(seq) for seq in decodes])
-        forced = np.array([_is_forced(seq) for seq in decodes])
-        parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-        drafted = DraftedTrees.of_scores(*(part.numpy() for part in parts), self.policy.max_levels)
-        path = path_probabilities(self.acceptance.table[this.kinds], drafted)
-        within = drafted.real & (drafted.depths <= useful[:, None])
-        kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context) | (within & forced[:, None])
-        this = this._replace(evidence=pack_evidence(drafted, kept))
-        return (_pruned(trees, kept) if kept.any() else None), this
 
     def launched(self, flight: RoundInFlight) -> None:
         """The round pruned last is on its way."""
@@ -203,83 +126,45 @@ class AdaptiveSpeculation(Speculation):
         self._launched.clear()
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Learn what the round accepted and, where the host's clock tells, what it took."""
+        """Learn what the round accepted."""
         this = self._launched.popleft()
-        evidence = this.evidence if result.evidence is None else result.evidence
-        if evidence is not None:
-            self._num_drafted += 1
-            probed, count = this.plan.reason == Reason.PROBE_DRAFT, self._num_drafted
-            learns = probed or count <= LEARN_EVERY**2 or count % LEARN_EVERY == 0
-            if learns or self._pruner is None:
-                self._learn(this, evidence, result.path_nodes, flight.live, whole=learns)
-        if self._pruner is None and this.num_decodes:
-            self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))
+        if result.evidence is not None and self._is_observed(this):
+            learned = self._learn(this, result.evidence, result.path_nodes, flight.live, observes=True)
+            if learned:
+                self._pruner.upload(self.acceptance.table)
 
-    def _learn(self, this: _Round, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], whole: bool) -> None:
-        """Count what was accepted; as a whole, also see what trees are worth by that.
+    def _is_observed(self, this: LaunchedRound) -> bool:
+        """Whether it is seen what the trees of this round are worth; asked once of each that has some."""
+        self._num_drafted += 1
+        count = self._num_drafted
+        return this.plan.reason == Reason.PROBE_DRAFT or count <= LEARN_EVERY**2 or count % LEARN_EVERY == 0
+
+    def _learn(
+        self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool
+    ) -> bool:
+        """Count what was accepted; False where the round says nothing of the drafter.
 
         Args:
             path_nodes: as `RoundResult.path_nodes`.
             live: by decode, and more.
+            observes: see what the trees are worth by that, too.
         """
-        if whole or self._counts is None:
-            trees, kept = unpack_evidence(evidence)
-            rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
-            if not rows.any():
-                return
-            kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
-            if whole:
-                path = path_probabilities(self.acceptance.table[kinds], trees)
-                self.policy.observe(path, trees, this.plan.levels)
-        if self._counts is None:
-            on_path = _before_pruning(path_nodes[rows], kept)
-            tried = kept & along_rows(on_path, trees.parents)
-            self.acceptance.record(trees, kinds, tried, tried & on_path)
-            if self._pruner is not None:
-                self._pruner.upload(self.acceptance.table)
-        else:
-            told = zip(this.kinds, this.certain, live, strict=False)
-            kinds = [kind if is_live and not certain else -1 for kind, certain, is_live in told]
-            on_host = torch.from_numpy(evidence), torch.from_numpy(path_nodes)
-            self.acceptance.add(*self._counts.count(*on_host, kinds))
-
-    def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
-        times, draft = flight.times, None
-        if this.plan.levels:
-            draft = DraftTook(times.draft_s, this.num_drafting, this.levels, this.num_context_tokens)
-        num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
-        seconds = times.forward_s + times.host_s + times.publish_s
-        took = RoundTook(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens, draft, self._asks)
-        self.policy.costs.observe(took)
+        trees, kept = unpack_evidence(evidence)
+        rows = np.array(live[: this.num_decodes]) & ~np.array(this.certain) & trees.real.any(axis=1)
+        if not rows.any():
+            return False
+        kept, kinds, trees = kept[rows], np.array(this.kinds)[rows], trees.rows(rows)
+        if observes:
+            path = path_probabilities(self.acceptance.table[kinds], trees)
+            self.policy.observe(path, trees, this.plan.levels)
+        on_path = _before_pruning(path_nodes[rows], kept)
+        tried = kept & along_rows(on_path, trees.parents)
+        self.acceptance.record(trees, kinds, tried, tried & on_path)
+        return True
 
     def stats(self) -> PolicyStats:
         """Decisions so far."""
         return self.policy.stats(self.acceptance.expected_accepted, self.acceptance.num_accepted)
-
-
-def _is_forced(seq: Sequence) -> bool:
-    return seq.request.params.force_drafts
-
-
-def _useful_depth(seq: Sequence) -> int:
-    """Levels of a tree that can be emitted before the request has all of its tokens; the last one is the bonus."""
-    return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
-
-
-def _pruned(trees: TokenTree, kept: np.ndarray) -> TokenTree:
-    """The trees with only their kept nodes."""
-    num_valid = 1 + kept.sum(axis=1)
-    if np.array_equal(num_valid, trees.num_valid.numpy()):
-        return trees
-    width = int(num_valid.max())
-    if (kept[:, 2:] > kept[:, 1:-1]).any():
-        return keep_nodes(trees, torch.from_numpy(kept), width)
-    return first_nodes(trees, torch.from_numpy(num_valid), width)
-
-
-def _grown(drafted: TokenTree) -> tuple[int, int]:
-    """Trees with a node, and the depth of the deepest one; what does not count in a checked tree has depth 0."""
-    return int((drafted.num_valid.numpy() > 1).sum()), int(drafted.depths.numpy().max())
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -291,6 +176,6 @@ def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
     return stays & along_rows(on_path, np.cumsum(stays, axis=1) - 1)
 
 
-def _mean_context(seqs: list[Sequence]) -> float:
+def mean_context(seqs: list[Sequence]) -> float:
     """Tokens per sequence, as far as the host knows."""
     return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

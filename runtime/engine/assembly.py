@@ -4,17 +4,18 @@ from typing import NamedTuple
 
 import torch
 
-from wingbeat.kernels.cpu.ops import cpu_kernels, reads_in_place
 from wingbeat.runtime.config import EngineConfig, asks_for_graphs
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.measured import MeasuredSpeculation
+from wingbeat.runtime.engine.round_kind import DEVICE_ROUND, RoundKind
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
@@ -71,10 +72,13 @@ def assemble(
     )
     graph_device = _graph_device(config, loaded.device, graph_device)
     graph_device = None if graph_device is None else backend.graph_device(graph_device)
-    on_host = on_host if backend.on_host is None else backend.on_host
-    runner = _model_runner(loaded, config, model, cache, slots, features, graph_device, on_host)
+    round_kind = DEVICE_ROUND
+    if loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host):
+        round_kind = first("host_round", kv_dtype(config, loaded.dtype)) or DEVICE_ROUND
+    runner = _model_runner(round_kind, loaded, config, model, cache, slots, features, graph_device)
     fixed = FixedSpeculation(config.speculation.max_path - 1)
-    policy = MeasuredSpeculation(loaded, runner, config) if config.speculation.adaptive else fixed
+    measured = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
+    policy = measured if config.speculation.adaptive else fixed
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
@@ -85,8 +89,6 @@ def assemble(
         inbox=runner.inbox,
         features=features,
         contexts=contexts,
-        intake=runner.builder.intake,
-        kernels=runner.kernels,
         tell_inputs=None if loaded.reader is None else loaded.reader.tell_inputs,
     )
     return EngineParts(
@@ -106,6 +108,7 @@ def assemble(
 
 
 def _model_runner(
+    round_kind: RoundKind,
     loaded: LoadedModel,
     config: EngineConfig,
     model: VerifierModel,
@@ -113,23 +116,19 @@ def _model_runner(
     slots: SlotState,
     features: tuple[Feature, ...],
     graph_device: GraphDevice | None,
-    on_host: bool | None,
 ) -> ModelRunner:
     """What runs rounds of the model; refuses `deterministic` where they are not."""
-    runner = ModelRunner(
+    runner = round_kind.runner(
         model=model,
         cache=cache,
         slots=slots,
         config=config,
         last_position=loaded.max_position_embeddings - 1,
         graph_device=graph_device,
-        on_host=on_host,
         features=features,
         faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
-        kernels=cpu_kernels() if loaded.device.type == "cpu" else None,
     )
-    in_place = runner.on_host and reads_in_place(kv_dtype(config, loaded.dtype), loaded.device)
-    if config.deterministic and not (loaded.deterministic and in_place):
+    if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
         raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
     return runner
 

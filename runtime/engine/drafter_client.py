@@ -10,13 +10,11 @@ because what is published must be there; one in device memory does not.
 
 import logging
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.accept import PathTeller
-from wingbeat.kernels.cpu.drafted import DraftIntake
-from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_context import RecordedContexts, advance, begin_following, with_replays
@@ -25,20 +23,18 @@ from wingbeat.runtime.engine.outcome_writer import (
     OutcomeWriter,
     rows_of,
     write_context,
-    write_first_tokens,
     write_history,
     write_root_masks,
 )
-from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.engine.speculation import Speculation, Trees
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.chunk_inputs import TellInputs
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures, TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths, DrafterFigures
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
-from wingbeat.runtime.round.tree_check import ArrivedTrees, HostTrees, TreeCheck, TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
@@ -69,12 +65,9 @@ class DrafterClient(RoundObserver):
         slots: device state by slot, shared with the model runner.
         speculation: decides what is drafted, and for whom.
         clock: told what is waiting for the drafter.
-        inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
-            On the host trees can be looked at without a wait, so they are cut to the nodes worth verifying.
+        inbox: of the `ModelRunner`: where trees go as they come.
         features: of the engine: each may move the position at which a replay begins.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
-        intake: looks at trees on the host; None leaves that to torch.
-        kernels: tell of paths on the host; None likewise.
         tell_inputs: see `OutcomeWriter`.
     """
 
@@ -85,15 +78,13 @@ class DrafterClient(RoundObserver):
         slots: SlotState,
         speculation: Speculation,
         clock: RoundClock,
-        inbox: TreeInbox | None,
+        inbox: Any,
         features: tuple[Feature, ...] = (),
         contexts: RecordedContexts | None = None,
-        intake: DraftIntake | None = None,
-        kernels: CpuKernels | None = None,
         tell_inputs: TellInputs | None = None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
-        self._inbox, self._intake, self._kernels = inbox, intake, kernels
+        self._inbox = inbox
         self._features = features
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self._tell_inputs = tell_inputs
@@ -101,9 +92,10 @@ class DrafterClient(RoundObserver):
         self.plain_reason = str(Reason.IDLE)
         """Why a sequence that the latest plan asks no tree for has none."""
         self._speculation, self._clock = speculation, clock
-        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
+        self._on_cpu = slots.device.type == "cpu"
+        self._steps = None if self._on_cpu else torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         # With one round in flight nothing is unknown of a sequence when it comes to be followed.
-        self._hands_over_late = inbox is None and not config.overlap
+        self._hands_over_late = self._on_cpu and not config.overlap
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
@@ -114,8 +106,6 @@ class DrafterClient(RoundObserver):
         self._num_unplanned = 0
         """Rounds since the latest plan, of nobody that the drafter follows."""
         self._deferred: DeferredPairs | None = None
-        self._reader: HostTrees | None = None
-        self._teller: PathTeller | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -126,12 +116,6 @@ class DrafterClient(RoundObserver):
         self._stateless = not end.spec.keeps_context
         self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)
-        chains = self.config.speculation.draft_top_k == 1
-        check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
-        self._reader = HostTrees(check, self._intake)
-        if self._kernels is not None:
-            ends = self.slots.committed_lens, self.slots.last_token_ids
-            self._teller = self._kernels.path_teller(end.token_ids, *ends)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -139,7 +123,7 @@ class DrafterClient(RoundObserver):
     @property
     def patience_s(self) -> float:
         """Silence after which the drafter counts as stuck."""
-        least_s = 0.0 if self._heard or self._inbox is None else FIRST_REPLY_S
+        least_s = 0.0 if self._heard or self._on_cpu else FIRST_REPLY_S
         return max(self.config.drafter_timeout_s, least_s)
 
     def detach(self) -> None:
@@ -177,16 +161,14 @@ class DrafterClient(RoundObserver):
         return with_replays(plan, self._features)
 
     @torch.inference_mode()
-    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | ArrivedTrees | TreeInbox | None:
+    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> Trees:
         """Wait for the trees asked for in the last round.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. Where
-            our kernels look at them and nothing is to be added, they are as they came; on a device that is not the
-            host, so they are in the inbox.
+            As they came; None where all are known to be bare roots.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -196,12 +178,7 @@ class DrafterClient(RoundObserver):
             return None
         self._heard = True
         self._clock.drafted(DrafterFigures.read(reply.header), lambda: [seq.request.request_id for seq in self._asked])
-        if self._inbox is not None:
-            self._inbox.take(reply)
-            return self._inbox
-        if self._intake is not None and not plan.is_masked:
-            return self._reader.arrived(reply, rows)
-        return self._reader.believed(reply, rows, self.slots)
+        return self._inbox.collect(reply, rows)
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight, before: RoundInFlight | None = None) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell.
@@ -230,16 +207,14 @@ class DrafterClient(RoundObserver):
         writer = OutcomeWriter(outcome, self._tell_inputs)
         if not self._stateless:
             write_context(plan, flight, writer, self._deferred, self._advance)
-        told = self._teller is not None and self._tell(self._teller, plan, flight, writer)
-        if not told:
-            self._write_decodes(plan.decodes, flight.decodes, writer)
-            self._publish_history(plan, flight)
+        self._write_decodes(plan.decodes, flight.decodes, writer)
+        self._publish_history(plan, flight)
         if with_context:
             proposals, draft = self._plan_draft(plan, flight, held)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
         masks = write_root_masks(outcome, self._asked, flight if before is None else before)
-        writer.copy(self.slots.publish(outcome, with_ends=not told))
+        writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in seqs)
         rules = self.slots.told_rules
         ruled = rules.kinds(self._asked) if rules.ruled else 0
@@ -339,19 +314,6 @@ class DrafterClient(RoundObserver):
         """A drafter may be what raised, and letting go of it costs speed alone."""
         self.lose()
 
-    def _tell(self, teller: PathTeller, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> bool:
-        """What the two methods below do, and the ends of all sequences, by our kernels; False, and nothing done, where
-        they do not."""
-        paths = flight.decodes
-        taps = None if self._stateless else paths.taps
-        same = taps is None or taps.dtype == writer.outcome.decode_taps.dtype
-        if not (same and plan.decodes and all(seq.draft.complete for seq in plan.decodes)):
-            return False
-        writer.tell(teller, paths, taps)
-        if plan.chunks:
-            write_first_tokens(self._end.token_ids, plan, flight)
-        return True
-
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
         seqs = [seq for seq in decodes if seq.draft.complete]
         if not seqs:
@@ -363,7 +325,7 @@ class DrafterClient(RoundObserver):
         writer.decodes([seq.slot for seq in seqs], paths)
 
     def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-        write_history(self._end.token_ids, plan, flight, None if self._inbox is None else self._steps)
+        write_history(self._end.token_ids, plan, flight, self._steps)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         advance(seq, draft_len, self.block_manager, self._incarnation)

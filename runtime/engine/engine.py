@@ -17,7 +17,6 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.round.allowed_tokens import with_certain
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver
 from wingbeat.runtime.scheduling.maskers import CompiledGrammar, masker_of
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
@@ -37,7 +36,7 @@ class Engine:
         config: limits; its max_model_len must not exceed the model's positions.
         needs: of the drafter to come.
         graph_device: captures decode rounds in place of CUDA.
-        on_host: whether the device is the host itself; see `ModelRunner`.
+        on_host: False runs rounds of devices on a CPU too, whatever a part has for hosts.
         backend: runs the verifier.
 
     Raises:
@@ -165,8 +164,7 @@ class Engine:
         with self.clock.draft_wait:
             drafted = self.drafting.collect(plan, rows)
         with self.clock.accept:
-            on_host = self.runner.on_host and plan.is_masked
-            trees = with_certain(plan, drafted, self.config.speculation) if on_host else drafted
+            trees = self.runner.check(plan, rows, drafted)
             trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)

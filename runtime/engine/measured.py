@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.calibration import draft_curve, pass_curve
-from wingbeat.runtime.engine.speculation import AnyTrees, FixedSpeculation, Speculation
+from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation, Trees
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
-from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.shapes import node_buckets
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -28,10 +27,13 @@ class MeasuredSpeculation(Speculation):
 
     Args:
         loaded, runner: what is measured.
+        adaptive: what decides from then on.
     """
 
-    def __init__(self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig) -> None:
-        self._loaded, self._runner = loaded, runner
+    def __init__(
+        self, loaded: LoadedModel, runner: ModelRunner, config: EngineConfig, adaptive: type[AdaptiveSpeculation]
+    ) -> None:
+        self._loaded, self._runner, self._adaptive = loaded, runner, adaptive
         self._config = config
         self._fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed
@@ -71,7 +73,7 @@ class MeasuredSpeculation(Speculation):
     def num_nodes(self) -> int | None:
         return self.current.num_nodes
 
-    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
+    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
         return self.current.prune(trees, decodes, drafted)
 
     def launched(self, flight: RoundInFlight) -> None:
@@ -105,9 +107,9 @@ class MeasuredSpeculation(Speculation):
             _listed(drafts.base_s, 1e3),
             _listed(drafts.level_s, 1e3),
         )
-        shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
+        shape, widths = config.speculation, node_buckets(config) if self._adaptive.fixed_widths else None
         policy = SpeculationPolicy(RoundCosts(passes, drafts), shape.max_path - 1, shape.num_nodes, widths)
-        return AdaptiveSpeculation(policy, runner.pruner, runner.kernels)
+        return self._adaptive(policy, runner.pruner)
 
 
 def _listed(values: Iterable[float], factor: float) -> str:

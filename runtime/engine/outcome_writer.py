@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.accept import Buffers, PathTeller
 from wingbeat.runtime.protocol.chunk_inputs import PlacedChunk, TellInputs
 from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
@@ -89,24 +88,6 @@ class OutcomeWriter:
         )
         if paths.taps is not None:
             self.copy([(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)])
-
-    def tell(self, teller: PathTeller, paths: AcceptedPaths, taps: Tensor | None) -> None:
-        """`decodes`, in one call of our kernels that writes history and the ends of all sequences as well.
-
-        Args:
-            taps: of the paths, in the channel's dtype; None where the drafter needs none.
-        """
-        outcome, self._num_decodes = self.outcome, len(paths.slots)
-        buffers = Buffers(
-            outcome.decode_slots,
-            outcome.decode_positions,
-            outcome.decode_num_tokens,
-            outcome.decode_token_ids,
-            outcome.decode_taps,
-            outcome.committed_lens,
-            outcome.last_token_ids,
-        )
-        teller.tell(buffers, paths.slots, paths.positions, paths.num_tokens, paths.token_ids, taps)
 
     def copy(self, copies: list[tuple[Tensor, Tensor]]) -> None:
         """More of (target, source), made with all others by `finish`: neither may change until then."""
@@ -337,12 +318,6 @@ def write_history(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight,
             if columns is None:
                 columns = (paths.positions[:, None] + steps[: paths.token_ids.shape[1]]).clamp_max_(last)
             history[paths.slots[:, None].to(device), columns.to(device)] = paths.token_ids.to(device)
-    if plan.chunks:
-        write_first_tokens(history, plan, flight)
-
-
-def write_first_tokens(history: Tensor, plan: SchedulerOutput, flight: RoundInFlight) -> None:
-    """Append what a round's prompts yielded; `history` as for `write_history`."""
     sampling = [chunk for chunk in plan.chunks if chunk.samples]
     if sampling:
         at = [[chunk.seq.slot for chunk in sampling], [chunk.start + chunk.length for chunk in sampling]]

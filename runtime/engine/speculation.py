@@ -3,17 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundObserver
-from wingbeat.runtime.round.rows import Decodes
-from wingbeat.runtime.round.tree_check import ArrivedTrees, TreeInbox
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
 
-AnyTrees = TokenTree | ArrivedTrees | TreeInbox | None
-"""Of a round's decodes: checked, as they came to a host, or where they came to a device; None where all are bare."""
+Trees = Any
+"""Trees of a round's decodes, as its kind of round keeps them; None where all are bare roots."""
 
 
 class Speculation(RoundObserver, ABC):
@@ -70,11 +69,11 @@ class Speculation(RoundObserver, ABC):
         """Nodes to keep of each tree where the device chooses them; None keeps all."""
 
     @abstractmethod
-    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
-        """What to verify of the trees of a round, laid out where our kernels do both; None where all are bare roots.
+    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
+        """What to verify of the trees of a round; None where all are bare roots.
 
         Args:
-            trees: of all decoding sequences, what is certain included; bare roots where there is none.
+            trees: as `ModelRunner.check` gives them, what is certain included.
             drafted: those that the drafter brought; None where it brought none.
         """
 
@@ -121,12 +120,9 @@ class FixedSpeculation(Speculation):
         """Every level is grown."""
         return 0
 
-    def prune(self, trees: AnyTrees, decodes: list[Sequence], drafted: AnyTrees) -> TokenTree | Decodes | None:
+    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
         """All of them."""
-        if not isinstance(trees, ArrivedTrees):
-            return trees
-        taken = trees.taken()
-        return None if taken is None or taken.is_bare else trees.decodes(taken)
+        return trees
 
     def stats(self) -> PolicyStats | None:
         """Nothing is decided."""

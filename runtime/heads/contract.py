@@ -7,12 +7,10 @@ in by implementing this contract.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-
-from wingbeat.kernels.cpu.draft_structs import BlockHead, Head
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
@@ -48,14 +46,6 @@ class HeadConvention(NamedTuple):
     """Base of the rotary frequencies, where it is not the one of the config."""
     slots: str | None = None
     """Position that a slot of a one-pass head predicts, by the name of `Slots`; None for heads without slots."""
-
-
-class AnyKernelHead(Protocol):
-    """Addresses of a head's weights, by which the CPU's kernels draft."""
-
-    def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head | BlockHead:
-        """A head that reads and writes these keys and values, layer by layer."""
-        ...
 
 
 class DraftHead(nn.Module, ABC):
@@ -113,10 +103,6 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def dtype(self) -> torch.dtype:
         """Dtype of taps, features, keys and values."""
-
-    def kernel_head(self) -> AnyKernelHead | None:
-        """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
-        return None
 
     @property
     def device(self) -> torch.device:

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
-from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
-from wingbeat.runtime.verifier.layers.linears import draft_matrices
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,6 @@ class Eagle1Head(DecoderHead):
         # Under autocast fc gives bfloat16; the residual stream stays in the features' precision.
         joined = self.fc(torch.cat([self.embed(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend, rows)
-
-    def kernel_head(self) -> KernelHead | None:
-        """See `DraftHead.kernel_head`."""
-        made = KernelHead.from_layers(self)
-        if made is not None:
-            [made.head.joined] = draft_matrices(self.fc)
-        return made
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] -> logits [..., vocab_size] by the target's output matrix."""

@@ -3,18 +3,14 @@
 Source: Li et al., EAGLE-3 (arXiv 2503.01840), section 3; `norm_output`, `fc_norm` and `norm_before_fc` are EAGLE-3.1.
 """
 
-import ctypes
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.draft_structs import Norm
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
 from wingbeat.runtime.heads.deeper_layer import DeeperLayer
-from wingbeat.runtime.heads.kernel_head import KernelHead, norm_of
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNorm
-from wingbeat.runtime.verifier.layers.linears import draft_matrices
 
 
 @dataclass(frozen=True)
@@ -115,24 +111,6 @@ class EagleHead(DecoderHead):
         for layer, attend, needed in zip(self.behind, attends[1:], others, strict=True):
             stream = layer(stream, rotary, attend, needed)
         return stream
-
-    def kernel_head(self) -> KernelHead | None:
-        """See `DraftHead.kernel_head`."""
-        made = KernelHead.from_layers(self, self.behind)
-        if made is None:
-            return None
-        head = made.head
-        [head.fused] = draft_matrices(self.fc)
-        head.output_norm = norm_of(self, self.norm)
-        head.embedding_norm, head.feature_norm = norm_of(self, self.input_layernorm), norm_of(self, self.hidden_norm)
-        head.norms_feedback, head.norms_residual = self.config.norm_output, self.config.norm_before_residual
-        if self.input_norm is not None:
-            head.taps_norm = norm_of(self, self.input_norm)
-        if self.fc_norm is not None:
-            norms = (Norm * len(self.fc_norm))(*(norm_of(self, norm) for norm in self.fc_norm))
-            made.held.append(norms)
-            head.tap_norms = ctypes.cast(norms, ctypes.POINTER(Norm))
-        return made
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""

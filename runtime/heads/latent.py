@@ -82,10 +82,6 @@ class LatentEagleHead(EagleHead):
             return scale
         return scale * (0.1 * all_elements * math.log(rope["factor"]) + 1) ** 2
 
-    def kernel_head(self) -> None:
-        """See `DraftHead.kernel_head`; its attention is torch's."""
-        return None
-
     def reset_rope(self, device: str | torch.device) -> None:
         """See `DecoderHead.reset_rope`; of the elements that turn alone."""
         turned = SimpleNamespace(**vars(self.config) | {"head_dim": self.config.rope_dim, "rotary_dim": None})

@@ -12,17 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
-from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, Matrix, layer_of
 from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
-from wingbeat.runtime.verifier.layers.linears import draft_matrices, pack_linear
 
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
-KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""Weights that the CPU's kernels read."""
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -158,7 +153,6 @@ class DecoderHead(DraftHead):
         self._rope_scale = 1.0
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
-        self._wide_norms: dict[int, Tensor] = {}
         self.reset_rope(self.signed_inv_freq.device)
 
     def _build_attention(self, width: int) -> None:
@@ -231,12 +225,6 @@ class DecoderHead(DraftHead):
         # The product is added where it is summed: one launch, and one rounding less.
         return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
 
-    def wide_norm(self, norm: nn.RMSNorm) -> Tensor:
-        """The weight of one of its norms in float32, which lives as long as the head."""
-        if norm.weight.dtype == torch.float32:
-            return norm.weight
-        return self._wide_norms.setdefault(norm.weight.data_ptr(), norm.weight.float())
-
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
         self._theta_read = theta
@@ -250,10 +238,6 @@ class DecoderHead(DraftHead):
         # A change of dtype must not round the frequencies: at position 10,000 bfloat16 is off by whole turns.
         self.reset_rope(self.signed_inv_freq.device)
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Addresses are of this process, and of these weights.
-        return super().__getstate__() | {"_wide_norms": {}}
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
@@ -274,53 +258,10 @@ def frequency_axes(config: DecoderHeadConfig) -> list[int]:
 
 
 class HeadNorm(nn.RMSNorm):
-    """A root-mean-square norm, by a kernel of the device's where nobody asks for gradients."""
+    """A root-mean-square norm, by a kernel on GPUs where nobody asks for gradients."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().forward(x)
-        weight = self.weight
-        ours = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
-        kernels = cpu_kernels() if ours else None
-        return rms_norm(x, weight, self.eps) if kernels is None else kernels.rms_norm(x, weight, self.eps)
-
-
-def kernel_layer(head: nn.Module, behind: nn.Module | None = None) -> Layer | None:
-    """The layer of a `DecoderHead`, which must outlive it; None where its weights are not frozen ones of float32 or
-    bfloat16 on the CPU. They are packed.
-
-    Args:
-        behind: another layer of the head's shapes, which norms what it reads, in the place of the head's source.
-    """
-    config, size, kernels = head.config, head.config.intermediate_size, cpu_kernels()
-    heads, num_kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    source = head if behind is None else behind
-    linears = {source.qkv_proj: None, source.o_proj: None, source.gate_up_proj: (size, size), source.down_proj: None}
-    if kernels is None or head.dtype not in KERNEL_DTYPES:
-        return None
-    if not all([pack_linear(linear, kernels, sizes) for linear, sizes in linears.items()]):
-        return None
-    [qkv], [output], [gate, up], [down] = map(draft_matrices, linears)
-    norm = source.post_attention_layernorm
-    layer = layer_of(
-        Heads(heads, num_kv_heads, dim, dim, head.scaling, 0.0, 0, None),
-        config.hidden_size,
-        size,
-        query_key_value=[qkv, Matrix(), Matrix()],
-        output=output,
-        output_norm=head.wide_norm(norm).data_ptr(),
-        output_eps=norm.eps,
-        gate=gate,
-        up=up,
-        down=down,
-        kind=KINDS[head.dtype],
-    )
-    layer.inputs = source.qkv_proj.in_features
-    if source.q_norm is not None and source.k_norm is not None:
-        layer.query_norm, layer.key_norm = (head.wide_norm(norm).data_ptr() for norm in (source.q_norm, source.k_norm))
-        layer.query_eps = source.q_norm.eps
-    if behind is not None:
-        norm = source.input_layernorm
-        layer.input_norm, layer.input_eps = head.wide_norm(norm).data_ptr(), norm.eps
-    return layer
+        return rms_norm(x, self.weight, self.eps)

@@ -4,6 +4,7 @@ The base model's weights stay as they are. Products of one input that a fused la
 too; a linear layer that runs by itself reads its own part of them.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -11,17 +12,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from wingbeat.kernels.cpu.ops import Addition, CpuKernels, cpu_kernels
 from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
-from wingbeat.kernels.lora.native import adapt, adapters_of, addition_of
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.cpu_layers import Additions, CpuLayer
-from wingbeat.runtime.verifier.layers.fused import FusedLayer
+from wingbeat.runtime.verifier.layers.fused import FusedLayer, SwappedLayer
 
 JOINED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -90,7 +89,7 @@ class ModelAdapters(AdapterPlaces):
             place.stack.clear(adapter_id)
 
     def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
-        joins = isinstance(layer, FusedLayer | CpuLayer)
+        joins = isinstance(layer, SwappedLayer)
         linears: dict[str, Any] = {path: module for path, module in layer.named_modules() if module in whole}
         groups = list(JOINED) if joins else []
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
@@ -99,7 +98,8 @@ class ModelAdapters(AdapterPlaces):
             for part, path in enumerate(group):
                 self._places[f"{name}.{path}"] = _Place(stack, part)
                 linear = linears[path]
-                linear.__dict__["_adapters"] = (self, stack.part(part))
+                add = first("adapt_product", linear) or add_adapters
+                linear.__dict__["_adapters"] = _Adapters(self, stack.part(part), add)
                 linear.__class__ = adapted_class(type(linear))
         if joins:
             _add_to(layer, tuple(stacks[: len(JOINED)]))
@@ -114,27 +114,13 @@ def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
     """Let adapters act on the products of a layer that is swapped."""
     if isinstance(layer, FusedLayer):
         layer.add_by(partial(_add, stacks))
-    elif layer.stack is not None:
-        products = tuple(map(adapters_of, stacks))
-        held: list[object] = [tensor for stack in stacks for tensor in stack[:3]]
-        layer.stack.add_to(layer.self_attn.layer_idx, products, held)
-        layer.stack.additions = Additions(_knows_runs, partial(_of_rows, layer.stack.kernels))
+    for adapt_layer in hooks("adapt_layer"):
+        adapt_layer(layer, stacks)
 
 
 def _add(stacks: tuple[StackedAdapters, ...], out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
     adapted = rows.columns.get(AdapterRows)
     return out if adapted is None else add_adapters(out, x, stacks[product], adapted)
-
-
-def _knows_runs(rows: Rows) -> bool:
-    """Whether the host knows which rows an adapter has, as the CPU's kernels need it."""
-    adapted = rows.columns.get(AdapterRows)
-    return adapted is None or adapted.runs is not None
-
-
-def _of_rows(kernels: CpuKernels, rows: Rows) -> Addition | None:
-    adapted = rows.columns.get(AdapterRows)
-    return None if adapted is None else addition_of(kernels, adapted)
 
 
 @torch.inference_mode()
@@ -159,28 +145,34 @@ def linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn
     return {linear for linear, seen in calls.items() if len(seen) == 1 and seen[0][:-1] in shapes}
 
 
+class _Adapters(NamedTuple):
+    """Adapters of one linear layer."""
+
+    of: ModelAdapters
+    stack: StackedAdapters
+    add: Callable[..., Tensor]
+    """`add_adapters`, or a part's function in its place."""
+
+
 class AdaptedLinear(nn.Module):
     """What an adapted linear layer has before its own class: the product, and what its rows' adapters add."""
 
-    _adapters: tuple[ModelAdapters, StackedAdapters] | None = None
+    _adapters: _Adapters | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         out = super().forward(input)
-        if self._adapters is None or self._adapters[0].rows is None:
+        if self._adapters is None:
             return out
-        rows, stack = self._adapters[0].rows, self._adapters[1]
+        of, stack, add = self._adapters
+        if (rows := of.rows) is None:
+            return out
         x = input.reshape(-1, input.shape[-1])
         added = out.view(-1, out.shape[-1])
         if torch.compiler.is_compiling():
             add_adapters_traced(added, x, stack, rows)
-            return out
-        ours = x.device.type == "cpu" and (x.dtype == torch.float32 or getattr(self, "deterministic", False))
-        kernels = cpu_kernels() if ours else None
-        if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):
-            add_adapters(added, x, stack, rows)
         else:
-            adapt(kernels, added, x, stack, rows)
+            add(added, x, stack, rows)
         return out
 
     def __getstate__(self) -> dict[str, Any]:

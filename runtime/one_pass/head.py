@@ -4,7 +4,6 @@ from torch import Tensor
 
 from wingbeat.runtime.one_pass.backbone import Backbone
 from wingbeat.runtime.one_pass.config import OnePassConfig
-from wingbeat.runtime.one_pass.kernel_block import KernelBlock
 from wingbeat.runtime.one_pass.walks import (
     CandidateSelector,
     ChooseCandidates,
@@ -26,10 +25,6 @@ class OnePassHead(Backbone):
         if config.markov is not None:
             self.markov = MarkovHead(config.markov, hidden, vocab_size, config.draft_vocab_size)
         self.selector = None if config.lattice is None else CandidateSelector(config.lattice, hidden, vocab_size)
-
-    def kernel_head(self) -> KernelBlock | None:
-        """The head as the CPU's kernels read it, with its weights packed; None where they do not read such a head."""
-        return KernelBlock.from_head(self, self.markov, self.selector)
 
     def walk(self, hidden: Tensor, choose: ChooseCandidates | None = None) -> Walk:
         """What may follow, from the slots' hidden states [num_reqs, num_drafted, H] of `run_block`.

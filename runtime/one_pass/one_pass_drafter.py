@@ -22,7 +22,7 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, Dr
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
-from wingbeat.runtime.drafters.kernel_drafter import KernelDrafter
+from wingbeat.runtime.drafters.head_drafter import HeadDrafter
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.drafters.staged_drafter import graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -42,7 +42,7 @@ from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.linears import lay_out_linears
 
 
-class OnePassDrafter(KernelDrafter):
+class OnePassDrafter(HeadDrafter):
     """A head over a block, and the context's keys and values.
 
     Args:

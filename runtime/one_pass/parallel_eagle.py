@@ -18,7 +18,6 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, read_tensors
 from wingbeat.runtime.heads.head_config import conventions, head_config
-from wingbeat.runtime.heads.kernel_head import KernelHead
 from wingbeat.runtime.heads.layouts import MODELOPT, SPECULATORS, Layout, Theta, file_tensors
 from wingbeat.runtime.heads.load import Lent, borrow, canonical_state, draft_token_ids
 from wingbeat.runtime.heads.rotary import in_turning_order
@@ -46,15 +45,6 @@ class ParallelEagleHead(EagleHead):
     def masked_features(self) -> Tensor:
         """[1, 1, H]: of every slot of which nothing is known."""
         return self.fuse(self.mask_hidden)
-
-    def kernel_head(self) -> KernelHead | None:
-        """See `DraftHead.kernel_head`."""
-        made = super().kernel_head()
-        if made is not None:
-            features = self.masked_features().detach().float().contiguous()
-            made.head.mask_features, made.head.mask_token = features.data_ptr(), self.mask_token_id
-            made.held.append(features)
-        return made
 
 
 def read_parallel_config(

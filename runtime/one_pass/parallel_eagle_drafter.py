@@ -19,7 +19,7 @@ class ParallelEagleDrafter(EagleDrafter):
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
         """One pass over the masked slots of every root, then a tree of what they say."""
-        hidden = self._hidden[roots.slots][:, None].to(self.dtype)
+        hidden = self.hidden[roots.slots][:, None].to(self.dtype)
         if self.pool.num_drafted:
             hidden = torch.cat([hidden, self._run_masked(roots, block_tables)], dim=1)
         return grow_along(self.growth, roots, MarginalWalk(self.head.logits(hidden)), rules)

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
-from wingbeat.runtime.quantised.packed_modules import keep_packed, may_be_packed, placeholder
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -53,7 +51,7 @@ def load_packed(
     Raises:
         ModelCheckpointError: a scale is no number; names the tensor.
     """
-    modules, state, kept, kernels = dict(shell.named_modules()), dict(plain), {}, cpu_kernels() if stays else None
+    modules, state, kept = dict(shell.named_modules()), dict(plain), {}
     for name, read in packed.items():
         weight = read()
         if isinstance(weight, Tensor):
@@ -62,17 +60,23 @@ def load_packed(
         if not _is_finite(weight):
             raise ModelCheckpointError(f"{config.folder}: the scales of tensor {name} hold NaN or infinity")
         layer = name.removesuffix(".weight")
-        if kernels is not None and may_be_packed(modules.get(layer)) and can_pack(weight):
-            bias = state.get(f"{layer}.bias")
-            kept[name] = GroupPanels.pack(weight, kernels.panel, bias=None if bias is None else bias.float())
-            state[name] = placeholder(weight.values.shape)
-        else:
+        held = first("pack_weight", modules.get(layer), weight, state.get(f"{layer}.bias")) if stays else None
+        if held is None:
             state[name] = weight.dense()
+        else:
+            kept[name] = held
+            state[name] = _placeholder(weight.values.shape)
     model, info = load(type(shell), None, config=shell.config, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
         model.generation_config = generation_of(config.folder)["generation_config"]
-    keep_packed(model, kept)
+    for keep in hooks("keep_packed"):
+        keep(model, kept)
     return model, info
+
+
+def _placeholder(shape: tuple[int, ...]) -> Tensor:
+    """A float32 tensor of a weight's shape that holds one number, which is none."""
+    return torch.full((), float("nan")).expand(shape)
 
 
 def _is_finite(weight: GroupedWeight) -> bool:

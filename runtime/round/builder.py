@@ -7,15 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import DraftIntake, Shape
-from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, ChunkRows, in_pieces, row_starts, side_by_side
-from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined, pack
+from wingbeat.runtime.round.rows import Decodes, Feature, Placed, Rows, Segment, columns_of, joined
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -27,10 +25,9 @@ class BatchBuilder:
     Args:
         slots: device state by slot, shared with the model runner.
         last_position: that the model has.
-        on_host: whether the device is the host itself, so that looking at what it computed is no wait.
+        on_host: features may look at what the device computed: that is no wait.
         pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
         features: what else this engine's batches have.
-        kernels: see `ModelRunner`.
     """
 
     def __init__(
@@ -39,10 +36,9 @@ class BatchBuilder:
         slots: SlotState,
         config: EngineConfig,
         last_position: int,
-        on_host: bool,
+        on_host: bool = False,
         pieces: bool = False,
         features: tuple[Feature, ...] = (),
-        kernels: CpuKernels | None = None,
     ) -> None:
         self.cache = cache
         self.slots = slots
@@ -52,14 +48,7 @@ class BatchBuilder:
         self.features = features
         self.of_decodes = tuple(feature for feature in features if not feature.of_chunks)
         self._pieces = pieces
-        self._kernels = kernels
         self._last_position = last_position
-        self.intake: DraftIntake | None = None
-        """Lays trees out on the host; None leaves that to torch."""
-        if kernels is not None:
-            chains = config.speculation.draft_top_k == 1
-            shape = Shape(slots.vocab_size, chains, config.block_size, last_position)
-            self.intake = kernels.draft_intake(slots.present(), shape)
         self._max_depth = config.speculation.max_path - 1
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
@@ -69,10 +58,6 @@ class BatchBuilder:
             slots: int64 [num_reqs].
             tree: one per sequence; None where all are bare roots.
         """
-        if self.intake is not None:
-            if tree is None:
-                return Decodes.of_taken(slots, self.intake.roots(slots), bare=True)
-            return Decodes.of_taken(slots, self.intake.lay_out(slots, tree))
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
         if tree is None:
@@ -84,8 +69,7 @@ class BatchBuilder:
         # Nodes past the last position are never accepted, but a table of positions has no row for them.
         positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
         mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
-        packing = pack(real) if self.on_host else None
-        return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
+        return Decodes(slots, roots, tree.token_ids, tree, positions, mapping)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
         """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -162,7 +146,7 @@ class BatchBuilder:
         return rows._replace(positions=positions, columns=columns, around=around)
 
     def _decode_rows(self, decodes: Decodes, segment: Segment) -> Rows:
-        fields = decodes.flat or map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
+        fields = map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))
         return self._rows(*fields, [segment])
 
     def _rows(self, token_ids: Tensor, positions: Tensor, mapping: Tensor, segments: list[Segment]) -> Rows:
@@ -202,8 +186,6 @@ class BatchBuilder:
         return next((seen for feature in self.features if (seen := feature.visible(chunk)) is not None), None)
 
     def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> Segment:
-        if decodes.segment is not None:
-            return decodes.segment
         longest = max(seq.max_len for seq in seqs) - 1 + decodes.token_ids.shape[1]
         return self._tree_segment(
             decodes, self.slots.block_tables[decodes.slots, : -(-longest // self.config.block_size)]
@@ -214,14 +196,8 @@ class BatchBuilder:
         num_reqs, num_nodes = decodes.token_ids.shape
         words = None
         if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
-            words = self._ancestor_words(decodes.tree.parents)
-        starts = None if decodes.packing is None else decodes.packing.starts
-        return Segment(0, num_reqs, num_nodes, tables, decodes.roots, decodes.positions, words, starts)
-
-    def _ancestor_words(self, parents: Tensor) -> Tensor:
-        if self._kernels is not None:
-            return self._kernels.ancestor_words(parents)
-        return ancestor_words(parents, min(self._max_depth, parents.shape[1] - 1))
+            words = ancestor_words(decodes.tree.parents, min(self._max_depth, num_nodes - 1))
+        return Segment(0, num_reqs, num_nodes, tables, decodes.roots, decodes.positions, words)
 
 
 def _slots_of(rows: ChunkRows, chunks: list[Chunk], in_pieces: bool) -> Tensor:

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wingbeat.kernels.cpu.accept import Compacted, Decree, TreeAcceptance
-from wingbeat.kernels.cpu.choice import SamplingRows
-from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.sampling.processors import LogitProcessors
 from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
@@ -81,13 +79,9 @@ class TokenChooser:
         slots: device state by slot.
         workspace_rows: most rows that a captured round chooses for; 0 where nothing is captured.
         max_depth: of a tree's deepest node.
-        kernels: choose on the host; None leaves that to torch.
     """
 
-    def __init__(
-        self, slots: SlotState, workspace_rows: int, max_depth: int, kernels: CpuKernels | None = None
-    ) -> None:
-        self._native = None if kernels is None else kernels.native_choice()
+    def __init__(self, slots: SlotState, workspace_rows: int, max_depth: int) -> None:
         self.slots = slots
         self.processors: ProcessorTables = slots.processors
         self.device = slots.device
@@ -98,14 +92,12 @@ class TokenChooser:
     def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
         """The tokens of the rows of some sequences' decodes: int64 [num_rows].
 
-        Where our kernels walk the trees and the best token is taken everywhere, the logits: they look along the paths.
-
         Args:
             logits: [num_rows, vocab_size].
         """
         params = [seq.request.params for seq in seqs]
-        if _is_greedy(params):
-            return logits if self._native is not None and logits.dtype == torch.float32 else logits.argmax(dim=-1)
+        if is_greedy(params):
+            return logits.argmax(dim=-1)
         rows = decodes.packed(decodes.slots[:, None].expand_as(decodes.positions))
         processors, positions = None, decodes.packed(decodes.positions) + 1
         if any(param.alters_logits for param in params):
@@ -116,7 +108,7 @@ class TokenChooser:
     def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
         """The first token of each of these sequences, whose prompts end: int64 [num_seqs]; `logits` as in `choose`."""
         params = [seq.request.params for seq in seqs]
-        if _is_greedy(params):
+        if is_greedy(params):
             return logits.argmax(dim=-1)
         rows, positions = upload([[seq.slot for seq in seqs], [len(seq.token_ids) for seq in seqs]], self.device)
         processors = None
@@ -177,18 +169,20 @@ class TokenChooser:
         index = torch.arange(tree.token_ids.shape[1], device=self.device).expand_as(tree.token_ids)
         return decodes.packed(index), decodes.packed(tree_paths(tree, self._max_depth))
 
-    def _sample(self, logits, rows, positions, params: list[SamplingParams] | None, processors) -> Tensor:
+    def _sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        params: list[SamplingParams] | None,
+        processors: LogitProcessors | None,
+    ) -> Tensor:
         """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
         state, any_sampled, any_filtered = self.slots, True, True
         if params is not None:
             sampled = [param for param in params if param.temperature > 0]
             any_sampled = bool(sampled)
             any_filtered = any(param.top_k or param.top_p < 1 or param.min_p for param in sampled)
-        if self._native is not None and any_sampled:
-            columns = (state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds)
-            return self._native.choose(
-                logits, SamplingRows(*(column[rows] for column in columns), positions), processors
-            )
         return choose_tokens(
             logits,
             state.temperatures[rows],
@@ -204,7 +198,7 @@ class TokenChooser:
         )
 
 
-def _is_greedy(params: list[SamplingParams]) -> bool:
+def is_greedy(params: list[SamplingParams]) -> bool:
     """Whether the best token is taken everywhere, of logits as they are."""
     return not any(param.temperature > 0 or param.alters_logits for param in params)
 
@@ -215,26 +209,11 @@ class PathAcceptance:
     Args:
         slots: device state by slot, which goes on to the end of each path.
         builder: knows where positions are stored.
-        kernels: see `ModelRunner`.
     """
 
-    def __init__(
-        self,
-        slots: SlotState,
-        cache: KVCache,
-        builder: BatchBuilder,
-        config: EngineConfig,
-        kernels: CpuKernels | None = None,
-    ) -> None:
+    def __init__(self, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig) -> None:
         self.slots, self.cache, self.builder, self.config = slots, cache, builder, config
         self.max_depth = config.speculation.max_path - 1
-        pools = None if kernels is None else cache.own_pools()
-        self._compacts = not pools
-        """Whether moves of keys and values are left to the cache."""
-        self._on_host: TreeAcceptance | None = None
-        if kernels is not None:
-            compacted = Compacted(pools, slots.block_tables) if pools else None
-            self._on_host = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
             self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, slots.device)
@@ -243,22 +222,19 @@ class PathAcceptance:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths.
 
         Args:
-            chosen: int64 [num_rows] of the decodes, or logits: as `TokenChooser.choose` gives it.
+            chosen: int64 [num_rows] of the decodes.
             taps: [num_rows or more, taps_size].
         """
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.slots.device)
             none = empty.view(0, self.max_depth + 1)
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
-        if self._on_host is not None:
-            return self._accept_on_host(self._on_host, decodes, chosen, taps)
         if decodes.tree is None:
             return self._accept_bare(decodes, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
-        targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
         longest = min(self.max_depth + 1, num_nodes)
-        walked, targets = tree.token_ids, targets.view(num_reqs, num_nodes)
+        walked, targets = tree.token_ids, chosen.view(num_reqs, num_nodes)
         if self.forcer is not None:
             walked, targets = self.forcer.apply(tree, targets, self.slots.epochs[decodes.slots], decodes.roots)
         walk = walk_tree(walked, tree.parents, tree.num_valid, targets, longest)
@@ -279,45 +255,6 @@ class PathAcceptance:
             walk.nodes,
             path_taps,
             tree_token_ids=walked,
-            tree_parents=tree.parents,
-        )
-
-    def _accept_on_host(
-        self, paths: TreeAcceptance, decodes: Decodes, chosen: Tensor, taps: Tensor | None
-    ) -> AcceptedPaths:
-        """`accept` in one call of our kernels."""
-        slots, tree, width = decodes.slots, decodes.tree, self.max_depth + 1
-        if tree is None:
-            walk = paths.accept(slots, decodes.token_ids, None, None, chosen, None, None, longest=1, width=width)
-            path_taps = None if taps is None else taps[: len(slots), None]
-            ones = walk.num_tokens
-            return AcceptedPaths(slots, decodes.roots, walk.token_ids, ones, ones, walk.nodes, path_taps)
-        decree = None
-        if self.forcer is not None:
-            decree = Decree(self.forcer.limits, self.slots.epochs, decodes.roots)
-        walk = paths.accept(
-            slots,
-            tree.token_ids,
-            tree.parents,
-            tree.num_valid,
-            chosen,
-            None if decodes.packing is None else decodes.packing.rows,
-            taps,
-            longest=min(width, tree.token_ids.shape[1]),
-            width=width,
-            decree=decree,
-        )
-        if walk.moved and self._compacts:
-            self._compact(decodes, walk.nodes, walk.num_tokens)
-        return AcceptedPaths(
-            slots,
-            decodes.roots,
-            walk.token_ids,
-            walk.num_tokens,
-            tree.num_valid,
-            walk.nodes,
-            walk.taps,
-            tree_token_ids=tree.token_ids,
             tree_parents=tree.parents,
         )
 
@@ -342,8 +279,6 @@ class PathAcceptance:
             return
         steps = torch.arange(nodes.shape[1], device=nodes.device)
         moved = (steps < num_tokens[:, None]) & (nodes != steps)
-        if self.builder.on_host and not bool(moved.any()):
-            return
         start = decodes.roots[:, None]
         source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)

@@ -8,7 +8,7 @@ from wingbeat.runtime.round.buffers import ForwardResult
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import PathAcceptance, TokenChooser
 from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Decodes, Model
+from wingbeat.runtime.round.rows import Model
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
@@ -36,14 +36,14 @@ class EagerRounds:
         self,
         plan: SchedulerOutput,
         rows: DecodeRows,
-        trees: TokenTree | Decodes | None,
+        trees: TokenTree | None,
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> ForwardResult:
         """What the model says of a round's decodes and prompt chunks.
 
         Args:
-            trees: one per decode, laid out where nothing is masked; None for bare roots.
+            trees: one per decode; None for bare roots.
             num_nodes: of each tree, those to verify where it is pruned on the device.
             masks: as `TokenMasks.started` gave it; they are there when this returns.
         """
@@ -53,10 +53,7 @@ class EagerRounds:
             trees, masks = rooted(trees, masks), None
             if trees is not None:
                 trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
-        if isinstance(trees, Decodes):
-            decodes = trees
-        else:
-            decodes = self.builder.decodes(rows.slots, trees) if plan.decodes else None
+        decodes = self.builder.decodes(rows.slots, trees) if plan.decodes else None
         batch = self.builder.flatten(plan, decodes)
         started = time.perf_counter()
         output = self.model(batch)
@@ -64,10 +61,9 @@ class EagerRounds:
         own, chunks = output.split(0 if decodes is None else decodes.num_rows)
         if chunks.taps is not None and batch.chunk_rows is not None:
             chunks = chunks._replace(taps=output.taps.index_select(0, batch.chunk_rows))
-        if decodes is None:
-            rooted(None, masks)
-        else:
-            decodes = decodes._replace(tree=rooted(decodes.tree, masks))
+        tree = rooted(None if decodes is None else decodes.tree, masks)
+        if decodes is not None:
+            decodes.tree = tree
         return ForwardResult(decodes, own, evidence, chunks if plan.chunks else None, forward_s)
 
     def decide(self, plan: SchedulerOutput, result: ForwardResult) -> AcceptedPaths:

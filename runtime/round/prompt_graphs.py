@@ -17,7 +17,7 @@ from wingbeat.runtime.round.buffers import ChunkBuffers, ForwardResult
 from wingbeat.runtime.round.eager_rounds import EagerRounds, rooted
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.prompt_chunks import PIECE_ROWS, in_pieces
-from wingbeat.runtime.round.rows import Decodes, ModelOutput
+from wingbeat.runtime.round.rows import ModelOutput
 from wingbeat.runtime.round.slots import DecodeRows
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
@@ -63,7 +63,7 @@ class PromptGraphs:
         self,
         plan: SchedulerOutput,
         rows: DecodeRows,
-        trees: TokenTree | Decodes | None,
+        trees: TokenTree | None,
         num_nodes: int,
         masks: "Future[list[int]] | None" = None,
     ) -> ForwardResult:

@@ -107,20 +107,6 @@ def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
     )
 
 
-def first_nodes(trees: TokenTree, num_valid: Tensor, num_nodes: int) -> TokenTree:
-    """`keep_nodes` where the kept nodes are each tree's first, as a chain's are: none gets another number.
-
-    Args:
-        trees: on the host.
-        num_valid: int64 [num_reqs]: kept, the root included.
-        num_nodes: width of the result.
-    """
-    outside = torch.arange(num_nodes) >= num_valid[:, None]
-    token_ids, parents, depths, scores = (field[:, :num_nodes] for field in trees[:4])
-    shown = (field.masked_fill(outside, 0) for field in (token_ids, parents, depths))
-    return TokenTree(*shown, scores, num_valid)
-
-
 def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
     """Which drafted node each verified one was: int64 [num_reqs, num_nodes]; the last one where there are fewer."""
     index = torch.arange(evidence.shape[1], device=evidence.device)

@@ -1,6 +1,5 @@
 """The rows of a forward pass: decodes, the flattened batch of these and of prompt chunks, and what features add.
 
-On the host, where a round's shapes may follow what was drafted, trees of unequal sizes are rows without padding.
 Features add columns beside the rows, and a hand in the model while these are computed. Whoever builds and runs batches
 knows none of them by name, and a feature that an engine has not costs nothing.
 """
@@ -8,42 +7,21 @@ knows none of them by name, and a feature that an engine has not costs nothing.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import TakenTrees
-from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
 
-class Packing(NamedTuple):
-    """Where the nodes of padded trees lie as rows: trees follow one another in their order."""
-
-    rows: Tensor
-    """int64 [num_reqs, num_nodes]: row of each node; any row for padding."""
-    nodes: Tensor
-    """int64 [num_rows]: index of each row among the padded nodes."""
-    starts: Tensor
-    """int64 [num_reqs + 1]: first row of each tree."""
-
-
-def pack(real: Tensor) -> Packing | None:
-    """Rows of the real nodes, bool [num_reqs, num_nodes], which come first in each tree; None where all are."""
-    if bool(real.all()):
-        return None
-    flat = real.flatten()
-    rows = (flat.cumsum(0) - 1).clamp_min(0).view(real.shape)
-    return Packing(rows, flat.nonzero()[:, 0], F.pad(real.sum(dim=1).cumsum(0), (1, 0)))
-
-
-class Decodes(NamedTuple):
+@dataclass
+class Decodes:
     """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
 
     slots: Tensor
@@ -53,43 +31,24 @@ class Decodes(NamedTuple):
     """None where all are bare roots."""
     positions: Tensor
     slot_mapping: Tensor
-    packing: Packing | None = None
-    """Where the trees lie side by side without padding."""
-    flat: tuple[Tensor, Tensor, Tensor] | None = None
-    """Tokens, positions and slot mapping as `packed` gives them, where they were made so; they follow no change."""
-    segment: "Segment | None" = None
-    """Of its rows, likewise."""
-
-    @classmethod
-    def of_taken(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "Decodes":
-        """Those of trees that our kernels have laid out.
-
-        Args:
-            bare: they are roots alone.
-        """
-        token_ids, (nodes, *flat), packing, starts = taken.trees[0], taken.flat, None, None
-        if len(nodes) < token_ids.numel():
-            packing, starts = Packing(taken.rows, nodes, taken.starts), taken.starts
-        tables, roots, positions = taken.block_tables, taken.roots, taken.positions
-        segment = Segment(0, *token_ids.shape, tables, roots, positions, None if bare else taken.ancestors, starts)
-        tree = None if bare else TokenTree(*taken.trees)
-        return cls(slots, roots, token_ids, tree, positions, taken.mapping, packing, tuple(flat), segment)
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, ...] as rows of the flattened batch."""
-        flat = padded.flatten(0, 1)
-        return flat if self.packing is None else flat[self.packing.nodes]
+        return padded.flatten(0, 1)
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Rows of a batch that begins by these, [num_rows or more, n] -> [num_reqs, num_nodes, n]; any for padding."""
+        shape = self.token_ids.shape
+        return rows[: shape.numel()].unflatten(0, shape)
 
     def rows_of(self, nodes: Tensor) -> Tensor:
         """Row of the flattened batch of each node [num_reqs, n]."""
-        if self.packing is not None:
-            return self.packing.rows.gather(1, nodes)
         return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * self.token_ids.shape[1]
 
     @property
     def num_rows(self) -> int:
         """Rows of the flattened batch."""
-        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
+        return self.token_ids.numel()
 
 
 ROWS_KEYWORD = "wingbeat_batch"
@@ -132,6 +91,16 @@ class Segment(NamedTuple):
         return cls(start, *positions.shape, block_tables, num_context, positions, words)
 
 
+class PackedSegments(Protocol):
+    """Segments of a batch as a part's kernels read them."""
+
+    def attend(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scaling: float, /, **options: Any
+    ) -> Tensor:
+        """Attention of rows whose keys and values are stored; see `verifier.layers.attention.attend_segments`."""
+        ...
+
+
 class Rows(NamedTuple):
     """Rows of one forward pass, decodes and trees first, prompt chunks behind them; a model's layers get it as well."""
 
@@ -154,8 +123,8 @@ class Rows(NamedTuple):
     """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
     captured: dict[int, Tensor] | None = None
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
-    packed: Segments | None = None
-    """The segments as the CPU's kernels read them (`pack_segments`); None where others attend."""
+    packed: PackedSegments | None = None
+    """The segments as a part's kernels read them; None where `verifier.layers.attention` attends."""
 
 
 def joined(parts: list[Rows]) -> Rows:

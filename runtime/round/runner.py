@@ -7,11 +7,11 @@ from the slot state, which the round before advances on the device, and the host
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -26,7 +26,7 @@ from wingbeat.runtime.round.eager_rounds import EagerRounds
 from wingbeat.runtime.round.fixed_round import FixedRound
 from wingbeat.runtime.round.flight import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.round.pruning import DevicePruner
-from wingbeat.runtime.round.rows import Decodes, Feature, Model, ModelOutput
+from wingbeat.runtime.round.rows import Feature, Model, ModelOutput
 from wingbeat.runtime.round.shapes import MOST_ROWS
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.round.tree_check import TreeInbox
@@ -37,20 +37,32 @@ FasterLayers = Callable[[list[Callable[[], object]], GraphDevice], AbstractConte
 """Of steps that are typical of what is captured: entered while it is."""
 
 
+class RoundParts(NamedTuple):
+    """Parts of a round that differ by its kind."""
+
+    builder: BatchBuilder
+    chooser: TokenChooser
+    acceptance: PathAcceptance
+    inbox: Any
+    """Where trees go as they come: a `TreeInbox`, or what another kind of round has in its place."""
+    pruner: DevicePruner | None
+    """None where nothing is pruned on the device."""
+
+
 class ModelRunner:
-    """Runs rounds on one device.
+    """Runs rounds on one device, in fixed shapes: nobody waits to look at what was drafted.
 
     Args:
         model: the verifier with its taps.
         slots: per-sequence device state, shared with the drafter client.
         last_position: that the model has.
         graph_device: captures rounds; None runs them eagerly.
-        on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
-            is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
         features: what else this engine's batches have.
         faster_layers: for `compile`.
-        kernels: for trees on the host; None leaves them to torch.
     """
+
+    rows_can_be_alike = False
+    """Whether a row's numbers are the same whatever else is in its round, if the model's are."""
 
     def __init__(
         self,
@@ -60,10 +72,8 @@ class ModelRunner:
         config: EngineConfig,
         last_position: int,
         graph_device: GraphDevice | None = None,
-        on_host: bool | None = None,
         features: tuple[Feature, ...] = (),
         faster_layers: FasterLayers | None = None,
-        kernels: CpuKernels | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -73,34 +83,42 @@ class ModelRunner:
         self.device_clock = DeviceClock(self.device)
         """Of the stages `prefill` (forward passes over pieces of prompts alone), `verify` (over decodes, with pieces
         beside them) and `accept`."""
-        self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         # Graphs hold prompt chunks in pieces, where every feature can be captured beside these.
         pieces = graph_device is not None and all(feature.captures for feature in features)
-        self.kernels = kernels = kernels if self.on_host else None
-        self.builder = BatchBuilder(cache, slots, config, last_position, self.on_host, pieces, features, kernels)
         self.max_depth = config.speculation.max_path - 1
-        acceptance = PathAcceptance(slots, cache, self.builder, config, kernels)
-        self.pruner: DevicePruner | None = None
-        if config.speculation.adaptive and not self.on_host:
-            self.pruner = DevicePruner(slots, self.max_depth)
-        self.inbox: TreeInbox | None = None
-        """Where trees go as they come; None where the device is the host itself."""
-        if not self.on_host:
-            chains = config.speculation.draft_top_k == 1
-            self.inbox = TreeInbox(slots, config.speculation.num_nodes, chains=chains)
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
-        self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth, kernels)
+        parts = self._make_parts(last_position, pieces, features, 0 if graph_device is None else most_rows)
+        self.builder, self.chooser, acceptance, self.inbox, self.pruner = parts
         self.masks = TokenMasks(slots.processors)
-        parts = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
-        self.eager = EagerRounds(*parts)
-        self.fixed = FixedRound(*parts, max_path=config.speculation.max_path, max_model_len=config.max_model_len)
+        own = (model, self.builder, slots, self.chooser, acceptance, self.pruner)
+        self.eager = EagerRounds(*own)
+        self.fixed = FixedRound(*own, max_path=config.speculation.max_path, max_model_len=config.max_model_len)
         self.graphs: DecodeGraphs | None = None
         if graph_device is not None:
             slots.processors.allocate()
-            own = config if pieces else replace(config, cuda_graphs="decode_only")
-            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, own, last_position, graph_device)
+            limits = config if pieces else replace(config, cuda_graphs="decode_only")
+            self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, limits, last_position, graph_device)
             self._layers = self._compiled(faster_layers) if config.compile else None
             self.graphs.capture_roots(self._layers)
+
+    def _make_parts(
+        self, last_position: int, pieces: bool, features: tuple[Feature, ...], most_rows: int
+    ) -> RoundParts:
+        """Parts that follow the kind of round.
+
+        Args:
+            pieces: as for `BatchBuilder`.
+            most_rows: that a captured round chooses for.
+        """
+        slots, config = self.slots, self.config
+        builder = BatchBuilder(self.cache, slots, config, last_position, pieces=pieces, features=features)
+        return RoundParts(
+            builder,
+            TokenChooser(slots, most_rows, self.max_depth),
+            PathAcceptance(slots, self.cache, builder, config),
+            TreeInbox(slots, config.speculation.num_nodes, chains=config.speculation.draft_top_k == 1),
+            DevicePruner(slots, self.max_depth) if config.speculation.adaptive else None,
+        )
 
     def prepare_trees(self) -> None:
         """Capture what trees need, once; no round may be in flight."""
@@ -117,19 +135,33 @@ class ModelRunner:
         return faster_layers(steps, self.graphs.pool.device)
 
     @torch.inference_mode()
+    def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:
+        """Trees that came for a round's decodes, checked, and what is certain in them; graphs check them by themselves.
+
+        Args:
+            rows: what `SlotState.load` made of the plan.
+            drafted: None where no tree came.
+        """
+        captured = self.graphs is not None and bool(plan.decodes)
+        if drafted is None or (captured and not plan.is_masked):
+            return drafted
+        trees = drafted.checked(rows)
+        return add_certain(plan, trees, self.config.speculation) if plan.is_masked else trees
+
+    @torch.inference_mode()
     def launch(
         self,
         plan: SchedulerOutput,
         rows: DecodeRows,
-        trees: TokenTree | Decodes | TreeInbox | None,
+        trees: TokenTree | TreeInbox | None,
         num_nodes: int | None = None,
     ) -> RoundInFlight:
         """Enqueue one round.
 
         Args:
-            rows: what `SlotState.load` made of the plan.
-            trees: one per decoding sequence, laid out or not, or the inbox, or None where all are bare roots; roots are
-                filled in here.
+            rows: as for `check`.
+            trees: as `check` gives them, one per decoding sequence; None where all are bare roots. Roots are filled in
+                here.
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
@@ -137,9 +169,6 @@ class ModelRunner:
         for feature in self.builder.features if plan.chunks else self.builder.of_decodes:
             feature.prepare(plan)
         masked = plan.is_masked
-        if isinstance(trees, TreeInbox) and (masked or not captured):
-            trees = trees.checked(rows)
-            trees = add_certain(plan, trees, self.config.speculation) if masked else trees
         executor = self.eager if self.graphs is None else self.graphs if captured else self.graphs.prompts
         clock = self.device_clock
         began = clock.begin()

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import Present
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
@@ -72,10 +71,6 @@ class SlotState:
         self._written: dict[tuple[int, str], int | tuple[int, ...]] = {}
         self.reset_spare()
 
-    def present(self) -> Present:
-        """What our kernels read of it where trees are looked at on the host."""
-        return Present(*(getattr(self, name) for name in Present._fields))
-
     def reset_spare(self) -> None:
         """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
         self.committed_lens[self.spare :].fill_(1)
@@ -86,15 +81,12 @@ class SlotState:
         same &= self.committed_lens[: len(epochs)] == committed_lens
         return same
 
-    def publish(self, outcome: Outcome, *, with_ends: bool = True) -> list[tuple[Tensor, Tensor]]:
+    def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
         """The copies, (target, source), that bring what a drafter gets of this up to date.
 
         Most of it seldom changes: what a buffer holds already is not written again.
-
-        Args:
-            with_ends: lengths and last tokens, which change in every round, are not written yet.
         """
-        copies = [(getattr(outcome, name), self._ends[name]) for name in self._ends] if with_ends else []
+        copies = [(getattr(outcome, name), by_slot) for name, by_slot in self._ends.items()]
         rules, whole = self.told_rules, (outcome.epochs.data_ptr(), "all")
         version = (*self._num_changes.values(), rules.num_changes)
         if self._written.get(whole) == version:

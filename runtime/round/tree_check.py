@@ -9,10 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.drafted import DraftIntake, NodeChoice, Sent, TakenTrees
 from wingbeat.runtime.protocol.messages import TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import Copies
-from wingbeat.runtime.round.rows import Decodes
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 
 
@@ -83,73 +81,6 @@ class TreeCheck:
         return bad.any(1).logical_or_(none_or_too_many).logical_not_(), outside
 
 
-class HostTrees:
-    """Reads the replies that lie on the host, where looking at trees is no wait.
-
-    Args:
-        intake: does in one call of our kernels what `check` does by torch's operations; None leaves it to those.
-    """
-
-    def __init__(self, check: TreeCheck, intake: DraftIntake | None) -> None:
-        self._check, self.intake = check, intake
-        self._sent: dict[int, tuple[TreeReply, Sent]] = {}
-        """By the id of the reply it is of; a channel has two replies, which take turns."""
-
-    def arrived(self, reply: TreeReply, rows: DecodeRows) -> "ArrivedTrees":
-        """What came, unchecked; where there is an intake."""
-        return ArrivedTrees(self.intake, rows, self._sent_of(reply))
-
-    def believed(self, reply: TreeReply, rows: DecodeRows, state: SlotState) -> TokenTree | None:
-        """One tree per decode, as wide as the widest; None where nothing counts."""
-        if self.intake is not None:
-            found = self.intake.check(*rows, self._sent_of(reply))
-            return None if found is None else TokenTree(*found)
-        fields = (getattr(reply, name) for name in TokenTree._fields)
-        trees = TokenTree(*(field.index_select(0, rows.slots) for field in fields))
-        trees, usable = self._check(trees, reply.epochs, reply.committed_lens, rows, state)
-        if not bool(usable.any()):
-            return None
-        width = int(trees.num_valid.max())
-        return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
-
-    def _sent_of(self, reply: TreeReply) -> Sent:
-        """A reply as our kernels read it."""
-        if id(reply) not in self._sent:
-            if len(self._sent) == 2:  # of a channel that makes its replies anew
-                self._sent.clear()
-            trees = (reply.token_ids, reply.parents, reply.depths, reply.scores, reply.num_valid)
-            self._sent[id(reply)] = reply, Sent(trees, reply.epochs, reply.committed_lens)
-        return self._sent[id(reply)][1]
-
-
-class ArrivedTrees(NamedTuple):
-    """Trees as they came to a host, none of which is believed yet.
-
-    Our kernels check them in the same call that chooses what is verified, and lays that out.
-    """
-
-    intake: DraftIntake
-    rows: DecodeRows
-    sent: Sent
-
-    @property
-    def num_nodes(self) -> int:
-        """Of each as it came, roots included."""
-        return self.sent.trees[0].shape[1]
-
-    def taken(self, by: NodeChoice | None = None) -> TakenTrees | None:
-        """What is verified of them; None where no tree counts.
-
-        Args:
-            by: None verifies all that counts.
-        """
-        return self.intake.take(*self.rows, self.sent, by)
-
-    def decodes(self, taken: TakenTrees) -> Decodes:
-        """As a round runs them."""
-        return Decodes.of_taken(self.rows.slots, taken)
-
-
 class TreeInbox:
     """The latest reply by slot, at addresses that never change; nothing of it is believed before it is looked at.
 
@@ -178,6 +109,11 @@ class TreeInbox:
             pairs = [(into[:num_slots], getattr(reply, name)) for name, into in mine.items()]
             self._copies[id(reply)] = reply, Copies(pairs)
         self._copies[id(reply)][1].run()
+
+    def collect(self, reply: TreeReply, rows: DecodeRows) -> "TreeInbox":
+        """Trees of a round's decodes, unchecked: `take`, and this inbox."""
+        self.take(reply)
+        return self
 
     def checked(self, rows: DecodeRows) -> TokenTree:
         """One tree per row, a bare root where what arrived does not count; of nobody's slot always."""

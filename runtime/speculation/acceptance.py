@@ -46,29 +46,9 @@ class DraftedTrees(NamedTuple):
     real: np.ndarray
     """bool: drafted nodes that count; roots excluded."""
 
-    @classmethod
-    def of_scores(
-        cls, parents: np.ndarray, depths: np.ndarray, scores: np.ndarray, num_valid: np.ndarray, max_depth: int
-    ) -> "DraftedTrees":
-        """From cumulative log-probabilities. What is no number counts as hopeless; nodes too deep do not count."""
-        index = np.arange(parents.shape[1])
-        real = (index < num_valid[:, None]) & (index > 0) & (depths <= max_depth)
-        up = np.maximum(parents, 0)
-        with np.errstate(invalid="ignore"):
-            given = scores - along_rows(scores, up)
-        given = np.fmin(np.fmax(np.where(real, given, NO_CONFIDENCE), NO_CONFIDENCE), 0.0)
-        return cls(up, np.minimum(depths, max_depth), given, real)
-
     def rows(self, rows: np.ndarray) -> "DraftedTrees":
         """Some of the trees."""
         return DraftedTrees(*(field[rows] for field in self))
-
-
-def pack_evidence(trees: DraftedTrees, kept: np.ndarray) -> np.ndarray:
-    """Trees before pruning, and which of their nodes were verified, bool [num_reqs, num_nodes]: int64 likewise."""
-    bits = trees.log_probs.astype(np.float32).view(np.uint32).astype(np.int64)
-    flags = (trees.real.astype(np.int64) << REAL_BIT) | (kept.astype(np.int64) << KEPT_BIT)
-    return bits | (trees.parents << PARENT_BIT) | (trees.depths << DEPTH_BIT) | flags
 
 
 def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
@@ -138,7 +118,8 @@ class Acceptance:
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
         cells = (EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
-        self.add(float(given_parent(self.table[kinds], trees.log_probs)[tried].sum()), int(accepted.sum()))
+        self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
+        self.num_accepted += int(accepted.sum())
         # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
         old = self.trials > PRIOR_TRIALS
         self.trials[old] *= FORGET
@@ -146,8 +127,3 @@ class Acceptance:
         for counts, part in ((self.trials, tried), (self.successes, accepted)):
             counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
         np.divide(self.successes, self.trials, out=self.table)
-
-    def add(self, expected: float, num_accepted: int) -> None:
-        """To the two sums, where the arrays were counted in by others."""
-        self.expected_accepted += expected
-        self.num_accepted += num_accepted

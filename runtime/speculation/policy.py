@@ -241,29 +241,6 @@ class SpeculationPolicy:
         self._until_probe = 0
         return True
 
-    def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
-        """Which drafted nodes are worth verifying: the best of all sequences together, as many as pay.
-
-        Args:
-            path: path probabilities [num_trees, num_nodes]; a child's is no higher than its parent's.
-            real: bool [num_trees, num_nodes]: drafted nodes, roots excluded.
-            num_reqs: sequences decoding, those without a tree included.
-
-        Returns:
-            bool [num_trees, num_nodes]: closed under parents, since the best are taken first.
-        """
-        prices = self.prices(num_reqs, real.size, mean_context)
-        if prices is None:
-            return real
-        count = int(real.sum())
-        values = np.where(real, path, -1.0).ravel()
-        order = (-values).argsort(kind="stable")[:count]
-        gain = np.append(0.0, values[order].cumsum())
-        best = int((gain - prices[: count + 1]).argmax())
-        kept = np.zeros(values.shape, dtype=bool)
-        kept[order[:best]] = True
-        return kept.reshape(path.shape)
-
     def prices(self, num_reqs: int, most: int, mean_context: float) -> np.ndarray | None:
         """What a pass behind a draft is worth in tokens, with 0, 1, .. `most` drafted nodes: float64 [most + 1].
 

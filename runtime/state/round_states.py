@@ -84,8 +84,7 @@ class DecodeStates:
 
     def padded(self, rows: Tensor) -> Tensor:
         """Rows of a batch that begins by the decodes, [num_rows or more, n] -> [num_reqs, num_nodes, n]"""
-        packing, shape = self.decodes.packing, self.decodes.token_ids.shape
-        return rows[: shape.numel()].unflatten(0, shape) if packing is None else rows[packing.rows]
+        return self.decodes.padded(rows)
 
     def paths_of(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes, n] -> [num_seqs, longest, n]"""

@@ -17,7 +17,7 @@ from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import shown_names
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
-from wingbeat.runtime.verifier.layers.linears import InputMajorLinear
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, Rope
 from wingbeat.runtime.verifier.model import LayerTaps
@@ -199,7 +199,7 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
     originals = [rope.original for rope in ropes]
     # These multiply by a view of their weights, which would be exported beside them.
-    linears = [module for module in loaded.model.modules() if type(module) is InputMajorLinear]
+    linears = {module: type(module) for module in loaded.model.modules() if isinstance(module, PackableLinear)}
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
@@ -217,8 +217,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         for rope, original in zip(ropes, originals, strict=True):
             rope.original = original
-        for linear in linears:
-            linear.__class__ = InputMajorLinear
+        for linear, kind in linears.items():
+            linear.__class__ = kind
 
 
 def _rope_of(module: nn.Module) -> Rope | None:

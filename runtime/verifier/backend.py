@@ -11,7 +11,7 @@ class Backend:
     """Transformers' modeling code by torch, over paged KV; others give the same two parts of an engine."""
 
     on_host: bool | None = None
-    """As for `ModelRunner`: False gives every round the fixed shapes of an accelerator."""
+    """As for `Engine`."""
 
     def parts(
         self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]

@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests import dockerfile
+from tests.native import COMPILERS
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
 from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app
-from wingbeat.kernels.cpu.library import COMPILERS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.gpu_of_numbers.device import CUDA
+from tests.runtime.by_torch import by_torch
 from tests.runtime.draft_world import MIXED, NUM_SLOTS, World, channel_spec, taps_size
 from tests.runtime.drafters.test_eagle_stages import assert_same
 from tests.runtime.drafters.test_sampling_rules import rules_of
 from tests.runtime.feature_kinds import of_features
-from tests.runtime.kernel_drafts import by_torch
 from tests.runtime.models import random_head, reference
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import draft_stages
@@ -57,10 +57,11 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
     with torch.inference_mode(mode=False):
         verifier, source = FOLDERS[kind](tmp_path)
         options = [DrafterOptions(device=CUDA, cuda_graphs=captured) for captured in (True, False)]
-        expected, *drafters = (attached(source, verifier, SHAPES[shape], each) for each in (DrafterOptions(), *options))
+        # The CPU's kernels round what they draft with.
+        expected = by_torch(lambda: attached(source, verifier, SHAPES[shape], DrafterOptions()))
+        drafters = [attached(source, verifier, SHAPES[shape], each) for each in options]
     world = World(SHAPES[shape], taps_size(expected), LENS, MIXED)
-    # The CPU's kernels round what they draft with.
-    by_torch(lambda: world.feed(expected))
+    world.feed(expected)
     for drafter in drafters:
         world.feed(drafter, CUDA)
     masks = torch.tensor([[0x5555_5555] * 4, [-1] * 4, [0x0F0F_0F0F] * 4], dtype=torch.int32)
@@ -72,7 +73,7 @@ def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeyp
             world.lens[slot] += more
         rounds = {"decodes": decodes, "proposals": slots, "max_levels": depth}
         batch = world.batch(**rounds)._replace(**rules)
-        wanted = by_torch(lambda batch=batch: expected.draft(batch))
+        wanted = expected.draft(batch)
         on_device = {name: _moved(value) for name, value in rules.items()}
         for drafter in drafters:
             tree = drafter.draft(world.batch(**rounds, device=CUDA)._replace(**on_device))

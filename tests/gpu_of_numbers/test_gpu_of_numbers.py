@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.native import compiler
 from tests.needs import needs
 from tests.runtime.hybrids import needs_states
-from wingbeat.kernels.cpu.library import compiler
 
 pytest.importorskip("triton")
 if compiler() is None:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from wingbeat.kernels.attention.reference import tree_attention
-from wingbeat.kernels.cpu.ops import Segments, cpu_kernels, pack_segments, reads_in_place
 from wingbeat.kernels.kv.reference import store_kv
-from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, PackedSegments, Rows, Segment
 
 ATTENTION_NAME = "wingbeat"
 WINDOW_ATTRIBUTE = "wingbeat_window"
@@ -66,19 +66,19 @@ def attend_segments(
     segments: list[Segment],
     scaling: float,
     *,
-    packed: Segments | None = None,
+    packed: PackedSegments | None = None,
     **options: Any,
 ) -> Tensor:
     """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out.
 
     Args:
-        packed: `pack_segments`, where the CPU's kernels attend.
+        packed: the segments, where a part's kernels attend.
         options: as of `attend_in_blocks`.
     """
-    if packed is None and query.dtype == key_cache.dtype and reads_in_place(query.dtype, query.device):
-        packed = pack_segments(segments)
+    if packed is None and query.dtype == key_cache.dtype:
+        packed = first("pack_segments", segments, key_cache.dtype)
     if packed is not None:
-        return cpu_kernels().attend(query, key_cache, value_cache, packed, scaling, **options)
+        return packed.attend(query, key_cache, value_cache, scaling, **options)
     return attend_in_blocks(query, key_cache, value_cache, segments, scaling, **options)
 
 

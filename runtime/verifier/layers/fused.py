@@ -6,21 +6,22 @@ q, k and v, and those of gate and up, are joined, and what the model has under t
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.ops import cpu_kernels, pack_segments
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
-from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack, join_steps
 from wingbeat.runtime.verifier.layers.division import Division
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class LayerOps(NamedTuple):
 OPS: dict[str, LayerOps] = {
     "cuda": LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul),
 }
-"""By type of device. On CPUs whole layers are kernels (`cpu_layers`); those on other devices are left alone."""
+"""By type of device. Layers on other devices are left to parts (`runtime.parts: swap_layers`)."""
 
 KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
@@ -47,6 +48,37 @@ KNOWN_LAYERS = frozenset(
 _NUM_ROWS, _BLOCK_SIZE = 7, 16
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """Of a row, by its norm."""
+
+
+class Swap(ABC):
+    """How layers of one kind of device get another class."""
+
+    ops: LayerOps
+    """Steps of the norms beside them."""
+
+    @abstractmethod
+    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """Give a layer another class; raises ValueError, the layer left as it is, for what that does not cover."""
+
+    def take_back(self, layer: nn.Module, kind: type[nn.Module]) -> None:
+        """Give a swapped layer its own class again."""
+        layer.__class__ = kind
+
+
+class OpsSwap(Swap):
+    """Layers as few steps of their device."""
+
+    def __init__(self, ops: LayerOps, division: Division | None) -> None:
+        self.ops, self._division = ops, division
+
+    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """See `Swap.swap`."""
+        layer.__class__ = _fused_class(type(layer), FusedLayer)
+        layer.__dict__.update(_ops=self.ops, _window=attention.sliding_window or 0, _division=self._division)
+        layer.join()
+        # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator
+        # they would be a second copy of the layers in the end, while the drafter loads on the same card.
+        torch.cuda.empty_cache()
 
 
 @torch.inference_mode()
@@ -66,9 +98,7 @@ def fuse(
         deterministic: on CPUs, swap them in any dtype and size.
         division: among processes that fuse the same layers; None where the model is whole.
     """
-    parameter = next(model.parameters())
-    ops = ops or OPS.get(parameter.device.type)
-    swap = _swap(parameter, ops, deterministic, division)
+    swap = _swap_of(next(model.parameters()), ops, deterministic, division)
     if swap is None:
         return 0
     left: dict[str, int] = {}
@@ -76,49 +106,22 @@ def fuse(
         reason = _fuse_layer(layer, kind, swap, division)
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
-    join_steps(model, layers)
     for module in model.modules():
         if "_ops" not in vars(module):
-            _fuse_norm(module, ops or CPU_NORMS)
+            _fuse_norm(module, swap.ops)
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} run as they are: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
     return num_fused
 
 
-def _cpu_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference.add_rms_norm` of rows without a residual."""
-    kernels = cpu_kernels()
-    if kernels is None:
-        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
-    return kernels.rms_norm(hidden, weight, eps), hidden
-
-
-CPU_NORMS = LayerOps(_cpu_norm, reference.rotate_and_store, reference.silu_mul)
-"""Norms beside the layers that run as one call."""
-
-Swap = Callable[[nn.Module, LayerAttention], None]
-"""Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
-
-
-def _swap(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
+def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
     """How layers like this parameter are swapped; None where they are left alone."""
+    ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
-        return partial(_use_ops, ops=ops, division=division) if parameter.dtype in _TOLERANCE else None
-    if division is not None:  # a layer that is one call has no place for sums
-        return None
-    ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype in (torch.float32, torch.bfloat16))
-    kernels = cpu_kernels() if ours else None
-    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
-
-
-def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps, division: Division | None) -> None:
-    layer.__class__ = _fused_class(type(layer), FusedLayer)
-    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0, _division=division)
-    layer.join()
-    # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator they
-    # would be a second copy of the layers in the end, while the drafter loads on the same card.
-    torch.cuda.empty_cache()
+        return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None
+    # A layer that is one call has no place for sums.
+    return None if division is not None else first("swap_layers", parameter, deterministic)
 
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
@@ -133,19 +136,16 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
         return f"{type(act).__name__} in their MLPs"
     expected = _trial(layer, attention)
     try:
-        swap(layer, attention)
+        swap.swap(layer, attention)
     except ValueError as error:
         return str(error)
-    found = _trial(layer, attention, in_stack=True)
+    found = _trial(layer, attention)
     alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     problem = None if alike else "a trial gives other numbers"
     if division is not None:
         problem = division.agree(problem)
-    if problem is None:
-        return None
-    if isinstance(layer, CpuLayer):
-        layer.leave_stack()
-    layer.__class__ = kind
+    if problem is not None:
+        swap.take_back(layer, kind)
     return problem
 
 
@@ -153,8 +153,15 @@ Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
 """Adds to a product of inputs, in place; products are of q, k and v, of the output, of gate and up, and of down."""
 
 
-class FusedLayer(nn.Module):
-    """What a swapped layer has before its own class: another forward. Weights, names and submodules stay."""
+class SwappedLayer(nn.Module):
+    """What a swapped layer has before its own class: another forward, in which products of one input are one.
+
+    Weights, names and submodules stay.
+    """
+
+
+class FusedLayer(SwappedLayer):
+    """A layer of `LayerOps`."""
 
     _ops: LayerOps
     _window: int
@@ -266,7 +273,7 @@ def joined(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         linear.weight.data = weight[rows]
         if bias is not None:
             linear.bias.data = bias[rows]
-        if hasattr(linear, "lay"):
+        if isinstance(linear, PackableLinear):
             linear.lay()
         begin = rows.stop
     return weight, bias
@@ -296,12 +303,8 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention, in_stack: bool = False) -> tuple[Tensor, ...]:
-    """A layer over the first rows of one sequence: its output, and the keys and values that it stored.
-
-    Args:
-        in_stack: on CPUs, as our kernels run whole layers.
-    """
+def _trial(layer: nn.Module, attention: LayerAttention) -> tuple[Tensor, ...]:
+    """A layer over the first rows of one sequence: its output, and the keys and values that it stored."""
     weight = layer.self_attn.q_proj.weight
     hidden = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
@@ -312,7 +315,7 @@ def _trial(layer: nn.Module, attention: LayerAttention, in_stack: bool = False) 
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = Segment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     caches = {layer.self_attn.layer_idx: cache}
-    packed = pack_segments([segment]) if in_stack else None
+    packed = first("pack_segments", [segment], weight.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
     out = layer(hidden[None], position_ids=positions[None], position_embeddings=turned, **{ROWS_KEYWORD: rows})
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)

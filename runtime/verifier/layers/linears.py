@@ -1,190 +1,73 @@
-"""Linear layers as they run: on CPUs with weights as kernels read them, on GPUs with logits in float32.
+"""Linear layers that are more than torch's: weights that a part holds in a form of its own, and logits in float32.
 
-Weights on CPUs lie input by input, or packed into panels. An output matrix in half precision on a GPU leaves float32:
-rounding makes no two tokens equally likely.
+An output matrix in half precision on a GPU leaves float32: rounding makes no two tokens equally likely.
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from wingbeat.kernels.cpu.group_panels import GroupPanels
-from wingbeat.kernels.cpu.library import largest_matrix
-from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
-from wingbeat.kernels.cpu.panels import Panels, rounded
-from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
+from wingbeat.runtime.parts import hooks
 
 logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
-    """Store float32 weights on the CPU input by input, as [out, in] with strides (1, out); returns how many linears.
+class Packable:
+    """A module that may hold its weight in another form; `weight` then has its shape and dtype alone."""
 
-    With these strides the product of eight rows, a chain to be verified, takes half the time that PyTorch's own layout
-    asks for, and one row takes no longer. Shapes, names and values stay; tied embeddings are re-laid with their head.
-    Other dtypes and devices have kernels that want the usual layout, and are left alone.
+    def dense_weight(self) -> Tensor:
+        """The weight [out, in] as numbers, a copy where it is packed."""
+        return self.weight
 
-    Args:
-        deterministic: of every dtype, to be multiplied by our kernels whatever that takes.
-    """
-    num_laid = 0
-    for linear in module.modules():
-        if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
-            continue
-        if linear.weight.dtype != torch.float32 and not deterministic:
-            continue
-        if isinstance(linear, InputMajorLinear) and linear._panels is not None:
-            continue
-        linear.weight.data = linear.weight.data.t().contiguous().t()
-        if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
-            linear.__class__ = InputMajorLinear
-            linear.deterministic = deterministic
-            linear.lay()
-        num_laid += 1
-    return num_laid
+    @property
+    def packed(self) -> "Packed | None":
+        """The packed weight; None where `weight` holds it."""
+        return None
 
 
-class InputMajorLinear(nn.Linear):
-    """A frozen linear layer whose weights are multiplied as they lie; else as its base class.
+class Packed(Protocol):
+    """A weight in another form."""
 
-    By our kernels, where there are some, a row's product does not depend on the rows beside it.
-    """
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        ...
 
-    deterministic = False
-    """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
-    wide = False
-    """Then what comes out is float32."""
-    eight_bits = False
-    """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
-    _laid: tuple[Tensor, Tensor, bool] | None = None
-    """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
-    _panels: Panels | GroupPanels | None = None
-    """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
-        if self._panels is not None:
-            return self._multiply(input)
-        if self.bias is not None:
-            return super().forward(input)
-        weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
-        if laid is None or laid[0] is not weight:
-            laid = self.lay()
-        _, laid_weight, ours = laid
-        if self.deterministic:
-            return cpu_kernels().linear(input.contiguous(), laid_weight, wide=self.wide)
-        if not ours or torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_contiguous():
-            return torch.matmul(input, laid_weight)
-        kernels = cpu_kernels()
-        return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
-
-    def _multiply(self, input: Tensor) -> Tensor:
-        panels = self._panels
-        kernels = None if torch.compiler.is_compiling() or torch.is_grad_enabled() else cpu_kernels()
-        if kernels is None or input.dtype != panels.dtype:
-            return functional.linear(input, panels.dense(), self.bias)
-        return kernels.packed_linear(input.contiguous(), panels, wide=self.wide)
-
-    def lay(self) -> tuple[Tensor, Tensor, bool]:
-        """Take the weights as they now are."""
-        weight = self._parameters["weight"]
-        ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
-        ours = ours and weight.numel() <= largest_matrix()
-        self._laid = (weight, weight.t(), ours)
-        return self._laid
-
-    def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
-        """Hold the weight in panels alone, as `Panels.pack` makes them.
-
-        Whoever reads `weight` meets numbers that are none, and should ask `dense_weight`.
-        """
-        weight, bias = self._parameters["weight"], self.bias
-        bias = None if bias is None else bias.data.float()
-        held = torch.int8 if self.eight_bits else held
-        self._panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
-        self._laid = None
-        nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
-        self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
+class PackableLinear(Packable, nn.Linear):
+    """A linear layer that may be packed."""
 
     def unpack(self) -> None:
         """Hold the weight row by row again."""
-        if self._panels is not None:
-            self._parameters["weight"] = nn.Parameter(self._panels.dense(), requires_grad=False)
-            self._panels = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The view would be copied as if it were weights of its own; panels are packed where they are used.
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "_panels")}
-        if self._panels is not None:
-            weight = nn.Parameter(self._panels.dense(), requires_grad=False)
-            state["_parameters"] = self._parameters | {"weight": weight}
-        return state
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._panels is not None:
-            destination[f"{prefix}weight"] = self._panels.dense()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "InputMajorLinear":
-        self.unpack()
-        self._laid = None
-        return super()._apply(fn, recurse)
+    def lay(self) -> object:
+        """Take the weights as they now are."""
 
 
-def pack_linear(
-    linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
-) -> bool:
-    """Pack a frozen linear layer on the CPU, as `Panels.pack` does it; whether it is packed now."""
-    kind = type(linear)
-    if not isinstance(linear, InputMajorLinear) and kind is not nn.Linear:
-        return False
-    weight = linear.weight
-    if weight.requires_grad or weight.device.type != "cpu" or weight.dtype not in KINDS:
-        return False
-    if kind is nn.Linear:
-        linear.__class__ = InputMajorLinear
-    if linear._panels is None:
-        linear.pack(kernels, parts, held)
-    return True
+def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:
+    """Let parts store the weights of linear layers as their device reads them quickest.
+
+    Args:
+        deterministic: a row shall have the same bits whatever is beside it, whatever that takes.
+    """
+    for lay_out in hooks("lay_out_linears"):
+        lay_out(module, deterministic)
 
 
 def dense_weight(module: nn.Module) -> Tensor | None:
     """The weight of any module as a tensor of numbers, a copy where it is packed; None where it has none."""
-    packed = getattr(module, "_panels", None)
-    return getattr(module, "weight", None) if packed is None else packed.dense()
+    return module.dense_weight() if isinstance(module, Packable) else getattr(module, "weight", None)
 
 
 def held_bytes(model: nn.Module) -> int:
     """Of a model's parameters as they lie, packed or not."""
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.parameters()}
-    packed = {id(panels): panels for one in model.modules() if (panels := getattr(one, "_panels", None)) is not None}
-    return sum(storages.values()) + sum(panels.nbytes() for panels in packed.values())
-
-
-def matrices_of(linear: nn.Module) -> list[Matrix]:
-    """A linear layer's weight as our kernels read it, packed or not; whoever holds these holds the layer.
-
-    Raises:
-        ValueError: as `matrix_of`, or it is no linear layer.
-    """
-    if isinstance(linear, InputMajorLinear) and linear._panels is not None:
-        if linear._panels.order is not None:
-            raise ValueError("its inputs lie in another order")
-        return list(linear._panels.matrices)
-    if not isinstance(linear, nn.Linear):
-        raise ValueError(f"{type(linear).__name__} is no linear layer")
-    return [matrix_of(linear.weight, linear.bias)]
-
-
-def draft_matrices(linear: nn.Module) -> list[Matrix]:
-    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 as its weights are: no text depends on them."""
-    return [rounded(matrix) for matrix in matrices_of(linear)]
+    found = [one.packed for one in model.modules() if isinstance(one, Packable)]
+    packed = {id(one): one for one in found if one is not None}
+    return sum(storages.values()) + sum(one.nbytes() for one in packed.values())
 
 
 class WideLinear(nn.Linear):

@@ -42,7 +42,7 @@ class LoadedModel:
     deterministic: bool = False
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
     eight_bits: bool = False
-    """Its linear layers' weights are rounded to eight bits (`wingbeat.runtime.verifier.layers.eight_bits`)."""
+    """Its linear layers' weights are rounded to eight bits."""
     takes: dict[str, str] = field(default_factory=dict)
     """By kind of span that the checkpoint has an encoder for: `served`, or why that kind is not."""
 

@@ -5,12 +5,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.hugging_face import one_line
-from wingbeat.runtime.parts import first
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -23,9 +24,7 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
     position_limit,
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.cpu_layers import pack_output
 from wingbeat.runtime.verifier.layers.division import Division
-from wingbeat.runtime.verifier.layers.eight_bits import ASKED, pack_rounded, round_linears
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.layers.linears import widen_logits
@@ -38,7 +37,6 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
-from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
 from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
 from wingbeat.runtime.verifier.loading.reference import (
@@ -52,6 +50,9 @@ from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
+
+ASKED_ALIKE, ASKED_INT8 = "deterministic is True", "dtype is int8"
+"""How what parts alone can do is asked for."""
 
 
 def load_model(
@@ -76,7 +77,7 @@ def load_model(
     load_config(file)
     check_files(file)
     if eight_bits and file.quantization is not None:
-        raise UnsupportedModelError(problem({Feature.INT8: ASKED, Feature.QUANTISED: f"{file.name} is quantised"}))
+        raise UnsupportedModelError(problem({Feature.INT8: ASKED_INT8, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
     packed = packed and device.type == "cpu" and dtype == torch.float32
@@ -127,13 +128,13 @@ def prepare_model(
         model.eval().requires_grad_(False)
         check_architecture(model)
         if deterministic:
-            check_rows_can_be_alike(model)
+            _of_part("check_rows_can_be_alike", ASKED_ALIKE, model)
         kinds = check_cache(model)
         check_keywords(model)
         probed = probe_attention(model, position_limit(model), kinds.without_attention)
         stage = "transformers' own generate() fails on it"
         if eight_bits:
-            round_linears(model, decoder_layers(model, len(probed.layers)))
+            _of_part("round_linears", ASKED_INT8, model, decoder_layers(model, len(probed.layers)))
         texts = texts_for(model, probed)
         refused: dict[str, str] = {}
         if model.dtype in HALVES:
@@ -147,18 +148,29 @@ def prepare_model(
         loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
-            try_rows(loaded, texts)
+            _of_part("try_rows", ASKED_ALIKE, loaded, texts)
         if trial is not None:
             trial.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
-        rounded = f" ({ASKED})" if eight_bits else ""
+        rounded = f" ({ASKED_INT8})" if eight_bits else ""
         raise UnsupportedModelError(f"{type(model).__name__}: {error}{rounded}") from error
     except Exception as error:
         # Modeling code raises whatever its shapes and its assumptions lead to.
         raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
     return loaded
+
+
+def _of_part(name: str, asked: str, *given: Any) -> None:
+    """Let a part do what is asked of it.
+
+    Raises:
+        UnsupportedModelError: no part can; without the model's name.
+    """
+    if not hooks(name):
+        raise UnsupportedModelError(f"{asked}, and this installation has no kernels for that")
+    hooks(name)[0](*given)
 
 
 def _try_in_float32(
@@ -239,11 +251,11 @@ def _switch(
         fuse(model, layers, probed.layers, deterministic=deterministic, division=division)
     if fast and division is None:
         widen_logits(model)
-        pack_output(model, layers)
-        pack_rounded(model)
+        for finish in hooks("finish_layers"):
+            finish(model, layers)
     keep_logits(model)
     if fast and deterministic:
-        make_rows_alike(model, layers)
+        _of_part("make_rows_alike", ASKED_ALIKE, model, layers)
     loaded = LoadedModel(
         model=model,
         name=name,

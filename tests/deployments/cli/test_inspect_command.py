@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.native import compiler
+from tests.needs import needs
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli.local import LocalConfig, open_engine
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import KINDS
@@ -86,7 +87,8 @@ def test_a_head_is_one_json_object(inspect):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+@needs("cpu")
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 def test_weights_of_eight_bits_are_counted_as_they_lie(inspect):
     found = json.loads(inspect(VERIFIER, "--json", "--dtype", "int8").out)
     assert found["probe"]["can_be_verifier"]

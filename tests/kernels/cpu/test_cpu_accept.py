@@ -1,4 +1,4 @@
-"""Trees on the host by the CPU's kernels: what nodes see, and the paths that the target chooses."""
+"""Trees on the host by the CPU's kernels: the paths that the target chooses."""
 
 import platform
 import random
@@ -8,10 +8,10 @@ import torch
 
 from tests.kernels.slow_trees import random_parents
 from wingbeat.kernels.cpu import library
-from wingbeat.kernels.cpu.accept import Buffers, Compacted, Decree
+from wingbeat.kernels.cpu.accept import Compacted, Decree
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.kv.reference import copy_kv
-from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
+from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
@@ -21,16 +21,6 @@ pytestmark = [pytest.mark.few(4), pytest.mark.skipif(cpu_kernels() is None, reas
 NUM_REQS, NUM_SLOTS = 16, 20
 BUILDS = {"x86-64": "sse2", "x86-64-v3": "avx2"}
 """By `-march`: what a machine must be able to do to run it."""
-
-
-@pytest.mark.parametrize("shape", ["random", "chain", "star"])
-@pytest.mark.parametrize("num_nodes", [1, 2, 63, 64, 65, 130])
-def test_nodes_see_what_the_reference_says(num_nodes, shape):
-    parents = random_parents(random.Random(num_nodes), 3, num_nodes, shape)
-    assert torch.equal(cpu_kernels().ancestor_words(parents), ancestor_words(parents))
-    assert torch.equal(
-        cpu_kernels().ancestor_words(parents[:, : num_nodes // 2 + 1]), ancestor_words(parents[:, : num_nodes // 2 + 1])
-    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -192,40 +182,3 @@ def check_best_tokens(kernels, vocab_size, bare):
         if bare:
             assert torch.equal(found.token_ids[:, 0], logits.argmax(dim=1))
             assert found.num_tokens.tolist() == [1] * NUM_REQS
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
-def test_a_drafter_is_told_of_paths_and_ends(dtype):
-    """In two sets of buffers in turns; of what is not told nothing changes."""
-    rng, width, longest, most_tokens = random.Random(3), 6, 4, 50
-    numbers = torch.Generator().manual_seed(0)
-    history = torch.randint(1, 9, (NUM_SLOTS, most_tokens), generator=numbers)
-    lens, last = (torch.randint(1, 40, (NUM_SLOTS + 1,), generator=numbers) for _ in range(2))
-    teller, channel = cpu_kernels().path_teller(history, lens, last), []
-    for _ in range(2):
-        taps = torch.rand(NUM_SLOTS, width + 1, 3, generator=numbers).to(dtype or torch.float32)
-        columns = [torch.randint(9, (NUM_SLOTS,), generator=numbers) for _ in range(5)]
-        tokens = torch.randint(9, (NUM_SLOTS, width + 1), generator=numbers)
-        channel.append(Buffers(*columns[:3], tokens, taps, *columns[3:]))
-    for turn in range(5):
-        buffers, count = channel[turn % 2], rng.randrange(1, NUM_SLOTS)
-        slots = torch.tensor(rng.sample(range(NUM_SLOTS), count))
-        positions = torch.tensor([rng.randrange(most_tokens) for _ in range(count)])
-        num_tokens = torch.tensor([rng.randrange(1, longest + 1) for _ in range(count)])
-        token_ids = torch.randint(100, 200, (count, width), generator=numbers)
-        taps = None if dtype is None else torch.rand(count, longest, 3, generator=numbers).to(dtype)
-        expected, tokens = Buffers(*(part.clone() for part in buffers)), history.clone()
-        expected.slots[:count], expected.positions[:count], expected.num_tokens[:count] = slots, positions, num_tokens
-        expected.token_ids[:count, :width] = token_ids
-        if taps is not None:
-            expected.taps[:count, :longest] = taps
-        expected.committed_lens[:], expected.last_token_ids[:] = lens[:-1], last[:-1]
-        for slot, position, row, number in zip(slots, positions, token_ids, num_tokens, strict=True):
-            for step in range(int(number)):
-                tokens[slot, min(int(position) + 1 + step, most_tokens - 1)] = row[step]
-
-        teller.tell(buffers, slots, positions, num_tokens, token_ids, taps)
-
-        for own, theirs in zip(buffers, expected, strict=True):
-            assert torch.equal(own, theirs)
-        assert torch.equal(history, tokens)

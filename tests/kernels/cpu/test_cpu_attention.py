@@ -41,7 +41,7 @@ def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
     options = {name: inputs.options[name] for name in ("softcap", "sinks")}
     window = inputs.options["sliding_window"] or 0
     out = cpu_kernels().attend(
-        rows, key_cache, value_cache, pack_segments([made]), scaling, sliding_window=window, **options
+        rows, key_cache, value_cache, pack_segments([made], key_cache.dtype), scaling, sliding_window=window, **options
     )
     return out.unflatten(0, own.shape[:2]) if query is None else out
 

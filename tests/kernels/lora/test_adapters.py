@@ -1,11 +1,9 @@
-"""Adapters on top of products: tiles, the Triton kernels and the CPU's kernels against the formula, row by row."""
+"""Adapters on top of products: tiles and the Triton kernels against the formula, row by row."""
 
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
-from wingbeat.kernels.lora.native import adapt
 from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, AdapterRows, StackedAdapters, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,20 +102,6 @@ def test_one_operation_for_compilers_is_the_formula_and_says_what_it_writes(part
     check(add_adapters_traced(out, x, adapters, rows), expected)
     operation = torch.ops.wingbeat.add_adapters.default
     torch.library.opcheck(operation, (out, x, list(adapters[:3]), list(adapters.parts), [rows.ids, *rows.tiles]))
-
-
-@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("part", [None, 1])
-@pytest.mark.parametrize("name", ROWS)
-def test_the_kernels_of_cpus_are_the_formula(name, part):
-    adapters, ids = stacked(41, (24, 10, 33), 4, torch.float32, "cpu"), ROWS[name]
-    if part is not None:
-        adapters = adapters.part(part)
-    out = draw(len(ids), sum(adapters.parts), seed=3, device="cpu")
-    x = draw(len(ids), 41, seed=4, device="cpu")
-    expected = by_formula(out, x, adapters, ids)
-    adapt(cpu_kernels(), out, x, adapters, AdapterRows.of(torch.tensor(ids), 4, True))
-    check(out, expected)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -109,7 +109,7 @@ def test_padding_and_drafted_pairs_touch_nothing_committed(speculation):
     world = new_world(drafter)
     world.feed(drafter)
     slots = world.slots[2:5]
-    before = [part.clone() for part in (*drafter.pool.caches[0], drafter._hidden)]
+    before = [part.clone() for part in (*drafter.pool.caches[0], drafter.hidden)]
     tree = drafter.draft(world.batch(proposals=slots))
     committed = torch.zeros(before[0].shape[0] * BLOCK_SIZE, dtype=torch.bool)
     for slot in range(NUM_SLOTS):
@@ -118,7 +118,7 @@ def test_padding_and_drafted_pairs_touch_nothing_committed(speculation):
         committed[world.tables[slot, index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE] = True
     for old, new in zip(before[:2], drafter.pool.caches[0], strict=True):
         assert torch.equal(old.flatten(0, 1)[committed], new.flatten(0, 1)[committed])
-    assert torch.equal(before[2][:NUM_SLOTS], drafter._hidden[:NUM_SLOTS])
+    assert torch.equal(before[2][:NUM_SLOTS], drafter.hidden[:NUM_SLOTS])
     assert_same(drafter.draft(world.batch(proposals=slots)), tree)
 
 
@@ -140,10 +140,10 @@ def test_addresses_stay():
     drafter = new_drafter(TREE, FakeDevice())
     world = new_world(drafter)
     world.feed(drafter)
-    state = [part.data_ptr() for part in (*drafter.pool.caches[0], drafter._hidden)]
+    state = [part.data_ptr() for part in (*drafter.pool.caches[0], drafter.hidden)]
     trees = [drafter.draft(a_round(world, world.slots[:3], 4)) for _ in range(3)]
     assert len({tuple(part.data_ptr() for part in tree) for tree in trees}) == 1
-    assert state == [part.data_ptr() for part in (*drafter.pool.caches[0], drafter._hidden)]
+    assert state == [part.data_ptr() for part in (*drafter.pool.caches[0], drafter.hidden)]
     assert all(tree.token_ids.shape == (3, TREE.num_nodes) for tree in trees)
 
 

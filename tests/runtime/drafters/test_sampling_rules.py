@@ -1,13 +1,10 @@
-"""Drafts are ranked by what the requests' own rules of sampling leave, by torch and by the CPU's kernels."""
+"""Drafts are ranked by what the requests' own rules of sampling leave."""
 
 import pytest
 import torch
 
-from tests.runtime.draft_world import MIXED
-from tests.runtime.drafters.test_kernel_passes import ALL_SHAPES, GREEDY, drafter_of, worlds
-from tests.runtime.kernel_drafts import assert_same, by_torch
+from tests.runtime.by_torch import by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import Histories
 from wingbeat.runtime.config import SpeculationConfig
@@ -43,22 +40,6 @@ def rules_of(num_slots):
         for place, (token_id, bias) in enumerate(LISTED.get(slot % len(ROWS), [])):
             rules.token_ids[slot, place], rules.biases[slot, place] = token_id, bias
     return rules
-
-
-@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_SHAPES.keys())
-@torch.inference_mode()
-def test_kernels_and_torch_rank_alike(speculation, temperatures):
-    drafter = drafter_of(speculation)
-    world, other = worlds(drafter, temperatures)
-    free = world.batch(proposals=world.slots)
-    batch = free._replace(sampling_rules=rules_of(len(free.committed_lens)))
-    trees = drafter.draft(batch)
-    assert_same(trees, by_torch(lambda: other.draft(batch)))
-    assert trees.token_ids.tolist() != drafter.draft(free).token_ids.tolist()
-    nobody = free._replace(sampling_rules=no_rules(len(free.committed_lens)))
-    assert_same(drafter.draft(nobody), by_torch(lambda: other.draft(free)))
 
 
 def drafted(params, logits, history, top_k=3, among=None):

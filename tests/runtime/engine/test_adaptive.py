@@ -23,53 +23,16 @@ from tests.runtime.scripted import (
     random_tree,
     right_chain,
     right_tree,
-    tree_tensors,
-    well_formed,
     wrong_tree,
 )
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import calibration
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.round.rows import Decodes
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 pytestmark = pytest.mark.few(1)
 
 SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
-
-
-class FixedChoice:
-    """A policy that keeps the nodes it is told to."""
-
-    max_levels = 5
-
-    def __init__(self, kept):
-        self.kept = kept
-
-    def choose_nodes(self, path, real, num_reqs, mean_context):
-        return self.kept & real
-
-
-def running(count):
-    seqs = []
-    for slot in range(count):
-        seq = Sequence(Request(str(slot), (1, 2, 3), SamplingParams(max_tokens=8, temperature=0.0)))
-        seq.slot = slot
-        seqs.append(seq)
-    return seqs
-
-
-def closed_choice(chance, parents, num_valid):
-    """A random set of nodes that holds every parent of its nodes."""
-    kept = np.zeros(parents.shape, bool)
-    for row, count in enumerate(num_valid):
-        for node in range(1, count):
-            up = parents[row, node]
-            kept[row, node] = (up == 0 or kept[row, up]) and chance.random() < 0.7
-    return kept
 
 
 def paths(tree, row):
@@ -78,76 +41,6 @@ def paths(tree, row):
     for node in range(1, int(tree.num_valid[row])):
         found[node] = (*found[int(tree.parents[row, node])], int(tree.token_ids[row, node]))
     return sorted(found.values())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_pruned_trees_hold_exactly_the_chosen_paths(seed, monkeypatch):
-    import random
-
-    chance, numbers = random.Random(seed), np.random.default_rng(seed)
-    plans = [random_tree([5, 6, 7], 100, chance) for _ in range(5)]
-    whole = tree_tensors([1, 2, 3, 4, 5], plans, 16)
-    monkeypatch.setattr(FixedChoice, "max_levels", 16)
-    kept = closed_choice(numbers, whole.parents.numpy(), whole.num_valid.tolist())
-    pruned = AdaptiveSpeculation(FixedChoice(kept)).prune(whole, running(5), whole)
-    if not kept.any():
-        assert pruned is None
-        return
-    assert well_formed(pruned, 100)
-    assert pruned.token_ids.shape[1] == int(pruned.num_valid.max())
-    for row in range(5):
-        number = {0: ()}
-        for node in np.flatnonzero(kept[row]):
-            number[node] = (*number[int(whole.parents[row, node])], int(whole.token_ids[row, node]))
-        assert paths(pruned, row) == sorted(number.values())
-
-
-def test_nodes_deeper_than_any_path_are_not_verified():
-    whole = tree_tensors([1], [[(5, node) for node in range(7)]], 16)
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, running(1), whole)
-    assert paths(pruned, 0) == [(5,) * depth for depth in range(6)]
-
-
-def test_nodes_that_a_request_has_no_room_for_are_not_verified():
-    whole = tree_tensors([1, 2], [[(5, 0), (6, 1), (7, 0), (8, 2), (9, 4)]] * 2, 8)
-    seqs = running(2)
-    seqs[1].token_ids.extend([4] * 5)  # 3 more: the bonus token, and two of the tree at most
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs, whole)
-    assert paths(pruned, 0) == paths(whole, 0)
-    assert paths(pruned, 1) == [(), (5,), (5, 6), (7,)]
-    seqs[1].token_ids.extend([4] * 2)
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs, whole)
-    assert paths(pruned, 1) == [()]
-
-
-@pytest.mark.usefixtures("known_costs")
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypatch):
-    ref = reference("llama")
-    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
-    engine = new_engine(ref.loaded, engine_config(SHAPES[shape]), drafter)
-    seen = []
-    prune = AdaptiveSpeculation.prune
-
-    def watched(self, trees, decodes, drafted):
-        pruned = prune(self, trees, decodes, drafted)
-        if pruned is not None:
-            tree = pruned.tree if isinstance(pruned, Decodes) else pruned
-            depths = tree.depths.gather(1, (tree.num_valid - 1)[:, None])[:, 0].tolist()
-            seen.extend((depth, 7 - seq.num_output_tokens) for depth, seq in zip(depths, decodes, strict=True))
-        return pruned
-
-    monkeypatch.setattr(AdaptiveSpeculation, "prune", watched)
-    tokens = Run(engine, ref.prompts, greedy_params(7)).finish()
-    assert tokens == [continuation[:7] for continuation in ref.continuations]
-    assert all(depth < left for depth, left in seen)
-    assert any(depth == left - 1 for depth, left in seen)
-    engine.model.remove_taps()
-
-
-def test_nothing_worth_verifying_is_no_tree():
-    whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
-    assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2), whole) is None
 
 
 def hostile(tree, chance):
@@ -163,25 +56,6 @@ def test_hostile_trees_and_scores_change_no_text():
     tokens, engine = generate(ref.loaded, engine_config(SHAPES["tree"]), drafter, ref.prompts, greedy_params())
     assert tokens == ref.continuations
     assert sum(engine.stats().policy.decisions.values()) > 0
-
-
-def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
-    """Under load there may be no others."""
-    ref = reference("llama")
-    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
-    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=2), drafter)
-    flights, costs = [], []
-    settled = AdaptiveSpeculation.settled
-    monkeypatch.setattr(
-        AdaptiveSpeculation, "settled", lambda self, *round_: (flights.append(round_[0]), settled(self, *round_))
-    )
-    observe = engine.policy.current.policy.costs.observe
-    engine.policy.current.policy.costs.observe = lambda took: (costs.append(took), observe(took))
-    Run(engine, ref.prompts, greedy_params(6)).finish()
-    assert sum(took.num_chunk_tokens for took in costs) > 0
-    assert sum(chunk.length for flight in flights for chunk in flight.plan.chunks) == sum(map(len, ref.prompts))
-    assert all(flight.times.forward_s > 0 and flight.times.host_s > 0 for flight in flights)
-    engine.model.remove_taps()
 
 
 @pytest.mark.slow

@@ -5,12 +5,12 @@ from itertools import chain, pairwise
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.runtime.by_torch import by_torch
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
 from tests.runtime.reference_round import Sampling, generate
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.layers import linears
 
 LENGTH = 24
 SHAPES = {"tree": TREE, "chain": CHAIN}
@@ -19,12 +19,6 @@ SHAPES = {"tree": TREE, "chain": CHAIN}
 @pytest.fixture(scope="module")
 def model():
     return AutoModelForCausalLM.from_pretrained(DEMO_PAIR / "verifier", attn_implementation="eager").float().eval()
-
-
-@pytest.fixture(autouse=True)
-def exact_drafts(monkeypatch):
-    """The CPU's kernels may round rows of drafts to bfloat16, and draft the other one of two tokens next to equal."""
-    monkeypatch.setattr(linears, "rounded", lambda matrix: matrix)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +37,15 @@ def head(model):
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("text", [0, 2, 4])
 def test_each_round_drafts_and_accepts_what_the_algorithm_says(model, head, shape, temperature, text):
+    check_rounds(model, head, shape, temperature, text, by_torch)
+
+
+def check_rounds(model, head, shape, temperature, text, made):
+    """Hold the rounds of an engine, which `made` returns of a function that makes it, against the algorithm."""
     ref, speculation = reference("demo", 1), SHAPES[shape]
     prompt, sampling = ref.prompts[text], Sampling(temperature, seed=7)
     expected = generate(model, head, prompt, speculation, sampling, LENGTH)
-    engine = new_engine(ref.loaded, engine_config(speculation), EagleDrafter(head, speculation))
+    engine = made(lambda: new_engine(ref.loaded, engine_config(speculation), EagleDrafter(head, speculation)))
     try:
         params = SamplingParams(LENGTH, temperature, seed=sampling.seed, ignore_eos=True)
         run, ends = Run(engine, [prompt], params), [0]

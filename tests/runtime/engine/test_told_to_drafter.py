@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.runtime.kernel_drafts import by_torch
+from tests.runtime.by_torch import by_torch
 from tests.runtime.losing_policy import POLICY
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, greedy_params, reference
 from wingbeat.cluster.channels.channel import InProcessChannel

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.runtime.by_torch import without_cpu
 from tests.runtime.lora_world import KINDS, NUM_TOKENS, LoraWorld, lora_world, merge, num_resident
 from tests.runtime.models import (
     CHAIN,
@@ -16,7 +17,6 @@ from tests.runtime.models import (
 )
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.kernels.cpu.ops import use_kernels
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -102,13 +102,10 @@ def test_layers_that_run_as_transformers_wrote_them_are_adapted_too(name):
 
 @pytest.mark.slow
 def test_without_the_kernels_of_cpus_texts_are_the_same():
-    before = use_kernels(False)
-    try:
+    with without_cpu():
         world = LoraWorld("llama", kinds={"all": KINDS["all"], "attention": KINDS["attention"]})
         with engine_of(world, CHAIN) as engine:
             check_mixed(engine, world)
-    finally:
-        use_kernels(before)
 
 
 @pytest.mark.slow

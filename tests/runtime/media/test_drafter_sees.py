@@ -16,8 +16,7 @@ from wingbeat.runtime.heads.layer import frequency_axes
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.media import telling
 from wingbeat.runtime.media.positions import rotations
-from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.round.tree_check import ArrivedTrees
+from wingbeat.runtime.round.tree_check import TreeInbox
 
 NUM_TOKENS = 12
 GRIDS = {"qwen2_5_vl": False, "qwen3_vl": True}
@@ -103,9 +102,8 @@ def watched(engine):
     drafts, inner = [], engine.drafting.collect
 
     def collect(plan, rows):
-        trees = found = inner(plan, rows)
-        if isinstance(found, ArrivedTrees):
-            trees = TokenTree(*found.taken().trees)
+        found = inner(plan, rows)
+        trees = found.checked(rows) if isinstance(found, TreeInbox) else found and found.checked()
         for row, seq in enumerate(plan.decodes if trees is not None else ()):
             drafts.append((int(seq.request.request_id), len(seq.token_ids), drafted_paths(trees, row)))
         return found

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.runtime.kernel_drafts import by_torch
+from tests.runtime.by_torch import by_torch
 from tests.runtime.models import CHAIN
 from tests.runtime.one_pass.one_pass_drafts import FULL, TAPS, fed, load, trees_of
 from tests.runtime.one_pass.one_pass_world import HIDDEN, Reference, random_tensors, raw_config
@@ -143,13 +143,13 @@ def test_a_residual_stream_may_be_beyond_float16(tmp_path):
     for name in tensors:
         if name.endswith(("mlp.down_proj.weight", "self_attn.o_proj.weight")):
             tensors[name] *= 1.5e4
-    exact, world = fed(load(tmp_path, raw, tensors), CHAIN)
+    exact, world = by_torch(lambda: fed(load(tmp_path, raw, tensors), CHAIN))
     outputs, streams = [], []
     for layer in exact.head.layers:
         layer.o_proj.register_forward_hook(lambda module, args, out: outputs.append(float(out.abs().max())))
         layer.down_proj.register_forward_hook(lambda module, args, out: outputs.append(float(out.abs().max())))
         layer.register_forward_hook(lambda module, args, out: streams.append(float(out.abs().max())))
-    expected = by_torch(lambda: trees_of(exact, world)).scores
+    expected = trees_of(exact, world).scores
     assert max(outputs) < 65504 < max(streams)
     half, _ = fed(load(tmp_path, raw, tensors, torch.float16), CHAIN)
     torch.testing.assert_close(trees_of(half, world).scores, expected, atol=0.1, rtol=0)

@@ -1,24 +1,10 @@
 """Saved prefixes are read by engines that compute keys and values alike, and by no others."""
 
-import pytest
-import torch
-
 from tests.near_ties import FLIPPED, check_same_texts
-from tests.runtime.engine.test_deterministic import loaded_in, needs_compiler
-from tests.runtime.engine.test_eight_bits import world
 from tests.runtime.engine.test_fp8_kv import FP8, plainly
-from tests.runtime.models import engine_config, greedy_params, random_model, reference
+from tests.runtime.models import engine_config, greedy_params, reference
 from tests.runtime.prefix_world import Kept, finish, prefix_of
-from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.prefixes.identity import identity_of
-from wingbeat.runtime.verifier.loading.loader import prepare_model
-
-
-@needs_compiler
-def test_saved_prefixes_of_the_other_mode_are_others(tmp_path):
-    (tmp_path / "config.json").touch()
-    loaded = loaded_in(torch.bfloat16)
-    assert identity_of(tmp_path, loaded, 4)["dtype"] == "bfloat16 deterministic"
 
 
 def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
@@ -48,11 +34,3 @@ def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
     loaded = reference("llama").loaded
     wide, rounded = (identity_of(tmp_path, loaded, 4, name) for name in ("auto", "fp8"))
     assert (wide["dtype"], rounded["dtype"]) == ("float32", "float32 with fp8 KV")
-
-
-@pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-def test_what_is_kept_for_other_weights_is_not_taken(tmp_path):
-    (tmp_path / "config.json").touch()
-    ours, others = world("llama")[0], prepare_model(random_model("llama"), "llama")
-    assert ours.description != others.description
-    assert identity_of(tmp_path, ours, 16) != identity_of(tmp_path, others, 16)

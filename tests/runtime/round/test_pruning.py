@@ -19,12 +19,13 @@ from tests.runtime.scripted import (
     well_formed,
     wrong_tree,
 )
+from tests.runtime.speculation.reference_choice import drafted_trees
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.round.pruning import DevicePruner, first_nodes, keep_nodes
+from wingbeat.runtime.round.pruning import DevicePruner, keep_nodes
 from wingbeat.runtime.round.slots import SlotState
-from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities, unpack_evidence
+from wingbeat.runtime.speculation.acceptance import Acceptance, path_probabilities, unpack_evidence
 
 pytestmark = pytest.mark.few(2)
 
@@ -65,7 +66,7 @@ def test_the_likeliest_nodes_stay_and_the_host_can_tell_which(seed, num_nodes):
     assert pruned.token_ids.shape == (6, num_nodes)
     assert well_formed(pruned, 100)
     parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-    host = DraftedTrees.of_scores(*(part.numpy() for part in parts), DEPTH)
+    host = drafted_trees(*(part.numpy() for part in parts), DEPTH)
     for name in ("depths", "real"):
         assert (getattr(seen, name)[host.real] == getattr(host, name)[host.real]).all(), name
     path = np.where(host.real, path_probabilities(table[(slots == 3).long().numpy()], host), -1.0)
@@ -103,7 +104,7 @@ def test_the_host_keeps_the_nodes_that_the_device_keeps():
         trees = some_trees(seed)
         pruned, packed = pruner_of(table).prune(trees, torch.arange(6), 6)
         parts = (trees.parents, trees.depths, trees.scores, trees.num_valid)
-        host = DraftedTrees.of_scores(*(part.numpy() for part in parts), DEPTH)
+        host = drafted_trees(*(part.numpy() for part in parts), DEPTH)
         path = np.where(host.real, path_probabilities(table[[0, 0, 0, 1, 0, 0]], host), -1.0)
         best = np.argsort(-path, axis=1, kind="stable")[:, :5]
         kept = np.zeros(host.real.shape, bool)
@@ -112,17 +113,6 @@ def test_the_host_keeps_the_nodes_that_the_device_keeps():
         assert (unpack_evidence(packed.numpy())[1] == kept).all()
         for ours, theirs in zip(keep_nodes(trees, torch.from_numpy(kept), 6), pruned, strict=True):
             assert torch.equal(ours, theirs)
-
-
-def test_cutting_trees_short_is_keeping_their_first_nodes():
-    trees, counts = some_trees(3), torch.tensor([1, 3, 2, 4, 1, 2])
-    counts = torch.minimum(counts, trees.num_valid)
-    kept = (torch.arange(trees.token_ids.shape[1]) < counts[:, None]).index_fill(1, torch.tensor([0]), False)
-    cut, renumbered = first_nodes(trees, counts, 4), keep_nodes(trees, kept, 4)
-    assert torch.equal(cut.num_valid, renumbered.num_valid)
-    for ours, theirs in zip(cut[:3], renumbered[:3], strict=True):
-        assert torch.equal(ours, theirs)
-    assert torch.equal(cut.scores[cut.depths > 0], renumbered.scores[cut.depths > 0])
 
 
 def drafter_of(kind, ref, shape):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.runtime.speculation.reference_choice import drafted_trees
 from wingbeat.runtime.config import NUM_BINS
 from wingbeat.runtime.speculation.acceptance import (
     NO_CONFIDENCE,
@@ -23,7 +24,7 @@ def trees(parents, scores, num_valid=None, max_depth=8):
     for node in range(1, parents.shape[1]):
         depths[0, node] = depths[0, parents[0, node]] + 1
     valid = np.array([parents.shape[1] if num_valid is None else num_valid])
-    return DraftedTrees.of_scores(parents, depths, np.array([scores]), valid, max_depth)
+    return drafted_trees(parents, depths, np.array([scores]), valid, max_depth)
 
 
 def test_a_path_is_as_likely_as_its_nodes_together():

@@ -46,7 +46,7 @@ def test_growth_of_a_tree_follows_the_chosen_nodes():
 def test_what_a_verifier_writes_is_what_its_drafter_judges_by():
     spec = ChannelSpec(2, 5, 5, 8, 0, 64, 8, 8, 16)
     outcome = Outcome(*(torch.zeros(shape, dtype=dtype) for shape, dtype in outcome_layout(spec).values()))
-    subject = AdaptiveSpeculation(None)
+    subject = AdaptiveSpeculation(None, None)
     subject.acceptance.table = np.stack([np.full(NUM_BINS, 0.9), np.full(NUM_BINS, 0.2)])
     outcome.proposal_slots[:2] = torch.tensor([1, 0])
     outcome.temperatures[1] = 0.7

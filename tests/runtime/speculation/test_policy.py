@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.runtime.speculation.reference_choice import chosen_nodes
 from wingbeat.runtime.speculation.acceptance import DraftedTrees
 from wingbeat.runtime.speculation.curves import DraftCurve, DraftTook, PassCurve, RoundCosts, RoundTook
 from wingbeat.runtime.speculation.policy import HOLD, PROBE_ROUNDS, RAREST_PROBE, Reason, SpeculationPolicy
@@ -146,7 +147,7 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
     path = np.cumprod(chance.uniform(0.2, 0.95, (8, DEPTH + 1)), axis=1)
     real = np.tile(np.arange(DEPTH + 1) > 0, (8, 1))
     real[3, 4:] = False
-    kept = subject.choose_nodes(path, real, 8, 100.0)
+    kept = chosen_nodes(subject, path, real, 8)
     assert not (kept & ~real).any()
     if kept.any() and (real & ~kept).any():
         assert path[kept].min() >= path[real & ~kept].max()
@@ -215,8 +216,8 @@ def test_a_probe_verifies_the_likeliest_node_of_each_request_whatever_it_is_thou
     subject = shown(policy(node_s=3.0), 0.02)
     path, trees = chains(0.1, 4)
     while subject.plan(4, 4, 100.0).reason != Reason.PROBE_DRAFT:
-        assert not subject.choose_nodes(path, trees.real, 4, 100.0).any()
-    assert subject.choose_nodes(path, trees.real, 4, 100.0).sum(axis=1).tolist() == [1] * 4
+        assert not chosen_nodes(subject, path, trees.real, 4).any()
+    assert chosen_nodes(subject, path, trees.real, 4).sum(axis=1).tolist() == [1] * 4
 
 
 class Clock:
@@ -243,7 +244,7 @@ class Clock:
         tokens, kept, draft = float(batch), 0, None
         if levels:
             path, trees = chains(self.acceptance, batch, levels)
-            chosen = self.subject.choose_nodes(path, trees.real, batch, 100.0)
+            chosen = chosen_nodes(self.subject, path, trees.real, batch)
             kept = int(chosen.sum())
             tokens += path[chosen].sum()
             self.subject.observe(path, trees, levels)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.models import CONFIGS, noisy, random_model
 from wingbeat.kernels.layer import reference
@@ -91,10 +92,9 @@ def test_norms_of_another_formula_are_left(monkeypatch):
     assert not any(isinstance(part, FusedNorm) for part in prepared(monkeypatch, "gemma2").model.modules())
 
 
-def test_devices_without_such_steps_are_left_alone(monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.cpu_kernels", lambda: None)
+def test_devices_without_such_steps_are_left_alone():
     model = noisy("llama")
-    assert fuse(model, nn.ModuleList(), []) == 0
+    assert by_torch(lambda: fuse(model, nn.ModuleList(), [])) == 0
     assert not any(isinstance(part, FusedLayer | FusedNorm) for part in model.modules())
 
 
@@ -103,8 +103,7 @@ def test_devices_without_such_steps_are_left_alone(monkeypatch):
 def test_joining_leaves_less_than_a_layers_weights_unused_in_the_allocator(monkeypatch, gives_back: bool):
     """Else the last layer would leave as much as all of them hold, which nobody has while the drafter loads."""
     model = random_model("llama", hidden_size=1024, intermediate_size=6144, num_hidden_layers=3)
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.cpu_kernels", lambda: None)
-    loaded, allocator = prepare_model(model, "llama"), CachingAllocator()
+    loaded, allocator = by_torch(lambda: prepare_model(model, "llama")), CachingAllocator()
     monkeypatch.setattr(torch.cuda, "empty_cache", allocator.empty_cache if gives_back else lambda: None)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

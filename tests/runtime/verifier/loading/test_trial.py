@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, LlamaRotaryEmbedding
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
+from tests.runtime.by_torch import without_cpu
 from tests.runtime.models import (
     TREE,
     WINDOW,
@@ -68,11 +69,10 @@ def test_memory_of_the_token_before_is_found(monkeypatch):
 
 
 @pytest.fixture
-def without_kernels(monkeypatch):
+def without_kernels():
     """Attention by torch's operations, whose steps these tests take apart."""
-    for name in ("cpu_kernels", "reads_in_place"):
-        for user in ("kernels.cpu.ops", "runtime.verifier.layers.attention", "runtime.verifier.layers.fused"):
-            monkeypatch.setattr(f"wingbeat.{user}.{name}", lambda *args: None, raising=False)
+    with without_cpu():
+        yield
 
 
 @pytest.mark.usefixtures("without_kernels")

@@ -1,0 +1,1 @@
+"""Passes of draft heads, each one call of C++."""

@@ -1,0 +1,1 @@
+"""Draft heads as the C++ of CPUs reads them."""

@@ -1,0 +1,249 @@
+"""Decoder layers of the Llama kind on CPUs: all that follow one another are one call of our kernels."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.kernels.cpu.ops import Addition, CpuKernels, batch_of
+from wingbeat.kernels.cpu.panels import fits_bfloat16
+from wingbeat.kernels.cpu.structs import KINDS, Heads, Layer, layer_of
+from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, matrices_of, pack_linear
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.verifier.layers.fused import SwappedLayer
+
+_MOST_AHEAD = 1 << 20
+"""Numbers that layers may leave before they are asked for."""
+
+
+class _Ahead(NamedTuple):
+    """Outputs of layers that ran before they were called."""
+
+    index: int
+    """Of the layer that is called next."""
+    entering: Tensor
+    """What it must be called with."""
+    outputs: list[Tensor]
+    """Of it and those behind it."""
+    position_embeddings: tuple[Tensor, Tensor]
+    rows: Rows
+
+
+class Additions(NamedTuple):
+    """Addition of a part of the runtime to products of layers."""
+
+    fits: Callable[[Rows], bool]
+    """Whether it can be added by our kernels to products of these rows."""
+    of_rows: Callable[[Rows], Addition | None]
+    """Addition to these rows; None where nothing is added."""
+
+
+class LayerStack:
+    """The layers of a model that run by our kernels.
+
+    A layer's call runs those behind it too, and their calls give what is there already; each one's output passes
+    through the model's own code, and its hooks.
+    """
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self.kernels = kernels
+        self.additions: Additions | None = None
+        self._layers: dict[int, Layer] = {}
+        self._held: dict[int, list[object]] = {}
+        self._at: tuple[Any, ctypes.Array] | None = None
+        self._ahead: _Ahead | None = None
+
+    def add(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """Take a layer of the Llama kind as it now is, and pack its weights.
+
+        Raises:
+            ValueError: its weights are not plain ones on the CPU.
+        """
+        attn, mlp = layer.self_attn, layer.mlp
+        # What the pointers point to must not be freed while the stack lives.
+        held: list[object] = []
+
+        def wide(vector: Tensor | None) -> Tensor | None:
+            held.append(None if vector is None else vector.data.float())
+            return held[-1]
+
+        projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        # Gate and up are multiplied together, so that they must be of one kind.
+        gated = (mlp.gate_proj, mlp.up_proj)
+        unpacked = [linear.weight for linear in gated if getattr(linear, "panels", None) is None]
+        halved = all(map(fits_bfloat16, unpacked))
+        held_as = dict.fromkeys(gated, torch.bfloat16 if halved else mlp.gate_proj.weight.dtype)
+        for linear in projections:
+            if not pack_linear(linear, self.kernels, held=held_as.get(linear)):
+                raise ValueError(f"{type(linear).__name__} of {linear.weight.dtype} is no plain linear layer")
+            held.append(linear.panels)
+        matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
+        if matrices[4].kind != matrices[5].kind:
+            raise ValueError("gate and up hold numbers of unlike kinds")
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        head_norms = [attn.q_norm, attn.k_norm] if hasattr(attn, "q_norm") else []
+        heads = Heads(
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.key_dim,
+            attention.value_dim,
+            attn.scaling,
+            0.0,
+            attention.sliding_window or 0,
+            None,
+        )
+        self._layers[attn.layer_idx] = layer_of(
+            heads,
+            len(norms[0].weight),
+            matrices[4].columns,
+            input_norm=wide(norms[0].weight).data_ptr(),
+            input_eps=norms[0].variance_epsilon,
+            query_eps=head_norms[0].variance_epsilon if head_norms else 0.0,
+            output_eps=norms[1].variance_epsilon,
+            query_norm=wide(head_norms[0].weight).data_ptr() if head_norms else None,
+            key_norm=wide(head_norms[1].weight).data_ptr() if head_norms else None,
+            query_key_value=matrices[:3],
+            output=matrices[3],
+            output_norm=wide(norms[1].weight).data_ptr(),
+            gate=matrices[4],
+            up=matrices[5],
+            down=matrices[6],
+            kind=KINDS[norms[0].weight.dtype],
+        )
+        self._held[attn.layer_idx] = held
+        self._at = None
+
+    def add_to(self, index: int, products: tuple[ctypes.Structure, ...], held: list[object]) -> None:
+        """Let `additions` act on a layer's products: q, k and v; the output; gate and up; down.
+
+        Args:
+            products: what an `Add` is given for each.
+            held: what these point to.
+        """
+        layer = self._layers[index]
+        layer.added_qkv, layer.added_output, layer.added_gate_up, layer.added_down = map(ctypes.addressof, products)
+        self._held[index] += [*products, *held]
+        self._at = None
+
+    def fits(self, rows: Rows) -> bool:
+        """Whether rows are such as our kernels read."""
+        return rows.packed is not None and (self.additions is None or self.additions.fits(rows))
+
+    def remove(self, index: int) -> None:
+        """Forget a layer."""
+        self._layers.pop(index, None)
+        self._held.pop(index, None)
+        self._at = None
+
+    def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
+        """What the layer makes of hidden states [1, num_tokens, hidden_size]."""
+        ahead = self._ahead
+        if (
+            ahead is None
+            or ahead.index != index
+            or ahead.entering is not hidden
+            or ahead.position_embeddings is not position_embeddings
+            or ahead.rows is not rows
+        ):
+            outputs = self.run_on(index, hidden, position_embeddings, rows)
+        else:
+            outputs = ahead.outputs
+        rest = outputs[1:]
+        self._ahead = _Ahead(index + 1, outputs[0], rest, position_embeddings, rows) if rest else None
+        return outputs[0]
+
+    def run_on(
+        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
+    ) -> list[Tensor]:
+        """What the layer and as many behind it as run with it make of them, each by each; see `run`."""
+        array = self._array(rows.caches)
+        count, most = 1, _MOST_AHEAD // hidden.numel()
+        while index + count in self._layers and count < most:
+            count += 1
+        captured = rows.captured or {}
+        for layer in range(index, index + count):
+            array[layer].captured = None
+            if layer in captured:
+                width = sum(cache.shape[2] * cache.shape[3] for cache in rows.caches[layer])
+                captured[layer] = hidden.new_empty(hidden.shape[1], width)
+                array[layer].captured = captured[layer].data_ptr()
+        cos, sin = (part.float().contiguous() for part in position_embeddings)
+        block_size = rows.caches[index][0].shape[1]
+        addition = None if self.additions is None else self.additions.of_rows(rows)
+        batch = batch_of(cos, sin, rows.slot_mapping, rows.packed, block_size, addition)
+        x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
+        self.kernels.run_layers(array, index, count, batch, x, out)
+        return list(out.unbind(0))
+
+    def _array(self, caches: Any) -> ctypes.Array:
+        """The layers with the addresses of a pool; those of the last one are kept."""
+        # Read once: engines of one process may share a model, each in its own thread and with its own pool.
+        at = self._at
+        if at is None or at[0] is not caches:
+            array = (Layer * (1 + max(self._layers)))()
+            for index, layer in self._layers.items():
+                if isinstance(caches, dict) and index not in caches:
+                    continue
+                key_cache, value_cache = caches[index]
+                array[index] = layer
+                array[index].key_cache, array[index].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+            self._at = at = (caches, array)
+        return at[1]
+
+
+class CpuLayer(SwappedLayer):
+    """What a layer of a stack has before its own class: another forward. Weights, names and submodules stay."""
+
+    _stack: LayerStack | None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As the layer's own class, whose code runs where the batch is not ours."""
+        rows: Rows | None = kwargs.get(ROWS_KEYWORD)
+        stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
+        if stack is None or rows is None or not stack.fits(rows):
+            return super().forward(
+                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
+            )
+        return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
+        # The weights may go elsewhere, or become of another type.
+        self.leave_stack()
+        return super()._apply(fn, recurse)
+
+    @property
+    def stack(self) -> LayerStack | None:
+        """The layer's; None where it has left it."""
+        return self.__dict__.get("_stack")
+
+    def leave_stack(self) -> None:
+        """Run as the layer's own class from now on."""
+        stack = self.__dict__.pop("_stack", None)
+        if stack is not None:
+            stack.remove(self.self_attn.layer_idx)
+        for module in self.modules():
+            if isinstance(module, InputMajorLinear):
+                module.unpack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has weights of its own.
+        return {name: value for name, value in self.__dict__.items() if name != "_stack"}
+
+
+@cache
+def cpu_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of layers as those of a stack."""
+    return type(kind.__name__, (CpuLayer, kind), {})

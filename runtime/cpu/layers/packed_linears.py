@@ -1,0 +1,175 @@
+"""Linear layers on CPUs with weights as kernels read them: input by input, or packed into panels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wingbeat.kernels.cpu.group_panels import GroupPanels
+from wingbeat.kernels.cpu.library import largest_matrix
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
+from wingbeat.kernels.cpu.panels import Panels, rounded
+from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
+
+
+def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
+    """Store float32 weights on the CPU input by input, as [out, in] with strides (1, out); returns how many linears.
+
+    With these strides the product of eight rows, a chain to be verified, takes half the time that PyTorch's own layout
+    asks for, and one row takes no longer. Shapes, names and values stay; tied embeddings are re-laid with their head.
+    Other dtypes and devices have kernels that want the usual layout, and are left alone.
+
+    Args:
+        deterministic: of every dtype, to be multiplied by our kernels whatever that takes.
+    """
+    num_laid = 0
+    for linear in module.modules():
+        if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
+            continue
+        if linear.weight.dtype != torch.float32 and not deterministic:
+            continue
+        if isinstance(linear, InputMajorLinear) and linear.panels is not None:
+            continue
+        linear.weight.data = linear.weight.data.t().contiguous().t()
+        if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
+            linear.__class__ = InputMajorLinear
+            linear.deterministic = deterministic
+            linear.lay()
+        num_laid += 1
+    return num_laid
+
+
+class InputMajorLinear(PackableLinear):
+    """A frozen linear layer whose weights are multiplied as they lie; else as its base class.
+
+    By our kernels, where there are some, a row's product does not depend on the rows beside it.
+    """
+
+    deterministic = False
+    """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
+    wide = False
+    """Then what comes out is float32."""
+    eight_bits = False
+    """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
+    _laid: tuple[Tensor, Tensor, bool] | None = None
+    """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
+    panels: Panels | GroupPanels | None = None
+    """The weight where it is packed, with the bias; `weight` then has its shape and dtype, and is NaN."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        if self.panels is not None:
+            return self._multiply(input)
+        if self.bias is not None:
+            return super().forward(input)
+        weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
+        if laid is None or laid[0] is not weight:
+            laid = self.lay()
+        _, laid_weight, ours = laid
+        if self.deterministic:
+            return cpu_kernels().linear(input.contiguous(), laid_weight, wide=self.wide)
+        if not ours or torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_contiguous():
+            return torch.matmul(input, laid_weight)
+        kernels = cpu_kernels()
+        return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
+
+    def _multiply(self, input: Tensor) -> Tensor:
+        panels = self.panels
+        kernels = None if torch.compiler.is_compiling() or torch.is_grad_enabled() else cpu_kernels()
+        if kernels is None or input.dtype != panels.dtype:
+            return functional.linear(input, panels.dense(), self.bias)
+        return kernels.packed_linear(input.contiguous(), panels, wide=self.wide)
+
+    def lay(self) -> tuple[Tensor, Tensor, bool]:
+        """See `PackableLinear.lay`."""
+        weight = self._parameters["weight"]
+        ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
+        ours = ours and weight.numel() <= largest_matrix()
+        self._laid = (weight, weight.t(), ours)
+        return self._laid
+
+    def pack(self, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None) -> None:
+        """Hold the weight in panels alone, as `Panels.pack` makes them.
+
+        Whoever reads `weight` meets numbers that are none, and should ask `dense_weight`.
+        """
+        weight, bias = self._parameters["weight"], self.bias
+        bias = None if bias is None else bias.data.float()
+        held = torch.int8 if self.eight_bits else held
+        self.panels = Panels.pack(weight.data, kernels.panel, parts, held, bias)
+        self._laid = None
+        nothing = weight.data.new_full((), float("nan")).expand(weight.shape)
+        self._parameters["weight"] = nn.Parameter(nothing, requires_grad=False)
+
+    def dense_weight(self) -> Tensor:
+        """See `Packable.dense_weight`."""
+        return super().dense_weight() if self.panels is None else self.panels.dense()
+
+    @property
+    def packed(self) -> Panels | GroupPanels | None:
+        """See `Packable.packed`."""
+        return self.panels
+
+    def unpack(self) -> None:
+        """See `PackableLinear.unpack`."""
+        if self.panels is not None:
+            self._parameters["weight"] = nn.Parameter(self.panels.dense(), requires_grad=False)
+            self.panels = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The view would be copied as if it were weights of its own; panels are packed where they are used.
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_laid", "panels")}
+        if self.panels is not None:
+            weight = nn.Parameter(self.panels.dense(), requires_grad=False)
+            state["_parameters"] = self._parameters | {"weight": weight}
+        return state
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.panels is not None:
+            destination[f"{prefix}weight"] = self.panels.dense()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "InputMajorLinear":
+        self.unpack()
+        self._laid = None
+        return super()._apply(fn, recurse)
+
+
+def pack_linear(
+    linear: nn.Module, kernels: CpuKernels, parts: tuple[int, ...] | None = None, held: torch.dtype | None = None
+) -> bool:
+    """Pack a frozen linear layer on the CPU, as `Panels.pack` does it; whether it is packed now."""
+    kind = type(linear)
+    if not isinstance(linear, InputMajorLinear) and kind is not nn.Linear:
+        return False
+    weight = linear.weight
+    if weight.requires_grad or weight.device.type != "cpu" or weight.dtype not in KINDS:
+        return False
+    if kind is nn.Linear:
+        linear.__class__ = InputMajorLinear
+    if linear.panels is None:
+        linear.pack(kernels, parts, held)
+    return True
+
+
+def matrices_of(linear: nn.Module) -> list[Matrix]:
+    """A linear layer's weight as our kernels read it, packed or not; whoever holds these holds the layer.
+
+    Raises:
+        ValueError: as `matrix_of`, or it is no linear layer.
+    """
+    if isinstance(linear, InputMajorLinear) and linear.panels is not None:
+        if linear.panels.order is not None:
+            raise ValueError("its inputs lie in another order")
+        return list(linear.panels.matrices)
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(f"{type(linear).__name__} is no linear layer")
+    return [matrix_of(linear.weight, linear.bias)]
+
+
+def draft_matrices(linear: nn.Module) -> list[Matrix]:
+    """`matrices_of` a draft head, whose rows may be rounded to bfloat16 as its weights are: no text depends on them."""
+    return [rounded(matrix) for matrix in matrices_of(linear)]

@@ -1,0 +1,62 @@
+"""How a loaded verifier's layers, its norms and its output matrix come to run by the C++ of CPUs."""
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels, norm_rows
+from wingbeat.kernels.layer import reference
+from wingbeat.runtime.cpu.layers.eight_bits import pack_rounded
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer, LayerStack, cpu_class
+from wingbeat.runtime.cpu.layers.packed_linears import pack_linear
+from wingbeat.runtime.cpu.layers.packed_modules import PackedRows
+from wingbeat.runtime.cpu.layers.stacked_model import join_model
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.verifier.layers.fused import LayerOps, Swap
+
+
+class StackSwap(Swap):
+    """Layers as those of one stack."""
+
+    ops = LayerOps(norm_rows, reference.rotate_and_store, reference.silu_mul)
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._stack = LayerStack(kernels)
+
+    def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """See `Swap.swap`."""
+        self._stack.add(layer, attention)
+        layer.__class__ = cpu_class(type(layer))
+        layer.__dict__["_stack"] = self._stack
+
+    def take_back(self, layer: nn.Module, kind: type[nn.Module]) -> None:
+        """See `Swap.take_back`."""
+        layer.leave_stack()
+        super().take_back(layer, kind)
+
+
+def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
+    """How layers like this parameter are swapped; None where they are left alone.
+
+    Args:
+        deterministic: swap them in any dtype.
+    """
+    ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype in (torch.float32, torch.bfloat16))
+    kernels = cpu_kernels() if ours else None
+    return None if kernels is None else StackSwap(kernels)
+
+
+def finish_layers(model: nn.Module, layers: nn.ModuleList) -> None:
+    """Join the layers that were swapped, and pack what stands beside them."""
+    if any(isinstance(layer, CpuLayer) for layer in layers):
+        _pack_output(model)
+        join_model(model, layers)
+    pack_rounded(model)
+
+
+def _pack_output(model: nn.Module) -> None:
+    """Pack an output matrix; an embedding that it was tied to stays a table."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = getattr(embedding, "weight", None) is head.weight and not isinstance(embedding, PackedRows)
+    if pack_linear(head, cpu_kernels()) and tied:
+        # A row of a token lies in one place, not in as many as it has numbers.
+        embedding.weight.data = embedding.weight.data.contiguous()

@@ -1,0 +1,1 @@
+"""LoRA adapters on top of what the C++ of CPUs computes."""

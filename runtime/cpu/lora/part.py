@@ -1,0 +1,4 @@
+"""LoRA adapters by the C++ of CPUs."""
+
+adapt_layer = "wingbeat.runtime.cpu.lora.adapted_stack:adapt_layer"
+adapt_product = "wingbeat.runtime.cpu.lora.adapted_stack:adapt_product"

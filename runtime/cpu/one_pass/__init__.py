@@ -1,0 +1,1 @@
+"""One-pass heads as the C++ of CPUs reads them."""

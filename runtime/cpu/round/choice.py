@@ -1,0 +1,103 @@
+"""The target's choice and the accepted paths, each by one call of C++: token for token torch's."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.accept import Compacted, Decree
+from wingbeat.kernels.cpu.choice import NativeChoice, SamplingRows
+from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.kernels.sampling.processors import LogitProcessors
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.cpu.round.packed_rows import PackedDecodes
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.protocol.messages import AcceptedPaths
+from wingbeat.runtime.round.builder import BatchBuilder
+from wingbeat.runtime.round.choice import PathAcceptance, TokenChooser, is_greedy
+from wingbeat.runtime.round.slots import SlotState
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+
+class NativeChooser(TokenChooser):
+    """Chooses by C++, but where logits are processed and rows are greedy."""
+
+    def __init__(self, choice: NativeChoice, slots: SlotState, max_depth: int) -> None:
+        super().__init__(slots, 0, max_depth)
+        self._native = choice
+
+    def choose(self, seqs: list[Sequence], decodes: PackedDecodes, logits: Tensor) -> Tensor:
+        """See `TokenChooser.choose`; logits, where all are greedy: `NativeAcceptance` looks along the paths alone."""
+        if logits.dtype == torch.float32 and is_greedy([seq.request.params for seq in seqs]):
+            return logits
+        return super().choose(seqs, decodes, logits)
+
+    def _sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        params: list[SamplingParams] | None,
+        processors: LogitProcessors | None,
+    ) -> Tensor:
+        if params is not None and not any(param.temperature > 0 for param in params):
+            return super()._sample(logits, rows, positions, params, processors)
+        state = self.slots
+        columns = (state.temperatures, state.top_ks, state.top_ps, state.min_ps, state.seeds)
+        return self._native.choose(logits, SamplingRows(*(column[rows] for column in columns), positions), processors)
+
+
+class NativeAcceptance(PathAcceptance):
+    """Walks trees by C++, which moves keys and values too where they lie in pools of this process."""
+
+    def __init__(
+        self, kernels: CpuKernels, slots: SlotState, cache: KVCache, builder: BatchBuilder, config: EngineConfig
+    ) -> None:
+        super().__init__(slots, cache, builder, config)
+        pools = cache.own_pools()
+        self._moves = not pools
+        """Whether moves of keys and values are left to the cache."""
+        compacted = Compacted(pools, slots.block_tables) if pools else None
+        self._paths = kernels.tree_acceptance(slots.committed_lens, slots.last_token_ids, compacted)
+
+    def accept(self, decodes: PackedDecodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+        """See `PathAcceptance.accept`.
+
+        Args:
+            chosen: int64 [num_rows] of the decodes, or logits: as `NativeChooser.choose` gives it.
+        """
+        if decodes is None:
+            return super().accept(None, chosen, taps)
+        slots, tree, width = decodes.slots, decodes.tree, self.max_depth + 1
+        if tree is None:
+            walk = self._paths.accept(slots, decodes.token_ids, None, None, chosen, None, None, longest=1, width=width)
+            path_taps = None if taps is None else taps[: len(slots), None]
+            ones = walk.num_tokens
+            return AcceptedPaths(slots, decodes.roots, walk.token_ids, ones, ones, walk.nodes, path_taps)
+        decree = None
+        if self.forcer is not None:
+            decree = Decree(self.forcer.limits, self.slots.epochs, decodes.roots)
+        walk = self._paths.accept(
+            slots,
+            tree.token_ids,
+            tree.parents,
+            tree.num_valid,
+            chosen,
+            None if decodes.packing is None else decodes.packing.rows,
+            taps,
+            longest=min(width, tree.token_ids.shape[1]),
+            width=width,
+            decree=decree,
+        )
+        if walk.moved and self._moves:
+            self._compact(decodes, walk.nodes, walk.num_tokens)
+        return AcceptedPaths(
+            slots,
+            decodes.roots,
+            walk.token_ids,
+            walk.num_tokens,
+            tree.num_valid,
+            walk.nodes,
+            walk.taps,
+            tree_token_ids=tree.token_ids,
+            tree_parents=tree.parents,
+        )

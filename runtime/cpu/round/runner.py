@@ -1,0 +1,66 @@
+"""Runs rounds of a CPU by C++."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from wingbeat.kernels.cpu.drafted import Present, Shape
+from wingbeat.kernels.cpu.ops import CACHE_DTYPES, CpuKernels, cpu_kernels
+from wingbeat.runtime.cpu.round.choice import NativeAcceptance, NativeChooser
+from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
+from wingbeat.runtime.cpu.round.packed_rows import PackedBuilder
+from wingbeat.runtime.cpu.round.speculation import HostSpeculation
+from wingbeat.runtime.engine.round_kind import RoundKind
+from wingbeat.runtime.round.allowed_tokens import with_certain
+from wingbeat.runtime.round.flight import RoundInFlight
+from wingbeat.runtime.round.rows import Feature
+from wingbeat.runtime.round.runner import ModelRunner, RoundParts
+from wingbeat.runtime.round.slots import DecodeRows
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+
+
+def host_round(kv_dtype: torch.dtype) -> RoundKind | None:
+    """The round of a CPU; None where there are no kernels, or they do not attend over keys and values of this dtype."""
+    kernels = cpu_kernels() if kv_dtype in CACHE_DTYPES else None
+    return None if kernels is None else RoundKind(partial(HostRunner, kernels), HostSpeculation)
+
+
+class HostRunner(ModelRunner):
+    """Runs rounds whose trees lie on the host, where looking at them is no wait."""
+
+    rows_can_be_alike = True
+    inbox: HostInbox
+
+    def __init__(self, kernels: CpuKernels, **parts: Any) -> None:
+        self._kernels = kernels
+        super().__init__(**parts)
+
+    def _make_parts(
+        self, last_position: int, pieces: bool, features: tuple[Feature, ...], most_rows: int
+    ) -> RoundParts:
+        kernels, slots, cache, config = self._kernels, self.slots, self.cache, self.config
+        present = Present(*(getattr(slots, name) for name in Present._fields))
+        shape = Shape(slots.vocab_size, config.speculation.draft_top_k == 1, config.block_size, last_position)
+        self._intake = intake = kernels.draft_intake(present, shape)
+        builder = PackedBuilder(intake, cache, slots, config, last_position, features)
+        return RoundParts(
+            builder,
+            NativeChooser(kernels.native_choice(), slots, self.max_depth),
+            NativeAcceptance(kernels, slots, cache, builder, config),
+            HostInbox(intake),
+            None,
+        )
+
+    def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: HostTrees | None) -> HostTrees | None:
+        """See `ModelRunner.check`; chains of what is certain are drafted without a drafter too."""
+        if not plan.is_masked:
+            return drafted
+        trees = with_certain(plan, None if drafted is None else drafted.checked(), self.config.speculation)
+        return None if trees is None else HostTrees.of_checked(self._intake, rows.slots, trees)
+
+    def launch(
+        self, plan: SchedulerOutput, rows: DecodeRows, trees: HostTrees | None, num_nodes: int | None = None
+    ) -> RoundInFlight:
+        """See `ModelRunner.launch`."""
+        return super().launch(plan, rows, None if trees is None else trees.verified(), num_nodes)

@@ -1,0 +1,114 @@
+"""Adaptive speculation where trees lie on the host: nodes are chosen once they are there, and rounds are timed."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from wingbeat.kernels.cpu.drafted import NodeChoice
+from wingbeat.runtime.cpu.round.host_trees import HostTrees
+from wingbeat.runtime.engine.adaptive import NOT_ASKED, AdaptiveSpeculation, LaunchedRound, mean_context
+from wingbeat.runtime.protocol.messages import Outcome
+from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.acceptance import EDGES
+from wingbeat.runtime.speculation.curves import DraftTook, RoundTook
+from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
+
+
+class _Seen(NamedTuple):
+    """What the host has seen of a round's trees."""
+
+    context: float
+    """Tokens per sequence."""
+    num_drafting: int = 0
+    """Sequences that the drafter brought a tree for."""
+    levels: int = 0
+    """Of the drafter's trees."""
+    num_context_tokens: int = 0
+    """That the drafter took in before it grew them."""
+    evidence: np.ndarray | None = None
+    """As `RoundResult.evidence`."""
+
+
+class HostSpeculation(AdaptiveSpeculation):
+    """Chooses the nodes that are worth their time of all trees together, and learns what rounds take."""
+
+    fixed_widths = False
+
+    def __init__(self, policy: SpeculationPolicy, pruner: None = None) -> None:
+        super().__init__(policy, pruner)
+        self._by = torch.from_numpy(self.acceptance.table), torch.from_numpy(EDGES)
+        self._num_context_tokens = 0
+        self._asks = False
+        """Whether the next round's draft was asked for beside this round."""
+
+    def plan(
+        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
+    ) -> DraftPlan:
+        """See `Speculation.plan`."""
+        plan = super().plan(running, proposals, num_unfollowed, num_rounds)
+        self._asks = bool(plan.levels)
+        return plan
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        """See `Speculation.write_rule`."""
+        self._num_context_tokens = num_context_tokens
+        return super().write_rule(plan, outcome, num_context_tokens)
+
+    def prune(self, trees: HostTrees | None, decodes: list[Sequence], drafted: HostTrees | None) -> HostTrees | None:
+        """See `Speculation.prune`; None where no node is worth its time."""
+        self._asks = False
+        # Where a grammar adds nodes, the drafter's own trees are checked already.
+        own = None if drafted is None or drafted is trees else drafted.checked()
+        came = drafted is not None and (drafted is trees or own is not None)
+        if not came and self._plan.reason == Reason.PROBE_PLAIN:
+            # Said once of one round: without a drafter nobody plans the next one.
+            trees, self._plan = None, NOT_ASKED
+        seen = _Seen(mean_context(decodes), num_context_tokens=self._num_context_tokens)
+        taken = None if trees is None else trees.take(self._choice(trees, decodes, seen.context))
+        if taken is None:
+            self._pruned = LaunchedRound(NOT_ASKED, len(decodes), [], [], seen)
+            return None
+        if drafted is trees:
+            seen = seen._replace(num_drafting=taken.num_drafting, levels=taken.levels)
+        elif own is not None:
+            seen = seen._replace(num_drafting=int((own.num_valid > 1).sum()), levels=int(own.depths.max()))
+        self._pruned = LaunchedRound(
+            self._plan if came else NOT_ASKED,
+            len(decodes),
+            [int(seq.request.params.temperature > 0) for seq in decodes],
+            [drafted is not trees and bool(seq.certain(1)) for seq in decodes],
+            seen._replace(evidence=taken.evidence.numpy()),
+        )
+        return None if taken.is_bare else trees
+
+    def _choice(self, trees: HostTrees, decodes: list[Sequence], context: float) -> NodeChoice:
+        num_reqs = len(decodes)
+        prices = self.policy.prices(num_reqs, num_reqs * trees.num_nodes, context)
+        tokens = None if prices is None else torch.from_numpy(prices)
+        forced = [seq.request.params.force_drafts for seq in decodes]
+        return NodeChoice(*self._by, tokens, list(map(_useful_depth, decodes)), forced, self.policy.max_levels)
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """See `RoundObserver.settled`."""
+        this = self._launched.popleft()
+        if this.seen.evidence is not None:
+            observes = self._is_observed(this)
+            self._learn(this, this.seen.evidence, result.path_nodes, flight.live, observes=observes)
+        if this.num_decodes:
+            self._time(this, flight, sum(result.num_valid) - len(result.num_valid))
+
+    def _time(self, this: LaunchedRound, flight: RoundInFlight, num_extra: int) -> None:
+        times, draft, seen = flight.times, None, this.seen
+        if this.plan.levels:
+            draft = DraftTook(times.draft_s, seen.num_drafting, seen.levels, seen.num_context_tokens)
+        num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
+        seconds = times.forward_s + times.host_s + times.publish_s
+        took = RoundTook(seconds, this.num_decodes, num_extra, seen.context, num_chunk_tokens, draft, self._asks)
+        self.policy.costs.observe(took)
+
+
+def _useful_depth(seq: Sequence) -> int:
+    """Levels of a tree that can be emitted before the request has all of its tokens; the last one is the bonus."""
+    return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)

@@ -1,0 +1,121 @@
+"""A drafter by a head over taps: its passes, and the swap of its head for another one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.drafters.base import DraftBatch, NextHead
+from wingbeat.runtime.drafters.head_passes import HeadPasses
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.verifier.layers.linears import lay_out_linears
+
+
+class HeadDrafter(StagedDrafter):
+    """Subclasses set `head` before the first `resize`."""
+
+    head: Any
+    """Weights, on the device to draft on."""
+    load_head: Callable[[str], Any] | None = None
+    """From a folder to a head as this one was loaded; None where nobody has said how."""
+    hidden: Tensor = torch.zeros(0)
+    """State by slot, for kinds that keep some; in whatever float type its passes write it."""
+    passes: HeadPasses | None = None
+    """Run its passes in the place of torch's operations."""
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        super().resize(spec, num_slots, num_blocks)
+        if self.passes is not None:
+            self.passes.resized()
+        elif not self.pool.fixed_shapes:
+            self.passes = first("draft_passes", self)
+
+    def prepare_head(self, source: str) -> NextHead:
+        """See `Drafter.prepare_head`."""
+        if self.load_head is None:
+            return super().prepare_head(source)
+        head = self._read_alike(self.load_head(source))
+        check_alike(head, self.head, source)
+        lay_out_linears(head.eval().requires_grad_(False))
+        return NextHead(head, None if self.passes is None else self.passes.prepare(head))
+
+    def take_head(self, head: NextHead) -> None:
+        """See `Drafter.take_head`.
+
+        Captured graphs hold the addresses of the weights, into which the others are then copied; elsewhere the head
+        itself is replaced, which takes no time.
+        """
+        if self.graph_stats is not None and self.device.type != "cpu":
+            others = tensors_of(head.head)
+            for name, tensor in tensors_of(self.head).items():
+                if tensor.data_ptr() != others[name].data_ptr():  # both borrow the same tensors from the verifier
+                    tensor.copy_(others[name])
+            return
+        if self.passes is not None:  # there were none where the head was prepared before the first verifier came
+            self.passes.take(self.passes.prepare(head.head) if head.prepared is None else head.prepared)
+        self.head = head.head
+
+    def _read_alike(self, head: Any) -> Any:
+        """A head just loaded, read as this one is."""
+        convention = self.head.convention
+        return head if head.convention == convention else head.with_convention(convention)
+
+    def try_threads(self, most: int) -> None:
+        """See `Drafter.try_threads`."""
+        if self.passes is not None:
+            self.passes.try_threads(most)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """See `Drafter.commit`."""
+        if self.passes is None:
+            super().commit(batch)
+            return
+        if batch.chunk_inputs is not None:  # passes take in text alone
+            self._commit_chunks(batch)
+            batch = batch.without_chunks()
+        self.passes.commit(batch)
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """See `Drafter.propose`."""
+        if self.passes is None:
+            return super().propose(batch)
+        return self.passes.propose(batch, self.growth.depth(batch))
+
+    def answer(self, end: DrafterEnd, outcome: Outcome) -> bool:
+        """See `Drafter.answer`."""
+        return self.passes is not None and self.passes.answer(end, outcome)
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size != self.head.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
+
+
+def tensors_of(head: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by name; those of packed layers have their shapes and no numbers."""
+    return {**dict(head.named_parameters()), **dict(head.named_buffers())}
+
+
+def check_alike(head: nn.Module, served: nn.Module, source: str) -> None:
+    """Refuse weights that could not draft in the place of others.
+
+    Raises:
+        ValueError: names the folder, the tensor, and what is wrong with it.
+    """
+    if type(head) is not type(served):
+        raise ValueError(f"{source} holds a {type(head).__name__}, and a {type(served).__name__} is served")
+    tensors, others = tensors_of(head), tensors_of(served)
+    if tensors.keys() != others.keys():
+        raise ValueError(f"{source} has other tensors: {', '.join(sorted(tensors.keys() ^ others.keys()))}")
+    for name, tensor in tensors.items():
+        if tensor.shape != others[name].shape or tensor.dtype != others[name].dtype:
+            have, want = (f"{one.dtype} {list(one.shape)}" for one in (tensor, others[name]))
+            raise ValueError(f"{name} of {source} is {have}: {want} is served")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise ValueError(f"{name} of {source} has numbers that are not finite")
+    if not torch.equal(head.draft_token_ids, served.draft_token_ids):
+        raise ValueError(f"{source} drafts other tokens than the head that is served: its draft vocabulary differs")

@@ -1,0 +1,47 @@
+"""Weights of GGUF files are multiplied as they lie in the file."""
+
+import pytest
+import torch
+
+from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params
+from wingbeat.kernels.cpu.group_panels import GroupPanels
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.verifier.layers.linears import dense_weight
+
+pytest.importorskip("gguf")
+from tests.runtime.quantised.gguf_world import write_model
+from tests.runtime.quantised.test_gguf import NUM_TOKENS, PROMPTS, served
+from wingbeat.runtime.quantised.gguf_weights import FORMS
+
+pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+
+
+def text_of(loaded):
+    params = [greedy_params(NUM_TOKENS)] * len(PROMPTS)
+    return generate(loaded, engine_config(TREE), eagle_drafter(loaded, TREE), PROMPTS, params)[0]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("tied", [False, True], ids=["own output", "tied"])
+@pytest.mark.parametrize("form", [*FORMS, "F16"])
+def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path):
+    meant = write_model(tmp_path / "tiny.gguf", form, tied=tied)
+    loaded = served(tmp_path / "tiny.gguf")
+    modules, packed = dict(loaded.model.named_modules()), 0
+    for name, parameter in meant.named_parameters():
+        module = modules[name.removesuffix(".weight")]
+        assert torch.equal(dense_weight(module), parameter), name
+        packed += isinstance(getattr(module, "panels", None), GroupPanels)
+    packed += tied and isinstance(loaded.model.lm_head.panels, GroupPanels)
+    assert packed == (7 * 4 + 2 if form in FORMS else 0)
+    assert loaded.weights_bytes < 4 * sum(parameter.numel() for parameter in meant.parameters())
+    assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
+
+
+def test_layers_of_several_forms_run_as_transformers_wrote_them_where_gate_and_up_differ(tmp_path):
+    meant = write_model(tmp_path / "tiny.gguf", "Q4_0", others={"up_proj": "Q8_0", "v_proj": "F16"})
+    loaded = served(tmp_path / "tiny.gguf")
+    assert not isinstance(loaded.decoder_layers[0], CpuLayer)
+    assert isinstance(loaded.decoder_layers[0].mlp.gate_proj.panels, GroupPanels)
+    assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
