@@ -34,7 +34,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
   before a model's layers are switched, behind that, and as a trial; each raises UnsupportedModelError.
 - `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
-- `pack_weight(module, weight, bias)`: a `GroupedWeight` as kernels read it, for the module that will hold it; None where
+- `pack_weight(module, weight, bias)`: a `GroupedWeight` as kernels read it, for a module that will hold it; None where
   they do not. `keep_packed(model, packed)` gives what it made to a loaded model, by the names of weights.
 - `kernel_head(head)`: a draft head as kernels that draft read it, its weights packed; None for other heads.
 - `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.grouppanels import GroupPanels, can_pack
+from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
