@@ -239,9 +239,11 @@ static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
         // Panels that stay in the nearest caches while all rows pass.
         if (copied || num_blocks > 1) until = std::min((column / PANEL + 1) * PANEL, end);
         if (copied) {
-            first = packed_panel(*matrix, tile.inputs, column, own), first.bias = matrix->bias;
-            if (gated) second = packed_panel(*gated, tile.inputs, column, others), second.bias = gated->bias;
-            tile.matrix = &first, tile.gated = gated ? &second : nullptr, tile.skipped = column;
+            // Groups are unpacked by whole panels, within which a tile may begin.
+            int64_t begins = matrix->is_grouped() ? column / PANEL * PANEL : column;
+            first = packed_panel(*matrix, tile.inputs, begins, own), first.bias = matrix->bias;
+            if (gated) second = packed_panel(*gated, tile.inputs, begins, others), second.bias = gated->bias;
+            tile.matrix = &first, tile.gated = gated ? &second : nullptr, tile.skipped = begins;
         }
         for (int64_t block = 0; block < num_blocks; block++) {
             int64_t from = num_rows * block / num_blocks, to = num_rows * (block + 1) / num_blocks;

@@ -53,18 +53,22 @@ CASES = [
 ]
 
 
-@pytest.mark.few(8)
-@pytest.mark.parametrize(("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (50, 256, 128)])
+@pytest.mark.few(12)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("columns", "inputs", "group"), [(16, 32, 16), (40, 64, 32), (129, 576, 32), (520, 256, 128)])
 @pytest.mark.parametrize(("form", "scaled"), CASES, ids=lambda one: getattr(one, "name", str(one)))
-def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group):
+def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group, num_threads):
     kernels, weight = cpu_kernels(), random_weight(form, columns, inputs, group, scaled)
     bias = torch.linspace(-1, 1, columns)
     panels = GroupPanels.pack(weight, kernels.panel, bias=bias)
     assert torch.equal(panels.dense(), weight.dense())
     plain = Panels.pack(weight.dense(), kernels.panel, None, torch.float32, bias)
+    before = kernels.num_threads
+    kernels.use_threads(num_threads)  # tiles of several threads begin within panels
     for num_rows in (1, 2, 3, 7, 40):
         rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(num_rows))
         assert torch.equal(kernels.packed_linear(rows, panels), kernels.packed_linear(rows, plain)), num_rows
+    kernels.use_threads(before)
 
 
 def test_the_least_exponent_of_two_is_a_number():
