@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     quiet()

@@ -108,21 +108,26 @@ struct Scales {
                 by ? by + panel * (num_groups / each) * PANEL + within : nullptr, kind, each};
     }
 
-    // Not inlined: it is asked for once for many inputs.
-    __attribute__((noinline)) vec at(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
+    vec at(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
+        if (kind != HALF || by) return made(group, panel, num_groups, within);
+        return load((const half*)numbers + (panel * num_groups + group) * PANEL + within);
+    }
+
+    // What is no plain float16 number; not inlined, so that the many forms of products stay small.
+    __attribute__((noinline)) vec made(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
         int64_t place = (panel * num_groups + group) * PANEL + within;
         vec found;
         switch (kind) {
             case FLOAT: found = load((const float*)numbers + place); break;
             case BFLOAT: found = load((const bfloat*)numbers + place); break;
-            case HALF: found = from_halves(*(const loose_halves*)((const half*)numbers + place)); break;
+            case HALF: found = load((const half*)numbers + place); break;
             case WHOLE: found = as_floats(load_bytes((const uint8_t*)numbers + place)); break;
             case SIGNED: found = load_whole((const int8_t*)numbers + place); break;
             default: found = powers_of_two(load_bytes((const uint8_t*)numbers + place));
         }
         if (!by) return found;
         const half* own = by + (panel * (num_groups / each) + group / each) * PANEL + within;
-        return found * from_halves(*(const loose_halves*)own);
+        return found * load(own);
     }
 
     // 2^(exponent - 127), of which the least is no normal number.

@@ -146,7 +146,7 @@ static constexpr Multiply<T> way() {
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
     constexpr int MOST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
-    constexpr int WIDEST = IS_GROUPED<T> ? std::min(MOST, 2) : MOST;  // what groups are unpacked by takes registers, too
+    constexpr int WIDEST = IS_GROUPED<T> ? 1 : MOST;  // what groups are unpacked by takes registers, too
     // Pairs and groups are packed, and a packed panel is whole.
     return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
             way<T, ROWS, 1, true, true>(), way<T, ROWS, 1, true, false>(), WIDEST};
