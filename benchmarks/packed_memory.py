@@ -110,7 +110,7 @@ def write_gguf(file: Path, form: str, num_layers: int) -> None:
 
 
 def write_folder(folder: Path, form: str, num_layers: int) -> None:
-    """The same as files of Hugging Face."""
+    """Write a random Llama as files of Hugging Face."""
     folder.mkdir()
     chance = torch.Generator().manual_seed(0)
     fields = CONFIG | {"num_hidden_layers": num_layers, "dtype": "float32", "quantization_config": QUANTISATION[form]}

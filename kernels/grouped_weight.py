@@ -38,7 +38,7 @@ class Scales(NamedTuple):
     """float16 [columns, num_groups / n]: each multiplies n neighbours."""
 
     def of(self, columns: slice) -> "Scales":
-        """Those of some columns."""
+        """Scales of some columns."""
         return Scales(self.numbers[columns], None if self.by is None else self.by[columns])
 
     def floats(self) -> Tensor:

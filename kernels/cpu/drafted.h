@@ -1,4 +1,4 @@
-// What a verifier makes of drafted trees on the host: which it believes, which of their nodes are worth verifying, and the
+// Drafted trees as a verifier looks at them on the host: which it believes, which of their nodes are worth verifying, and the
 // rows that these become.
 #pragma once
 

@@ -13,7 +13,7 @@ from wingbeat.kernels.cpu.structs import KINDS, Matrix
 from wingbeat.kernels.grouped_weight import GroupedWeight, Scales
 
 SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4, torch.float8_e8m0fnu: 5}
-"""Of the numbers of scales, as the C++ names them."""
+"""Types of the numbers of scales, as the C++ names them."""
 
 
 class GroupPanels(NamedTuple):
@@ -63,7 +63,7 @@ class GroupPanels(NamedTuple):
         return self.meant.order
 
     def nbytes(self) -> int:
-        """Of all that is held, but for the bias."""
+        """Bytes of all that is held, but for the bias."""
         scales = (self.meant.scales, self.meant.minima or (), (self.meant.zeros,))
         return self.storage.nbytes + sum(one.nbytes for pair in scales for one in pair if one is not None)
 

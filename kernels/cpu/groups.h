@@ -92,7 +92,7 @@ constexpr bool IS_GROUPED = false;
 template <class T>
 constexpr bool IS_GROUPED<T, decltype((void)T::INPUTS, 0)> = true;
 
-// What scales and shifts are made of: `Kind`, or whole numbers, or exponents of 2 from -127 on.
+// Types of the numbers of scales and shifts: `Kind`, or whole numbers, or exponents of 2 from -127 on.
 enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4, EXPONENTS = 5 };
 
 // Numbers by panel [num_groups, PANEL], each of which is multiplied by one of `by` [num_groups / each, PANEL], if given.
@@ -113,7 +113,7 @@ struct Scales {
         return load((const half*)numbers + (panel * num_groups + group) * PANEL + within);
     }
 
-    // What is no plain float16 number; not inlined, so that the many forms of products stay small.
+    // Scales that are no plain float16 numbers; not inlined, so that the many forms of products stay small.
     __attribute__((noinline)) vec made(int64_t group, int64_t panel, int64_t num_groups, int64_t within) const {
         int64_t place = (panel * num_groups + group) * PANEL + within;
         vec found;
@@ -150,7 +150,7 @@ struct Groups {
         return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros};
     }
 
-    // Of a group of a vector of columns; `factor` as of the form.
+    // Scale and shift of a group, of a vector of columns; `factor` as of the form.
     void read(int64_t group, int64_t panel, int64_t num_groups, int64_t within, float factor, vec& scale, vec& shift) const {
         scale = scales.at(group, panel, num_groups, within);
         if (!shifts.numbers) shift = scale * offset;

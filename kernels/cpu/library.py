@@ -50,7 +50,7 @@ def open_library(folder: Path) -> ctypes.CDLL:
 
 
 def why_missing() -> str | None:
-    """One line that says why this machine has no library; None once it is compiled."""
+    """Reason, in one line, why this machine has no library; None once it is compiled."""
     try:
         open_library(kept_in())
     except NoLibraryError as error:

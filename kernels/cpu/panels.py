@@ -72,7 +72,7 @@ class Panels(NamedTuple):
         return cls(storage, parts, inputs, weight.dtype, bias, scales, matrices)
 
     def nbytes(self) -> int:
-        """Of all that is held, but for the bias."""
+        """Bytes of all that is held, but for the bias."""
         return self.storage.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def dense(self) -> Tensor:

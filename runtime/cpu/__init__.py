@@ -1,1 +1,1 @@
-"""What runs on CPUs by the C++ of `kernels/cpu` in the place of torch's operations."""
+"""Parts of an engine that run by the C++ of `kernels/cpu` in the place of torch's operations."""

@@ -44,7 +44,7 @@ class LaunchedRound(NamedTuple):
     certain: list[bool]
     """By decode: whether what came next was certain, which says nothing of the drafter."""
     seen: Any = None
-    """What another kind of round has seen of the trees."""
+    """Numbers that another kind of round has seen of the trees."""
 
 
 class AdaptiveSpeculation(Speculation):

@@ -134,7 +134,7 @@ def _model_runner(
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
-    """What captures decode rounds; None where they run eagerly.
+    """Device that captures decode rounds; None where they run eagerly.
 
     Raises:
         ValueError: the configuration asks for what there is not.

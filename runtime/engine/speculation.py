@@ -70,7 +70,7 @@ class Speculation(RoundObserver, ABC):
 
     @abstractmethod
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
-        """What to verify of the trees of a round; None where all are bare roots.
+        """Nodes to verify of the trees of a round; None where all are bare roots.
 
         Args:
             trees: as `ModelRunner.check` gives them, what is certain included.

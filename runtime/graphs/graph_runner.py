@@ -319,7 +319,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def first_cause(error: BaseException) -> str:
-    """One line of the error that others came of."""
+    """First line of the error that others came of."""
     error = _root(error)
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

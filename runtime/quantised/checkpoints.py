@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
-"""What files say of numbers that are no weights."""
+"""Tensors of files that describe activations, not weights."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-"""Of compressed-tensors, those that are read without its package."""
+"""Formats of compressed-tensors that are read without its package."""
 
 
 def check_quantiser(config: ConfigFile) -> None:

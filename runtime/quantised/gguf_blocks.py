@@ -118,4 +118,4 @@ FORMS = {
     "Q5_K": Blocks(256, 176, _q5_k),
     "Q6_K": Blocks(256, 210, _q6_k),
 }
-"""Those that kernels multiply by."""
+"""Forms that kernels multiply by."""

@@ -48,7 +48,7 @@ _MULTIPLIERS = {
 
 
 class _Head(NamedTuple):
-    """What a file says: its fields by their names without the architecture's, and its tensors by name."""
+    """Contents of a file: its fields by their names without the architecture's, and its tensors by name."""
 
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
@@ -99,7 +99,7 @@ def _phi3(head: _Head) -> dict[str, Any]:
 
 
 class _Architecture(NamedTuple):
-    """How a model of transformers is described."""
+    """Description of a model as transformers has it."""
 
     model_type: str
     fields: Mapping[str, str] = {}
@@ -107,7 +107,7 @@ class _Architecture(NamedTuple):
     more: Callable[[_Head], dict[str, Any]] = lambda head: {}
     has_head_dim: bool = True
     tensors_of: str | None = None
-    """Whose tensors lie likewise, for transformers' reader; None where they are its own."""
+    """Architecture whose tensors lie likewise, for transformers' reader; None is its own."""
 
 
 ARCHITECTURES = {

@@ -45,7 +45,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """What a file holds."""
+    """Contents of a file."""
 
     fields: dict[str, Any]
     tensors: list[GgufTensor]

@@ -68,7 +68,7 @@ class Follower:
 
     @torch.inference_mode()
     def run(self, message: RoundMessage) -> None:
-        """What a message says: what that is for is rank 0's matter."""
+        """Do as a message says; its purpose is rank 0's matter."""
         for from_slots, to_slots in message.moves:
             self._cache.move(from_slots, to_slots)
         columns: dict[type, Any] = {}

@@ -26,7 +26,7 @@ class LedGraph(NamedTuple):
 
     graph: Any
     number: int | None
-    """Of the others' graphs; None where they have no part in it."""
+    """Number of the others' graphs; None where they have no part in it."""
 
 
 class LeadingGraphs:

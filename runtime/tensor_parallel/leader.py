@@ -52,7 +52,7 @@ class Leader(Backend):
         return VerifierModel(loaded, tap_layers), cache
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
-        """What captures rounds on all ranks."""
+        """Device that captures rounds on all ranks."""
         return LeadingGraphs(self.telling, device)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ FRAME_BYTES = 16 << 10
 """Of a message's first part, whose size everybody knows; what is longer has a second part."""
 _LENGTHS_BYTES = 16
 _PROBLEM_BYTES = 512
-"""Of a line that says what a rank could not do."""
+"""Characters of a line that says what a rank could not do."""
 
 
 class Ranks:

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: all that it passes to the model, but keys and values, or a step of a graph."""
+"""Messages of rank 0 to the others: all that it passes to the model, but keys and values, or a step of a graph."""
 
 import io
 import pickle
@@ -27,7 +27,7 @@ class GraphOrder(NamedTuple):
     step: Literal["warm up", "run ended", "capture", "replay"]
     """After `warm up`, messages up to each `run ended` are what the graph is to hold, and are run as they come."""
     number: int
-    """Of the graph: of one stage at one bucket of rank 0's."""
+    """Number of the graph: of one stage at one bucket of rank 0's."""
 
 
 class RoundMessage(NamedTuple):

@@ -62,7 +62,7 @@ class KernelPasses(HeadPasses):
         self.kernels, self._drafter = kernels, drafter
         self._pool, speculation = drafter.pool, drafter.speculation
         self.num_threads: int | None = None
-        """That share a pass; None takes torch's number."""
+        """Threads that share a pass; None takes torch's number."""
         self._least_levels = drafter.growth.depths[0]
         self._top_k, self._num_nodes = speculation.draft_top_k, speculation.num_nodes
         self._max_path = speculation.max_path

@@ -64,7 +64,7 @@ class KernelHead(NamedTuple):
         return cls(made, layers[1:], held)
 
     def norm(self, norm: nn.RMSNorm) -> Norm:
-        """One of the head's norms."""
+        """A norm of the head."""
         return Norm(_wide(norm, self.held), norm.eps)
 
     def over(self, caches: list[tuple[Tensor, Tensor]]) -> Head:
@@ -83,7 +83,7 @@ def embedding_of(weight: Tensor) -> Embedding:
 
 
 def _layer_of(head: DecoderHead, held: list[object], behind: nn.Module | None = None) -> Layer | None:
-    """One layer of a head, its weights packed; None where they are not frozen ones of `KERNEL_DTYPES` on the CPU.
+    """A layer of a head, its weights packed; None where they are not frozen ones of `KERNEL_DTYPES` on the CPU.
 
     Args:
         held: gets what the layer points into, beside the head's parameters.

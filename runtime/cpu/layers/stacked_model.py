@@ -1,6 +1,6 @@
 """A model of the Llama kind on CPUs whose layers are all of one stack: its loop over them is one step.
 
-What transformers does around each module takes longer than small layers do, and making its outputs a tenth of a
+Transformers' work around each module takes longer than small layers do, and making its outputs a tenth of a
 millisecond, whatever the model's size.
 """
 
@@ -47,7 +47,7 @@ class KeptRotations:
 
 
 class StackedDecoder(nn.Module):
-    """What a known decoder has before its own class: another forward. Weights, names and submodules stay."""
+    """A forward that a known decoder has before its own class's. Weights, names and submodules stay."""
 
     _rotations: KeptRotations
 
@@ -82,7 +82,7 @@ class StackedDecoder(nn.Module):
         return rows.packed is not None and all(map(_is_plain, layers)) and next(iter(layers)).stack.fits(rows)
 
     def run(self, hidden: Tensor, position_ids: Tensor, rows: Rows) -> Tensor:
-        """What enters the output matrix, of embeddings [1, num_tokens, hidden_size] of rows of one step."""
+        """Input of the output matrix, of embeddings [1, num_tokens, hidden_size] of rows of one step."""
         rotations = self._rotations.take(self.rotary_emb, hidden, position_ids)
         left: list[Tensor] = []
         for index, layer in enumerate(self.layers._modules.values()):
@@ -94,14 +94,14 @@ class StackedDecoder(nn.Module):
 
 
 class Logits(NamedTuple):
-    """What a `StackedCausalLM` leaves."""
+    """Output of a `StackedCausalLM`."""
 
     logits: Tensor
     """[1, num_rows, vocab_size]"""
 
 
 class StackedCausalLM(nn.Module):
-    """What a known causal LM around a `StackedDecoder` has before its own class: another forward."""
+    """A forward that a known causal LM around a `StackedDecoder` has before its own class's."""
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""How a loaded verifier's layers, its norms and its output matrix come to run by the C++ of CPUs."""
+"""Swaps of a loaded verifier's layers, norms and output matrix for the C++ of CPUs."""
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class StackSwap(Swap):
 
 
 def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:
-    """How layers like this parameter are swapped; None where they are left alone.
+    """Swap of layers like this parameter; None where they are left alone.
 
     Args:
         deterministic: swap them in any dtype.

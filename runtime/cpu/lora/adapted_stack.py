@@ -34,7 +34,7 @@ def _of_rows(kernels: CpuKernels, rows: Rows) -> Addition | None:
 
 
 def adapt_product(linear: nn.Linear) -> Callable[..., Tensor] | None:
-    """How adapters are added to the products of a linear layer; None where torch's operations do that."""
+    """Function that adds adapters to the products of a linear layer; None where torch's operations do that."""
     weight = linear.weight
     ours = weight.device.type == "cpu" and (weight.dtype == torch.float32 or getattr(linear, "deterministic", False))
     return _add_by_kernels if ours else None

@@ -27,11 +27,11 @@ class HostTrees:
 
     @property
     def num_nodes(self) -> int:
-        """Of each tree as it came, the root included."""
+        """Nodes of each tree as it came, the root included."""
         return self._sent.trees[0].shape[1]
 
     def checked(self) -> TokenTree | None:
-        """One tree per decode, as wide as the widest, a bare root where what came does not count; None where none
+        """A tree per decode, as wide as the widest, a bare root where what came does not count; None where none
         counts."""
         if self._checked is None:
             found = self._intake.check(self._slots, self._wanted, self._sent)
@@ -48,7 +48,7 @@ class HostTrees:
         return self._taken[0]
 
     def verified(self) -> VerifiedTrees | None:
-        """What is verified of them: what was taken, or all of it; None where bare roots are."""
+        """Nodes to verify: those that were taken, or all; None where bare roots are."""
         taken = self.take() if self._taken is None else self._taken[0]
         if taken is None or taken.is_bare:
             return None
@@ -66,7 +66,7 @@ class HostInbox:
         """By the id of the reply it is of; a channel has two replies, which take turns."""
 
     def collect(self, reply: TreeReply, rows: DecodeRows) -> HostTrees:
-        """What a drafter sent, unchecked."""
+        """Reply of a drafter, unchecked."""
         if id(reply) not in self._sent:
             if len(self._sent) == 2:  # of a channel that makes its replies anew
                 self._sent.clear()

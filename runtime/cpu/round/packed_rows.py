@@ -33,7 +33,7 @@ class PackedDecodes(Decodes):
     flat: tuple[Tensor, Tensor, Tensor]
     """Tokens, positions and slot mapping as `packed` gives them."""
     segment: Segment
-    """Of its rows."""
+    """Bounds of its rows."""
 
     @classmethod
     def of(cls, slots: Tensor, taken: TakenTrees, *, bare: bool = False) -> "PackedDecodes":

@@ -17,7 +17,7 @@ from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPo
 
 
 class _Seen(NamedTuple):
-    """What the host has seen of a round's trees."""
+    """Numbers that the host has seen of a round's trees."""
 
     context: float
     """Tokens per sequence."""

@@ -116,7 +116,7 @@ def fuse(
 
 
 def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, division: Division | None) -> Swap | None:
-    """How layers like this parameter are swapped; None where they are left alone."""
+    """Swap of layers like this parameter; None where they are left alone."""
     ops = ops or OPS.get(parameter.device.type)
     if ops is not None:
         return OpsSwap(ops, division) if parameter.dtype in _TOLERANCE else None

@@ -93,7 +93,7 @@ def by_torch(config, state, last_position=100):
 
 
 def believed_by_torch(reply, rows, state, chains):
-    """One tree per decode, as wide as the widest; None where nothing counts."""
+    """A tree per decode, as wide as the widest; None where nothing counts."""
     check = TreeCheck(NUM_NODES, VOCAB, torch.device("cpu"), chains=chains)
     trees = TokenTree(*(getattr(reply, name)[rows.slots] for name in TokenTree._fields))
     trees, usable = check(trees, reply.epochs, reply.committed_lens, rows, state)
