@@ -155,6 +155,7 @@ def _packed(
         marks: those of them that only packed layers have.
         read: from a layer's name, its parts and the settings.
     """
+    import torch
     from safetensors import safe_open
 
     from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
@@ -173,7 +174,16 @@ def _packed(
         if layer in layers and part in parts:
             layers[layer][part] = stored
         elif part not in _OF_ACTIVATIONS:
-            plain[name] = stored
+            plain[name] = stored()
+            if part == "weight" and plain[name].dtype not in (
+                torch.float32,
+                torch.bfloat16,
+                torch.float16,
+                torch.float64,
+            ):
+                raise ModelCheckpointError(
+                    f"{config.folder}: tensor {name} is {plain[name].dtype}, and no scale is beside it"
+                )
 
     def weight_of(layer: str) -> "GroupedWeight | Tensor":
         return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)
@@ -182,7 +192,7 @@ def _packed(
         config,
         load,
         empty_model(plain_config(config)),
-        {name: stored() for name, stored in plain.items()},
+        plain,
         {f"{layer}.weight": partial(weight_of, layer) for layer in layers},
         packed,
     )

@@ -153,14 +153,15 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
 
 def _config(known: _Architecture, head: _Head, file: GgufFile) -> dict[str, Any]:
     fields = head.fields
+    for key in fields.keys() - {"rope.scaling.type", *_WITHOUT_EFFECT}:
+        if type(fields[key]) not in (int, float):  # a list has a size for each layer
+            raise ValueError(f"{key} is {fields[key]!r}, and no number")
     config: dict[str, Any] = {own: fields[key] for key, own in _SIZES.items() if key in fields}
     config |= {own: fields[key] for key, own in known.fields.items() if key in fields}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if fields.get("attention.value_length", head.head_dim()) != head.head_dim():
         raise ValueError("keys and values are of unlike lengths")
-    if not all(isinstance(config[size], int) for size in ("num_key_value_heads", "intermediate_size")):
-        raise ValueError("sizes differ from layer to layer")
-    embedding = next(tensor for tensor in file.tensors if tensor.name == "token_embd.weight")
+    embedding = head.tensors["token_embd.weight"]
     config |= {
         "model_type": known.model_type,
         "pad_token_id": None,

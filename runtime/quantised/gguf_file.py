@@ -94,7 +94,7 @@ def read_gguf(file: Path) -> GgufFile:
             tensor where it is one.
     """
     first = _read_part(file)
-    if first.fields.get("split.count", 1) <= 1:
+    if first.fields.get("split.count", 1) in (0, 1):
         return first
     parts = parts_of(file.resolve())
     if not parts or first.fields.get("split.no", 0) != 0:
@@ -119,7 +119,7 @@ def parts_of(file: Path) -> list[Path]:
 def _read_part(file: Path) -> GgufFile:
     try:
         return _read(file, np.memmap(file, mode="r").view(np.ndarray))
-    except (ValueError, KeyError, OverflowError, RecursionError, struct.error, OSError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, struct.error, OSError) as error:
         raise ModelCheckpointError(f"{file} is truncated or damaged: {type(error).__name__}: {error}") from error
 
 

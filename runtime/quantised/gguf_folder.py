@@ -59,7 +59,17 @@ def folder_of(source: Path) -> Path | None:
         folder = Path(scratch) / "folder"
         folder.mkdir()
         (folder / GGUF_FILE).symlink_to(file.resolve())
-        _write_metadata(file, folder)
+        try:
+            _write_metadata(file, folder)
+        except ModelCheckpointError:
+            raise
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            raise ModelCheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
         try:
             os.replace(folder, made)
         except OSError:  # another process, such as a router beside the engine, has made it meanwhile

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.grouped_weight import GroupedWeight
+from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
 from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError
@@ -58,7 +58,7 @@ def load_packed(
             state[name] = weight
             continue
         if not _is_finite(weight):
-            raise ModelCheckpointError(f"{config.folder}: the scales of tensor {name} hold NaN or infinity")
+            raise ModelCheckpointError(f"{config.folder}: tensor {name} or its scales hold NaN or infinity")
         layer = name.removesuffix(".weight")
         held = first("pack_weight", modules.get(layer), weight, state.get(f"{layer}.bias")) if stays else None
         if held is None:
@@ -80,6 +80,8 @@ def _placeholder(shape: tuple[int, ...]) -> Tensor:
 
 
 def _is_finite(weight: GroupedWeight) -> bool:
+    if weight.form is E4M3 and bool((weight.values & 127 == 127).any()):
+        return False
     parts = [*weight.scales, *(weight.minima or ())]
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     return all(bool(part.float().isfinite().all()) for part in floats)

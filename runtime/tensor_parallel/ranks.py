@@ -84,7 +84,7 @@ class Ranks:
         return numbers
 
     def agree(self, problem: str | None) -> str | None:
-        """What all ranks have tried has worked where this is None; else the first one's problem, in one line.
+        """Problem of the first rank that has one with what all have tried, in one line.
 
         Args:
             problem: this rank's own.

@@ -31,7 +31,7 @@ class GraphOrder(NamedTuple):
 
 
 class RoundMessage(NamedTuple):
-    """One forward pass, or moves alone, or a step of a graph."""
+    """A forward pass, or moves alone, or a step of a graph."""
 
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]

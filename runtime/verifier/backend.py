@@ -25,7 +25,7 @@ class Backend:
         return model, KVCache(loaded.layers, config, loaded.dtype, loaded.device)
 
     def graph_device(self, device: GraphDevice) -> GraphDevice:
-        """What captures rounds, where that is not the device alone."""
+        """Device that captures rounds, where the given one does not by itself."""
         return device
 
 

@@ -140,7 +140,7 @@ class LayerStack:
         self._at = None
 
     def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """What the layer makes of hidden states [1, num_tokens, hidden_size]."""
+        """Output of the layer for hidden states [1, num_tokens, hidden_size]."""
         ahead = self._ahead
         if (
             ahead is None
@@ -159,7 +159,7 @@ class LayerStack:
     def run_on(
         self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows
     ) -> list[Tensor]:
-        """What the layer and as many behind it as run with it make of them, each by each; see `run`."""
+        """Outputs of the layer and of as many behind it as run with it; see `run`."""
         array = self._array(rows.caches)
         count, most = 1, _MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most:
@@ -196,7 +196,7 @@ class LayerStack:
 
 
 class CpuLayer(SwappedLayer):
-    """What a layer of a stack has before its own class: another forward. Weights, names and submodules stay."""
+    """A forward that a layer of a stack has before its own class's. Weights, names and submodules stay."""
 
     _stack: LayerStack | None
 

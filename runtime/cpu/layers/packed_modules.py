@@ -41,10 +41,11 @@ class PackedRows(Packable, nn.Embedding):
         return self.panels.columns_at(input.flatten()).view(*input.shape, -1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        if self.panels is None or _leaves(fn):
+        if _leaves(fn):
             return self
-        self._parameters["weight"] = nn.Parameter(self.panels.dense(), requires_grad=False)
-        self.panels = None
+        if self.panels is not None:
+            self._parameters["weight"] = nn.Parameter(self.panels.dense(), requires_grad=False)
+            self.panels = None
         return super()._apply(fn, recurse)
 
     def dense_weight(self) -> Tensor:
@@ -55,6 +56,14 @@ class PackedRows(Packable, nn.Embedding):
     def packed(self) -> GroupPanels | None:
         """See `Packable.packed`."""
         return self.panels
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Panels hold addresses.
+        state = {name: value for name, value in self.__dict__.items() if name != "panels"}
+        if self.panels is not None:
+            weight = nn.Parameter(self.panels.dense(), requires_grad=False)
+            state["_parameters"] = self._parameters | {"weight": weight}
+        return state
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -37,7 +37,7 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
 
 
 def parts_of_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """What layers were packed into, by layer and part; and the names of the other tensors."""
+    """Tensors that layers were packed into, by layer and part; and the names of the others."""
     layers: dict[str, dict[str, Tensor]] = {}
     plain = []
     for name in tensors:

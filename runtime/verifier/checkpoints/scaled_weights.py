@@ -26,7 +26,7 @@ def block_of(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def bits_of(settings: Mapping[str, Any]) -> Any:
-    """Of a packed number."""
+    """Bits of a packed number."""
     return settings.get("bits", settings.get("w_bit", next(iter(_stated(settings, "num_bits")), 4)))
 
 
@@ -111,8 +111,17 @@ def _spread(layer: str, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: int) -> GroupedWeight:
-    numbers = unpacked(parts["weight_packed"], num_bits).flatten(1)
-    if (shape := parts.get("weight_shape")) is not None:
+    if num_bits not in (2, 4, 8):
+        raise ModelCheckpointError(
+            f"tensor {layer}.weight_packed has numbers of {num_bits!r} bits: 2, 4 and 8 are read"
+        )
+    packed, shape = parts["weight_packed"], parts.get("weight_shape")
+    numbers = unpacked(packed, num_bits).flatten(1)
+    if shape is not None:
+        if packed.shape != (int(shape[0]), -(-int(shape[1]) * num_bits // 32)):
+            raise ModelCheckpointError(
+                f"tensor {layer}.weight_packed is {list(packed.shape)}, not {shape.tolist()} numbers of {num_bits} bits"
+            )
         numbers = numbers[:, : int(shape[1])]
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     shape = list(numbers.shape)
@@ -126,4 +135,7 @@ def _packed(layer: str, parts: Mapping[str, Tensor], scale: Tensor, num_bits: in
         middle = unpacked(zeros.t(), num_bits).flatten(1).t()[: len(scale)]
         if middle.shape != scale.shape:
             raise ModelCheckpointError(f"tensor {layer}.weight_zero_point does not fit its scales {list(scale.shape)}")
-    return in_groups(numbers.t(), middle.t(), scale.t(), parts.get("weight_g_idx"), num_bits)
+    groups = parts.get("weight_g_idx")
+    if groups is not None and (groups.shape != numbers.shape[1:] or groups.min() < 0 or groups.max() >= scale.shape[1]):
+        raise ModelCheckpointError(f"tensor {layer}.weight_g_idx does not name one of {scale.shape[1]} groups")
+    return in_groups(numbers.t(), middle.t(), scale.t(), groups, num_bits)

@@ -14,11 +14,11 @@ class Division(Protocol):
         ...
 
     def sum(self, part: Tensor) -> Tensor:
-        """What all of them have, added up in place."""
+        """Sum of the parts that all processes have, in place."""
         ...
 
     def agree(self, problem: str | None) -> str | None:
-        """One line on a problem that one of them has with what all have tried; None where it has worked.
+        """Problem, in one line, that a process has with what all have tried; None where it has worked.
 
         Args:
             problem: this one's own.

@@ -231,6 +231,40 @@ def test_parts_that_do_not_fit_together_are_named(tmp_path, change, says):
         load_model(tmp_path, torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    ("case", "change", "says"),
+    [
+        ("fp8", lambda parts: parts.pop("weight_scale_inv"), r"q_proj.weight is torch.float8_e4m3fn, and no scale"),
+        ("fp8", lambda parts: parts["weight"].view(torch.uint8).fill_(0x7F), r"q_proj.weight or its scales hold NaN"),
+        (
+            "float-quantized",
+            lambda parts: parts["weight_scale"].fill_(torch.nan),
+            r"q_proj.weight or its scales hold NaN",
+        ),
+        ("packed", lambda parts: parts.pop("weight_scale"), r"q_proj.weight_packed"),
+        (
+            "packed",
+            lambda parts: parts.update(weight_packed=parts["weight_packed"].repeat(1, 2)),
+            r"q_proj.weight_packed is \[64, 16\], not \[64, 64\] numbers of 4 bits",
+        ),
+        (
+            "packed",
+            lambda parts: parts.update(weight_g_idx=torch.full((64,), -1)),
+            r"q_proj.weight_g_idx does not name one of 4 groups",
+        ),
+    ],
+)
+def test_a_weight_that_cannot_be_meant_is_named(tmp_path, case, change, says):
+    save_quantised(tmp_path, *CASES[case])
+    file, layer = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj."
+    tensors = load_file(file)
+    parts = {name.removeprefix(layer): tensors.pop(name) for name in list(tensors) if name.startswith(layer)}
+    change(parts)
+    save_file(tensors | {layer + part: tensor.contiguous() for part, tensor in parts.items()}, file)
+    with pytest.raises(ModelCheckpointError, match=says):
+        load_model(tmp_path, torch.float32, CPU)
+
+
 def test_a_quantiser_that_is_not_installed_is_named(tmp_path, monkeypatch):
     save_quantised(tmp_path, gptq, {"quant_method": "compressed-tensors"})
     monkeypatch.setattr(quantised, "find_spec", lambda name: None)

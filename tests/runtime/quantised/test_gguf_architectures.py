@@ -57,6 +57,8 @@ def write_head(file, architecture, **fields):
         ("llama", {"rope.dimension_count": 8}, "rotary angles of a part of each head are not read"),
         ("llama", {"rope.scaling.type": "longrope"}, "rotary positions scaled as 'longrope' are not read"),
         ("llama", {"attention.value_length": 8}, "keys and values are of unlike lengths"),
+        ("llama", {"attention.head_count": 0}, "cannot be read: ZeroDivisionError"),
+        ("llama", {"block_count": "many"}, "block_count is 'many', and no number"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path, architecture, fields, says):

@@ -1,5 +1,7 @@
 """Weights of GGUF files are multiplied as they lie in the file."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -7,6 +9,9 @@ from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, g
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 
 pytest.importorskip("gguf")
@@ -37,6 +42,20 @@ def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path
     assert packed == (7 * 4 + 2 if form in FORMS else 0)
     assert loaded.weights_bytes < 4 * sum(parameter.numel() for parameter in meant.parameters())
     assert text_of(loaded) == greedy(meant, PROMPTS, NUM_TOKENS)[0]
+
+
+def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):
+    write_model(tmp_path / "tiny.gguf", "Q4_1", tied=True)
+    model = load_weights(ConfigFile.read(checkpoint_folder(tmp_path)), torch.float32, packed=True)
+    meant, ids = dense_weight(model.get_input_embeddings()), torch.tensor([[3, 1, 4]])
+    copied = deepcopy(model)
+    assert isinstance(model.get_input_embeddings().panels, GroupPanels)
+    with torch.inference_mode():
+        assert torch.equal(copied.get_input_embeddings()(ids), meant[ids])
+        torch.testing.assert_close(copied(ids).logits, model(ids).logits)
+    model.to(torch.bfloat16)
+    assert torch.equal(model.get_input_embeddings().weight, meant.bfloat16())
+    assert model.to(torch.float16).get_input_embeddings().weight.dtype == torch.float16
 
 
 def test_layers_of_several_forms_run_as_transformers_wrote_them_where_gate_and_up_differ(tmp_path):
