@@ -18,22 +18,16 @@ class Form(NamedTuple):
     """The numbers in float32 that uint8 stand for."""
 
 
-def _e2m1(values: Tensor) -> Tensor:
-    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    return torch.cat([table, -table])[values.int()]
-
-
 INT8 = Form("int8", lambda values: values.view(torch.int8).float())
 UINT4, UINT5, UINT6 = (Form(f"uint{bits}", Tensor.float) for bits in (4, 5, 6))
 E4M3 = Form("e4m3", lambda values: values.view(torch.float8_e4m3fn).float())
-E2M1 = Form("e2m1", _e2m1)
 
 
 class Scales(NamedTuple):
     """A number of each group of a column, or the product of two."""
 
     numbers: Tensor
-    """[columns, num_groups]: floats, whole numbers of a byte, or exponents of two (float8_e8m0fnu)"""
+    """[columns, num_groups]: floats, or whole numbers of a byte"""
     by: Tensor | None = None
     """float16 [columns, num_groups / n]: each multiplies n neighbours."""
 

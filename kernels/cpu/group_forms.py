@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6
+from wingbeat.kernels.grouped_weight import E4M3, INT8, UINT4, UINT5, UINT6
 
 
 class Layout(NamedTuple):
@@ -60,5 +60,4 @@ LAYOUTS = {
     UINT5: Layout(8, 8, *_planes(1)),
     UINT6: Layout(9, 4, *_planes(2)),
     E4M3: Layout(10, 2, _as_they_are, _as_they_are),
-    E2M1: Layout(11, 2, _nibbles, _from_nibbles),
 }

@@ -12,7 +12,7 @@ from wingbeat.kernels.cpu.group_forms import LAYOUTS
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
 from wingbeat.kernels.grouped_weight import GroupedWeight, Scales
 
-SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4, torch.float8_e8m0fnu: 5}
+SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4}
 """Types of the numbers of scales, as the C++ names them."""
 
 

@@ -53,18 +53,6 @@ struct grouped_e4m3 {
     static void pair(const uint8_t* at, int, vec& first, vec& second) { first = read(at), second = read(at + PANEL); }
 };
 
-// Two of one bit of sign, two of exponent, one of mantissa.
-struct grouped_e2m1 {
-    uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 1;
-    static constexpr float FACTOR = 0x1p14f;
-    static void pair(const uint8_t* at, int, vec& first, vec& second) {
-        halves both = load_short(at);
-        first = from_halves((both & 8) << 12 | (both & 7) << 9);
-        second = from_halves((both & 0x80) << 8 | (both & 0x70) << 5);
-    }
-};
-
 // run(a unit of the form of that index)
 template <class Run>
 static inline void by_form(int64_t index, const Run& run) {
@@ -73,8 +61,7 @@ static inline void by_form(int64_t index, const Run& run) {
         case 1: return run(grouped_nibbles{});
         case 2: return run(grouped_planes<1>{});
         case 3: return run(grouped_planes<2>{});
-        case 4: return run(grouped_e4m3{});
-        default: return run(grouped_e2m1{});
+        default: return run(grouped_e4m3{});
     }
 }
 
@@ -92,8 +79,8 @@ constexpr bool IS_GROUPED = false;
 template <class T>
 constexpr bool IS_GROUPED<T, decltype((void)T::INPUTS, 0)> = true;
 
-// Types of the numbers of scales and shifts: `Kind`, or whole numbers, or exponents of 2 from -127 on.
-enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4, EXPONENTS = 5 };
+// Types of the numbers of scales and shifts: `Kind`, or whole numbers of a byte.
+enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4 };
 
 // Numbers by panel [num_groups, PANEL], each of which is multiplied by one of `by` [num_groups / each, PANEL], if given.
 struct Scales {
@@ -122,17 +109,11 @@ struct Scales {
             case BFLOAT: found = load((const bfloat*)numbers + place); break;
             case HALF: found = load((const half*)numbers + place); break;
             case WHOLE: found = as_floats(load_bytes((const uint8_t*)numbers + place)); break;
-            case SIGNED: found = load_whole((const int8_t*)numbers + place); break;
-            default: found = powers_of_two(load_bytes((const uint8_t*)numbers + place));
+            default: found = load_whole((const int8_t*)numbers + place);
         }
         if (!by) return found;
         const half* own = by + (panel * (num_groups / each) + group / each) * PANEL + within;
         return found * load(own);
-    }
-
-    // 2^(exponent - 127), of which the least is no normal number.
-    static vec powers_of_two(words exponents) {
-        return (vec)(exponents == 0 ? words{} + 0x400000u : exponents << 23);
     }
 };
 

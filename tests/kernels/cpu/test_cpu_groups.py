@@ -6,10 +6,10 @@ import torch
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels
-from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-LARGEST = {UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255, E2M1: 15}
+LARGEST = {UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255}
 
 
 def random_weight(form, columns, inputs, group, scaled="half") -> GroupedWeight:
@@ -42,14 +42,13 @@ def random_weight(form, columns, inputs, group, scaled="half") -> GroupedWeight:
         "signed": lambda: GroupedWeight(
             form, values, Scales(whole(255).view(torch.int8), floats(pairs, torch.float16)), offset=-32.0
         ),
-        "exponents": lambda: GroupedWeight(form, values, Scales((whole(10) + 118).view(torch.float8_e8m0fnu))),
     }[scaled]()
 
 
 CASES = [
     *((form, "half") for form in (*LARGEST, E4M3)),
     *((UINT4, scaled) for scaled in ("bfloat", "minima", "products", "signed")),
-    *((UINT5, "products"), (UINT6, "signed"), (E4M3, "float"), (E4M3, "bfloat"), (E2M1, "exponents"), (INT8, "float")),
+    *((UINT5, "products"), (UINT6, "signed"), (E4M3, "float"), (E4M3, "bfloat"), (INT8, "float")),
 ]
 
 
@@ -69,14 +68,6 @@ def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, in
         rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(num_rows))
         assert torch.equal(kernels.packed_linear(rows, panels), kernels.packed_linear(rows, plain)), num_rows
     kernels.use_threads(before)
-
-
-def test_the_least_exponent_of_two_is_a_number():
-    kernels = cpu_kernels()
-    scales = torch.tensor([[0], [1], [127]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    weight = GroupedWeight(E2M1, torch.full((3, 32), 7, dtype=torch.uint8), Scales(scales))
-    found = kernels.packed_linear(torch.eye(32)[:1], GroupPanels.pack(weight, kernels.panel))
-    assert found.tolist() == [[6 * 2.0**-127, 6 * 2.0**-126, 6.0]]
 
 
 def test_inputs_in_another_order_are_multiplied_by_their_own_weights():
