@@ -10,7 +10,6 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import TrainedHead
-from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units
 
 
 def family_name(folder: Path) -> str:
@@ -39,6 +38,5 @@ def training_config(settings: LearnerSettings, family: str, head: TrainedHead) -
         sequence_length=settings.sequence_length,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
-        precision="bfloat16" if has_bfloat16_units() else "float32",
         **FAMILIES[family].settings_of(head),
     )

@@ -107,7 +107,7 @@ class OnlineTrainer:
     def _open_train(self) -> RecordedSource | None:
         folder = self.settings.rounds / TRAIN
         try:
-            return RecordedSource(self.config, folder, self.settings.verifier, self.head.tap_layers, _CPU)
+            return RecordedSource(self.config, folder, self.settings.verifier, self.head.tap_layers, _CPU, True)
         except RecordingError:  # nothing is there, or a shard has gone between two looks
             return None
 

@@ -1,41 +1,45 @@
-"""Run a verifier over text and keep what a drafter learns from: the work behind `wingbeat extract`."""
+"""Serve text to an engine and keep what a drafter learns from: the work behind `wingbeat extract`.
 
-from collections.abc import Callable
+The engine that serves the verifier writes and reads the texts: each is computed once, with the weights in the form that
+they are served in.
+"""
+
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
 
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.corpus import encode_documents, split_files
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.choice import parse_drafter
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.recordings.extract_config import MIN_ANSWER, ExtractConfig
 from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingIndex, RecordingSpec
-from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
-from wingbeat.runtime.recordings.own_text import continue_texts, read_texts
+from wingbeat.runtime.recordings.live import FinishedSequence, LiveRecording
+from wingbeat.runtime.recordings.live_writer import record_of
+from wingbeat.runtime.recordings.progress import RunProgress
 from wingbeat.runtime.recordings.recording_sources import (
     CorpusSource,
     PromptSource,
     Sampling,
-    Start,
     TextSource,
     read_prompts,
 )
 from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprob
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.layers.loaded_model import end_of_text_ids
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
-_TEXT_SETTINGS = (
-    "sequence_length",
-    "own_share",
-    "greedy_fraction",
-    "temperature",
-    "batch_size",
-    "shard_bytes",
-    "dtype",
-    "seed",
-)
-"""What decides the shards' content, beside what `RecordingSpec` has fields for."""
+_TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
+"""What decides the sequences, beside what `RecordingSpec` has fields for."""
+_HELD_BATCHES = 8
+"""Finished sequences wait for those begun before them, so that the shards have them in order: for so many batches."""
 
 
 class ExtractResult(NamedTuple):
@@ -48,26 +52,23 @@ class ExtractResult(NamedTuple):
 
 
 def extract(config: ExtractConfig) -> ExtractResult:
-    """Record what is missing of `config.sequences`. A run that was killed is continued with the same shards.
+    """Record what is missing of `config.sequences`. A run that was killed is continued with the same sequences.
 
     Raises:
         FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, are not there.
         ValueError: model, text or settings do not fit each other, or the folder holds another recording.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
     folder = config.model_folder()
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    verifier = FrozenVerifier(str(folder), config.tap_layers, device, DTYPES[config.dtype])
     source = _source(config, folder)
-    _check_fits(config, verifier)
+    engine = _engine(config, folder)
+    loaded = engine.loaded
     spec = RecordingSpec(
         verifier=folder.resolve().name,
         fingerprint=checkpoint_fingerprint(folder),
-        tap_layers=verifier.tap_layers,
-        hidden_size=verifier.hidden_size,
-        num_layers=verifier.num_layers,
-        vocab_size=verifier.embedding.shape[0],
+        tap_layers=engine.needs.tap_layers,
+        hidden_size=loaded.hidden_size,
+        num_layers=len(loaded.layers),
+        vocab_size=loaded.vocab_size,
         taps_dtype=config.taps_dtype,
         top_k=config.top_k,
         logits_dtype=config.dtype,
@@ -77,67 +78,155 @@ def extract(config: ExtractConfig) -> ExtractResult:
     writer = RecordingWriter(config.output, spec, config.max_bytes)
     total = min(config.sequences, source.num_starts or config.sequences)
     stopped = None
-    with _progress_bar() as bar:
-        task = bar.add_task("extract", total=total, completed=writer.num_sequences)
-        try:
-            _fill(config, verifier, source, writer, total, lambda count: bar.advance(task, count))
-            writer.finish()
-        except RecordingFull as full:
-            stopped = str(full)
+    try:
+        _Extraction(config, engine, source, writer, total).run()
+        writer.finish()
+    except RecordingFull as full:
+        stopped = str(full)
     return ExtractResult(writer.index, stopped, getattr(source, "num_left_out", 0))
 
 
-def _fill(
-    config: ExtractConfig,
-    verifier: FrozenVerifier,
-    source: TextSource,
-    writer: RecordingWriter,
-    total: int,
-    on_sequences: Callable[[int], None],
-) -> None:
-    """Write shards until there are `total` sequences.
+class _Sequences:
+    """Sink of the recorder: the sequences that ended, by request."""
 
-    A shard begins where the ones before it end and is computed from its sequences' numbers alone, so it does not matter
-    in which run it was written.
+    is_open = True
 
-    Raises:
-        RecordingFull: the next shard does not fit.
-    """
-    per_shard = max(1, config.shard_bytes // (writer.index.spec.bytes_per_token * config.sequence_length))
-    if per_shard > config.batch_size:
-        per_shard -= per_shard % config.batch_size
-    while writer.num_sequences < total:
-        begin = writer.num_sequences
-        starts = [source.start(number) for number in range(begin, min(total, begin + per_shard))]
-        # Before anything is computed; answers of unknown length are looked at again when they are there.
-        given = sum(len(start.token_ids) if source.stops else start.length for start in starts)
-        writer.check_room(given, len(starts))
-        for record in _record(config, verifier, starts, source.stops, on_sequences):
-            writer.add(record)
-        writer.flush()
+    def __init__(self) -> None:
+        self.ended: dict[str, FinishedSequence] = {}
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Memory is bounded by the sequences that run and wait."""
+        return True
+
+    def give_back(self, num_bytes: int, dropped: bool) -> None:
+        """A sequence without a row."""
+
+    def put(self, sequence: FinishedSequence) -> None:
+        """Keep it until the engine has told its end."""
+        self.ended[sequence.request_id] = sequence
 
 
-def _record(
-    config: ExtractConfig,
-    verifier: FrozenVerifier,
-    starts: list[Start],
-    stops: bool,
-    on_sequences: Callable[[int], None],
-) -> list[Record]:
-    """The sequences of one shard, in their order; computed in batches of like lengths."""
-    eos_token_ids = end_of_text_ids(verifier.model) if stops else frozenset()
-    by_length = sorted(range(len(starts)), key=lambda number: (len(starts[number].token_ids), number))
-    records: dict[int, Record] = {}
-    for first in range(0, len(starts), config.batch_size):
-        numbers = by_length[first : first + config.batch_size]
-        batch = [starts[number] for number in numbers]
-        texts = continue_texts(verifier, batch, eos_token_ids)
-        seen = read_texts(verifier, texts, config.top_k, DTYPES[config.taps_dtype], DTYPES[config.dtype])
-        for number, start, text, one in zip(numbers, batch, texts, seen, strict=True):
-            learnt = torch.arange(len(text)) >= start.num_unlearnt
-            records[number] = Record(text.int(), one.taps, learnt, 0, one.top_ids, one.top_logits, one.logsumexp)
-        on_sequences(len(numbers))
-    return [records[number] for number in range(len(starts))]
+class _Extraction:
+    """The sequences that are missing, through an engine, into shards in the order of their numbers."""
+
+    def __init__(
+        self, config: ExtractConfig, engine: Engine, source: TextSource, writer: RecordingWriter, total: int
+    ) -> None:
+        self.config, self.engine, self.source, self.writer, self.total = config, engine, source, writer, total
+        self.begun = writer.num_sequences
+        self.sequences = _Sequences()
+        self.logprobs: dict[str, list[TokenLogprob]] = {}
+        """Of the sequences that run, by request: of their tokens from the second one on."""
+        self.held: dict[int, Record] = {}
+        """Finished, by number, until all before them are written."""
+
+    def run(self) -> None:
+        """Raises RecordingFull where the next shard does not fit, with those before it written."""
+        config, engine, writer = self.config, self.engine, self.writer
+        spec = writer.index.spec
+        kept = LiveRecording(self.sequences, 1.0, spec.taps_size, DTYPES[spec.taps_dtype], min_tokens=1)
+        engine.observe(kept)
+        flush_at, begun_at, num_tokens = time.monotonic() + config.shard_interval_s, time.monotonic(), 0
+        with RunProgress("extract", self.total, writer.num_sequences) as progress:
+            self._admit()
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    num_tokens += len(output.token_ids)
+                    self._take(output)
+                self._write()
+                if writer.num_pending_bytes >= config.shard_bytes or time.monotonic() > flush_at:
+                    writer.flush()
+                    flush_at = time.monotonic() + config.shard_interval_s
+                rate = num_tokens / (time.monotonic() - begun_at)
+                progress.show(writer.num_sequences + writer.num_pending, f"{rate:,.0f} new tok/s")
+                self._admit()
+            writer.flush()
+
+    def _admit(self) -> None:
+        """Begin sequences while there is a slot for them."""
+        written = self.writer.num_sequences + self.writer.num_pending
+        most = min(self.total, written + _HELD_BATCHES * self.config.batch_size)
+        while self.begun < most and len(self.logprobs) < self.config.batch_size:
+            start = self.source.start(self.begun)
+            prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
+            params = SamplingParams(
+                # The last token of a text has no row: one more is written, and left out.
+                max_tokens=min(start.length + 1, self.engine.config.max_model_len) - len(prompt),
+                temperature=start.temperature,
+                seed=start.seed,
+                ignore_eos=not self.source.stops,
+                logprobs=self.config.top_k,
+                prompt_logprobs=self.config.top_k,
+            )
+            self.logprobs[str(self.begun)] = []
+            self.engine.add_request(Request(str(self.begun), tuple(prompt), params))
+            self.begun += 1
+
+    def _take(self, output: RequestOutput) -> None:
+        """Keep what a round brought.
+
+        Raises:
+            RuntimeError: the engine could not compute the sequence.
+        """
+        if output.failure is not None or output.finish_reason is FinishReason.ABORT:
+            raise RuntimeError(f"sequence {output.request_id}: {output.failure or 'it was aborted'}")
+        logprobs = self.logprobs[output.request_id]
+        logprobs += (*output.prompt_logprobs, *output.logprobs)
+        if output.finish_reason is not None:
+            number = int(output.request_id)
+            sequence = self.sequences.ended.pop(output.request_id)
+            start, record = self.source.start(number), record_of(sequence)
+            learnt = torch.arange(len(record.token_ids)) >= start.num_unlearnt
+            tops = self._tops(logprobs[: len(record.token_ids)])
+            self.held[number] = record._replace(loss_mask=learnt, **tops)
+            del self.logprobs[output.request_id]
+
+    def _tops(self, logprobs: list[TokenLogprob]) -> dict[str, Tensor]:
+        """The likeliest tokens by row; their log-probabilities are logits whose logsumexp is 0."""
+        if not self.config.top_k:
+            return {}
+        top = torch.tensor([one.top[: self.config.top_k] for one in logprobs], dtype=torch.float64)
+        return {
+            "top_ids": top[..., 0].int(),
+            "top_logits": top[..., 1].to(DTYPES[self.config.dtype]),
+            "logsumexp": torch.zeros(len(top)),
+        }
+
+    def _write(self) -> None:
+        """Hand over the records whose predecessors are written."""
+        while (record := self.held.pop(self.writer.num_sequences + self.writer.num_pending, None)) is not None:
+            self.writer.add(record)
+
+
+def _engine(config: ExtractConfig, folder: Path) -> Engine:
+    """The verifier's engine, that writes plainly and taps what is recorded."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    limits = EngineConfig(
+        max_num_seqs=config.batch_size,
+        max_model_len=config.sequence_length + 1,
+        lower_max_model_len=True,
+        enable_prefix_caching=False,  # what it holds of a text would not be computed, and not be recorded
+    )
+    settings = PairSettings.of(
+        model=folder,
+        drafter=parse_drafter("none", folder),
+        engine=limits,
+        dtype=config.dtype,
+        threads=config.threads,
+        allow_bad_drafter=False,
+        engine_dir=None,
+        fp8_drafter=False,
+        tries_bfloat16=False,
+        eight_bits=False,
+    )
+
+    def needs(_: object, loaded: LoadedModel) -> DrafterNeeds:
+        _check_fits(config, loaded)
+        return DrafterNeeds(tap_layers=config.tap_layers or default_tap_layers(len(loaded.layers)))
+
+    return engine_of_pair(settings, device, needs).engine
 
 
 def _source(config: ExtractConfig, folder: Path) -> TextSource:
@@ -151,20 +240,9 @@ def _source(config: ExtractConfig, folder: Path) -> TextSource:
     return CorpusSource(documents, config.sequence_length, config.own_share, sampling)
 
 
-def _check_fits(config: ExtractConfig, verifier: FrozenVerifier) -> None:
-    text_config = verifier.model.config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if positions is not None and config.sequence_length > positions:
+def _check_fits(config: ExtractConfig, loaded: LoadedModel) -> None:
+    if config.sequence_length > loaded.max_position_embeddings:
+        positions = loaded.max_position_embeddings
         raise ValueError(f"sequence_length={config.sequence_length}: the verifier has {positions} positions")
-    if config.top_k > verifier.embedding.shape[0]:
-        raise ValueError(f"top_k={config.top_k}: the verifier has {verifier.embedding.shape[0]} tokens")
-
-
-def _progress_bar() -> Progress:
-    return Progress(
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    if config.top_k > loaded.vocab_size:
+        raise ValueError(f"top_k={config.top_k}: the verifier has {loaded.vocab_size} tokens")

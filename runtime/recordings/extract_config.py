@@ -9,6 +9,7 @@ from wingbeat.runtime.config import FloatName
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.scheduling.request import MAX_LOGPROBS
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.standard_library import stdlib_root
 
@@ -47,11 +48,14 @@ class ExtractConfig(Settings):
         description="Layers whose input is tapped, the number of layers standing for the final norm's output; by "
         "default (2, n // 2, n - 3), spread out for shallow models.",
     )
-    top_k: int = Field(32, ge=0, description="Logits kept per token; 0 keeps none.")
+    top_k: int = Field(
+        MAX_LOGPROBS, ge=0, le=MAX_LOGPROBS, description="Log-probabilities kept per token; 0 keeps none."
+    )
     taps_dtype: FloatName = Field("bfloat16", description="Of the stored hidden states.")
     dtype: FloatName = Field("float32", description="Of the verifier's arithmetic, and of the stored logits.")
     batch_size: int = Field(64, gt=0, description="Sequences the verifier continues at once.")
-    shard_bytes: int = Field(128 * 2**20, gt=0, description="Size of a shard, about: what a kill can lose.")
+    shard_bytes: int = Field(32 * 2**20, gt=0, description="Size of a shard, about.")
+    shard_interval_s: float = Field(300.0, gt=0, description="Seconds until a shard is written, full or not.")
     max_bytes: int = Field(20 * 10**9, gt=0, description="Of all shards: the run stops before it would exceed them.")
     seed: int = Field(0, ge=0, description="Of the data order and of sampling.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the verifier runs.")

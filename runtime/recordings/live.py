@@ -35,6 +35,7 @@ class FinishedSequence(NamedTuple):
     num_bytes: int
     adapter: str = ""
     """As in `Record`."""
+    request_id: str = ""
 
 
 class Sink(Protocol):
@@ -109,13 +110,17 @@ class LiveRecording(RoundObserver):
         share: of the requests to record, 0..1; which ones follows from their ids alone.
         taps_size: leading columns of the rounds' taps that are kept.
         dtype: they are kept in.
+        min_tokens: shorter sequences are not kept.
     """
 
-    def __init__(self, sink: Sink, share: float, taps_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, sink: Sink, share: float, taps_size: int, dtype: torch.dtype, min_tokens: int = MIN_TOKENS
+    ) -> None:
         self._sink = sink
         self._share = share
         self._taps_size = taps_size
         self._dtype = dtype
+        self._min_tokens = min_tokens
         self._requests: dict[str, _Growing | None] = {}
         """Those seen and not ended; None for the ones that are not recorded."""
         self._copies: deque[_RoundCopy] = deque()
@@ -166,7 +171,7 @@ class LiveRecording(RoundObserver):
             return
         # The last round may have computed positions past the token that ended the text.
         num_tokens = min(growing.num_rows, len(growing.seq.token_ids) - growing.position)
-        if num_tokens < MIN_TOKENS:
+        if num_tokens < self._min_tokens:
             self._sink.give_back(growing.num_bytes, dropped=False)
             return
         token_ids = growing.seq.token_ids[growing.position : growing.position + num_tokens]
@@ -179,6 +184,7 @@ class LiveRecording(RoundObserver):
                 growing.seq.num_prompt_tokens,
                 growing.num_bytes,
                 "" if adapter is None else f"{adapter.name}@{adapter.digest}",
+                request_id,
             )
         )
 

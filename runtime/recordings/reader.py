@@ -1,5 +1,6 @@
 """Recordings as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from wingbeat.runtime.recordings.format import INDEX_FILE, Record, RecordingError, RecordingSpec, read_index
+
+HELD_OUT_SHARE = 1 / 32
+"""Of the sequences, those that drafters are measured on and that none is trained on."""
+_PROMPT_TOKENS = 32
 
 
 class RecordingBatch(NamedTuple):
@@ -47,12 +52,14 @@ class RecordingReader:
 
     Args:
         adapter: `name@digest` of the sequences that are read: those of another one are another model's.
+        held_out: True reads the sequences that are held out of training, False the others, None all. Their prompts
+            decide, so that equal prompts are on one side, and a sequence stays on its side while a recording grows.
 
     Raises:
         RecordingError: there is no recording, it is damaged, it is empty, or several do not belong together.
     """
 
-    def __init__(self, folder: str | Path, seed: int = 0, adapter: str = "") -> None:
+    def __init__(self, folder: str | Path, seed: int = 0, adapter: str = "", held_out: bool | None = None) -> None:
         folders = _recording_folders(Path(folder))
         indices = [read_index(one) for one in folders]
         self.spec: RecordingSpec = indices[0].spec
@@ -80,10 +87,26 @@ class RecordingReader:
         chosen = np.concatenate(kept)
         if not chosen.any():
             raise RecordingError(f"{folder} holds no sequences of {adapter or 'the model without adapters'}")
+        self._choose(chosen)
+        self._epoch: tuple[tuple[int, int], _Windows] | None = None
+        if held_out is not None:
+            side = np.array([self._is_held_out(number) == held_out for number in range(self.num_sequences)], dtype=bool)
+            self._choose(side)
+
+    def _choose(self, chosen: np.ndarray) -> None:
+        """Leave the other sequences out."""
         self._shard_of, self._begins, self._lengths, self._positions = (
             of_all[chosen] for of_all in (self._shard_of, self._begins, self._lengths, self._positions)
         )
-        self._epoch: tuple[tuple[int, int], _Windows] | None = None
+
+    def _is_held_out(self, sequence: int) -> bool:
+        shard, first = self._shard(int(self._shard_of[sequence])), int(self._begins[sequence])
+        rows = slice(first, first + int(self._lengths[sequence]))
+        learnt = shard.get_slice("loss_mask")[rows].nonzero()
+        num_prompt = int(learnt[0]) if len(learnt) else 0
+        prompt = shard.get_slice("token_ids")[rows][: num_prompt or _PROMPT_TOKENS]
+        digest = hashlib.sha256(prompt.numpy().tobytes()).digest()[:8]
+        return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
 
     @property
     def num_sequences(self) -> int:
@@ -112,13 +135,20 @@ class RecordingReader:
             rows.append((int(windows.sequences[number % per_epoch]), int(windows.begins[number % per_epoch])))
         return self._read(rows, length)
 
-    def token_counts(self) -> Tensor:
-        """How often each token occurs -> int64 [vocab_size]."""
-        counts = torch.zeros(self.spec.vocab_size, dtype=torch.int64)
-        for number in range(len(self._files)):
-            token_ids = self._shard(number).get_tensor("token_ids")
-            counts += torch.bincount(token_ids, minlength=self.spec.vocab_size)
-        return counts
+    def token_weights(self) -> Tensor:
+        """How often each token is to be learnt, and how likely it was in all places -> float64 [vocab_size].
+
+        The probabilities add what a text of this length might have held as well.
+        """
+        size = self.spec.vocab_size
+        weights = torch.zeros(size, dtype=torch.float64)
+        for number in range(self.num_sequences):
+            record = self.record(number)
+            weights += torch.bincount(record.token_ids[record.loss_mask], minlength=size)
+            if record.top_ids is not None and record.top_logits is not None and record.logsumexp is not None:
+                likely = (record.top_logits.double() - record.logsumexp[:, None]).exp()
+                weights += torch.bincount(record.top_ids.flatten(), likely.flatten(), minlength=size)
+        return weights
 
     def records(self) -> Iterator[Record]:
         """Every sequence as it was recorded, in order."""

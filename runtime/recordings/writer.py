@@ -64,6 +64,11 @@ class RecordingWriter:
         """Sequences that are in no shard yet."""
         return len(self._records)
 
+    @property
+    def num_pending_bytes(self) -> int:
+        """Of the tensors of those sequences."""
+        return self._pending_tokens * self.index.spec.bytes_per_token
+
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
         """Raise RecordingFull where a shard of so many tokens would not fit.
 

@@ -2,29 +2,23 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from wingbeat.runtime.corpus import WindowSampler, encode_documents, split_files
+from wingbeat.runtime.corpus import encode_documents, split_files
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
-from wingbeat.runtime.training.evaluation import greedy_acceptance
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import Family, TrainedHead
-from wingbeat.runtime.training.loop import Inputs, Task, optimize, prepare, write_metrics
+from wingbeat.runtime.training.held_out import HeldOut, held_out_records, held_out_text, served_dtype
+from wingbeat.runtime.training.loop import Inputs, Task, optimize, precision, prepare, write_metrics
 from wingbeat.runtime.training.parallel import Part, Ranks, joined
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
 from wingbeat.runtime.training.sources import LiveSource, RecordedSource, Source
 from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
-
-_PROMPT_TOKENS = _NEW_TOKENS = 128
 
 
 def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | None = None) -> None:
@@ -56,13 +50,16 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     split = split_files(config.corpus, config.suffixes)
     source: Source
     if config.recordings is None:
-        verifier = FrozenVerifier(str(folder), tap_layers, ranks.device, _precision(config))
+        verifier = FrozenVerifier(str(folder), tap_layers, ranks.device, precision(config))
         source = LiveSource(config, ranks, verifier, encode_documents(tokenizer, split.train))
         weights = weights_of_model(verifier)
+        judged = encode_documents(tokenizer, split.held_out) if config.validation_prompts else []
+        held_out = held_out_text(config, target, judged, chain, ranks, folder)
     else:
         source = RecordedSource(config, config.recordings, folder, tap_layers, ranks.device)
         weights = weights_of_checkpoint(target)
-    head = family.new_head(config, target, weights, source.token_counts()).to(ranks.device)
+        held_out = held_out_records(list(source.judged(config.validation_prompts)), target, chain, ranks.device)
+    head = family.new_head(config, target, weights, source.token_weights()).to(ranks.device)
 
     def export(path: Path) -> None:
         family.export(head, config, folder, path)
@@ -70,17 +67,18 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     def inputs(step: int, part: Part) -> Inputs:
         return family.inputs(config, source.inputs(step, part), step, part)
 
-    held_out = _held_out(config, target, tokenizer, split.held_out, chain)
     engine = None
     if channel_factory is not None and held_out is not None:
-        prompts, dtype = held_out.prompts.tolist(), _served_dtype(ranks)
+        prompts, dtype = held_out.prompts, served_dtype(ranks.device)
         engine = EngineValidation(
             folder, prompts, held_out.new_tokens, chain, channel_factory, dtype, ranks.device, family.inside_verifier
         )
+    loss = family.loss(head, config)
     task = Task(
         head,
-        family.loss(head, config),
+        loss,
         inputs,
+        accepted=lambda: getattr(loss, "accepted", []),
         export=lambda: export(config.output),
         validate=None if engine is None else lambda: engine.measure(export),
         validation_interval_steps=config.validation_interval_steps,
@@ -92,62 +90,22 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
             history,
             num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
             draft_vocab_coverage=_coverage(source, head),
-            acceptance=None if held_out is None else _simulated(folder, family, head, held_out, chain, ranks),
+            acceptance=None if held_out is None else _simulated(family, head, held_out, chain),
         )
         (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
 
 
-def _precision(config: TrainDrafterConfig) -> torch.dtype:
-    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-
-
-def _served_dtype(ranks: Ranks) -> torch.dtype:
-    return torch.float32 if ranks.device.type == "cpu" else torch.bfloat16
-
-
-class _HeldOut(NamedTuple):
-    """What acceptance is measured on."""
-
-    prompts: Tensor
-    """int64 [num_prompts, length]"""
-    new_tokens: int
-    """To generate after each prompt."""
-
-
-def _held_out(
-    config: TrainDrafterConfig,
-    target: TargetDescription,
-    tokenizer: PreTrainedTokenizerBase,
-    files: list[Path],
-    chain: int,
-) -> _HeldOut | None:
-    """Prompts of held-out text; None where there is too little of it."""
-    length = min(_PROMPT_TOKENS, config.sequence_length // 2)
-    positions = getattr(target.config, "max_position_embeddings", None) or length + _NEW_TOKENS + chain + 1
-    new_tokens = min(_NEW_TOKENS, positions - length - chain - 1)
-    documents = encode_documents(tokenizer, files) if config.validation_prompts else []
-    if not documents or sum(map(len, documents)) < config.validation_prompts * length or new_tokens < 1:
-        return None
-    return _HeldOut(WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length), new_tokens)
-
-
 def _coverage(source: Source, head: TrainedHead) -> float:
     """Share of the verifier's text that the head can draft."""
-    counts = source.own_token_counts()
+    counts = source.judged_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 
 
-def _simulated(
-    folder: Path, family: Family, head: TrainedHead, held_out: _HeldOut, chain: int, ranks: Ranks
-) -> dict[str, Any]:
-    """Greedy chain acceptance without an engine, in the verifier's arithmetic as it is served."""
-    verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, _served_dtype(ranks))
-    prompts = held_out.prompts.to(ranks.device)
-    matches = partial(family.matches, head)
-    measured = greedy_acceptance(matches, verifier, prompts, num_tokens=held_out.new_tokens, num_steps=chain)
+def _simulated(family: Family, head: TrainedHead, held_out: HeldOut, chain: int) -> dict[str, Any]:
+    """Greedy chain acceptance without an engine."""
+    measured = held_out.measure(head, partial(family.matches, head))
     return {
-        "prompts": len(prompts),
-        "prompt_tokens": prompts.shape[1],
+        "prompts": len(held_out.prompts),
         "new_tokens": held_out.new_tokens,
         "chain": chain,
         **measured._asdict(),

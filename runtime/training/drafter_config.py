@@ -158,8 +158,10 @@ class TrainDrafterConfig(Settings):
         "modules have DeepSeek's",
     )
     device: str = Field("cpu", description="Torch device to train on: cpu, cuda or cuda:<index>.")
-    precision: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="Arithmetic of matrix products; weights and optimizer state stay float32."
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Arithmetic of matrix products: auto is bfloat16 where the device has units for it. Weights and "
+        "optimizer state stay float32.",
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice.")
     compile: bool = Field(False, description="Compile the training step with torch.compile.")

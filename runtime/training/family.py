@@ -45,12 +45,12 @@ class Family(ABC):
 
     @abstractmethod
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """The head training starts from, its weights that are not the verifier's free to change.
 
         Args:
-            token_counts: int64 [vocab_size], how often each token occurs in the training text.
+            token_weights: [vocab_size], how much each token counts for a draft vocabulary.
 
         Raises:
             ValueError: `config.initial_head` is of another family or shape, or the verifier's layer does not fit.

@@ -14,7 +14,7 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 def initial_eagle3_head(
     weights: VerifierWeights,
     tap_layers: tuple[int, ...],
-    token_counts: Tensor,
+    token_weights: Tensor,
     *,
     draft_vocab_size: int,
     intermediate_size: int | None,
@@ -28,7 +28,7 @@ def initial_eagle3_head(
     starts as its last one where the tensors have Llama's names and the same shapes.
 
     Args:
-        token_counts: int64 [vocab_size], how often each token occurs in the training text.
+        token_weights: [vocab_size], how much each token counts for the draft vocabulary.
         intermediate_size: width of the head's MLP; None takes the verifier's.
         fc_norm, norm_output: EAGLE-3.1's.
     """
@@ -36,15 +36,15 @@ def initial_eagle3_head(
     size = min(draft_vocab_size, weights.vocab_size)
     shapes = head_shapes(weights, tap_layers, intermediate_size)
     head = EagleHead(EagleHeadConfig(**shapes, draft_vocab_size=size, fc_norm=fc_norm, norm_output=norm_output))
-    start_eagle3(head, weights, token_counts)
+    start_eagle3(head, weights, token_weights)
     return head.train()
 
 
-def start_eagle3(head: EagleHead, weights: VerifierWeights, token_counts: Tensor) -> None:
+def start_eagle3(head: EagleHead, weights: VerifierWeights, token_weights: Tensor) -> None:
     """Fill a head of EAGLE-3's layer as `initial_eagle3_head` says."""
     hidden = head.hidden_size
     with torch.no_grad():
-        head.draft_token_ids.copy_(frequent_tokens(token_counts, head.config.draft_vocab_size))
+        head.draft_token_ids.copy_(frequent_tokens(token_weights, head.config.draft_vocab_size))
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         head.fc.weight.zero_()[:, -hidden:].fill_diagonal_(1.0)
@@ -55,9 +55,9 @@ def start_eagle3(head: EagleHead, weights: VerifierWeights, token_counts: Tensor
     head.embed_tokens.weight.requires_grad_(False)
 
 
-def frequent_tokens(token_counts: Tensor, size: int) -> Tensor:
+def frequent_tokens(token_weights: Tensor, size: int) -> Tensor:
     """The most frequent tokens, ascending -> int64 [size]."""
-    return token_counts.argsort(descending=True, stable=True)[:size].sort().values
+    return token_weights.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def initial_eagle1_head(weights: VerifierWeights, *, intermediate_size: int | None, seed: int) -> Eagle1Head:

@@ -12,24 +12,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wingbeat.runtime.recordings.format import write_atomically
+from wingbeat.runtime.recordings.progress import RunProgress
 from wingbeat.runtime.training.curves import Curves
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import HeadAcceptance
-from wingbeat.runtime.training.optimizers import build_optimizers
+from wingbeat.runtime.training.optimizers import build_optimizers, fast_dtype
 from wingbeat.runtime.training.parallel import Part, Ranks
 from wingbeat.runtime.training.state import STATE_FILE, TrainingState
+from wingbeat.runtime.training.step_times import StepTimes
 
 METRICS_FILE = "metrics.json"
 _GRADIENT_NORM = 1.0
@@ -56,6 +50,8 @@ class Task:
     """Writes the weights as users load them; called with every checkpoint and at the end."""
     validate: Callable[[], HeadAcceptance] | None = None
     """Measures the weights as they are."""
+    accepted: Callable[[], list[Tensor]] = list
+    """By step of the chains of the last pass, the share of the verifier's choices that the head drafts, where known."""
     validation_interval_steps: int = 0
     """Steps between two measurements; 0 measures at the end alone."""
 
@@ -69,9 +65,14 @@ class History(NamedTuple):
     seconds: float
 
 
+def precision(config: TrainDrafterConfig) -> torch.dtype:
+    """The dtype of matrix products."""
+    return fast_dtype(torch.device(config.device)) if config.precision == "auto" else getattr(torch, config.precision)
+
+
 def autocast(config: TrainDrafterConfig) -> Any:
     """The context matrix products run in: bfloat16 autocast, or nothing for float32."""
-    if config.precision == "float32":
+    if precision(config) is torch.float32:
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
 
@@ -138,6 +139,7 @@ class _Run:
         self.config, self.ranks, self.task = config, ranks, task
         self.optimizers, self.state, self.curves = optimizers, state, curves
         self.loss = task.loss
+        self.times = StepTimes(precision(config), ranks.device)
         if ranks.world_size > 1:
             self.loss = DistributedDataParallel(task.loss)
 
@@ -145,8 +147,7 @@ class _Run:
         config, state = self.config, self.state
         saved_at = started_at = time.monotonic()
         seconds_before = state.seconds
-        with _progress_bar(self.ranks) as bar:
-            shown = bar.add_task("train", total=config.steps, completed=state.step, loss=float("nan"), speed=0.0)
+        with RunProgress("train", config.steps, state.step, self.ranks.is_first) as progress:
             while state.step < config.steps:
                 self._validate_when_due()
                 before = time.monotonic()
@@ -156,7 +157,7 @@ class _Run:
                 logged_step = state.step
                 if state.record(loss, num_tokens, seconds_before + now - started_at, config.log_interval_steps):
                     self.curves.loss(logged_step, loss, rate)
-                bar.update(shown, advance=1, loss=loss, speed=num_tokens / (now - before))
+                progress.show(state.step, self._note(loss, num_tokens / (now - before)))
                 if now - saved_at >= config.checkpoint_interval_s and state.step < config.steps:
                     self._checkpoint()
                     saved_at = time.monotonic()
@@ -170,25 +171,45 @@ class _Run:
         """One optimizer step -> the tokens it saw, over all processes, and their mean loss."""
         rounds = self.config.accumulation_steps
         num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
+        times = self.times
         for index in range(rounds):
-            inputs = self.task.inputs(step, self.ranks.part(index, rounds))
+            with times.part("data"):
+                inputs = self.task.inputs(step, self.ranks.part(index, rounds))
             # Gradients are exchanged once, with the last part.
             with self._exchange_on(index == rounds - 1):
-                with autocast(self.config):
+                with times.part("forward pass"), autocast(self.config):
                     loss = self.loss(*inputs.tensors) / rounds
-                loss.backward()
+                with times.part("backward pass"):
+                    loss.backward()
             num_tokens += inputs.num_tokens
             total = total + loss.detach()
         loss = float(self.ranks.mean(total))
         if not math.isfinite(loss):
             raise FloatingPointError(f"loss is {loss} at step {step}")
-        nn.utils.clip_grad_norm_(self.task.model.parameters(), _GRADIENT_NORM)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        with times.part("optimizers"):
+            nn.utils.clip_grad_norm_(self.task.model.parameters(), _GRADIENT_NORM)
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        times.end_step(lambda: self._passes_apart(step))
         return num_tokens * self.ranks.world_size, loss
+
+    def _passes_apart(self, step: int) -> None:
+        """A step's passes once more, whose gradients are dropped."""
+        for index in range(self.config.accumulation_steps):
+            inputs = self.task.inputs(step, self.ranks.part(index, self.config.accumulation_steps))
+            with autocast(self.config):
+                loss = self.task.loss(*inputs.tensors)
+            loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _note(self, loss: float, speed: float) -> str:
+        """Figures of a step, for people."""
+        accepted = "".join(f" {float(share):.2f}" for share in self.task.accepted())
+        return f"loss {loss:.3f}" + (f"  accepted{accepted}" if accepted else "") + f"  {speed:,.0f} tok/s"
 
     def _exchange_on(self, last: bool) -> Any:
         if isinstance(self.loss, DistributedDataParallel) and not last:
@@ -212,15 +233,3 @@ class _Run:
         if self.task.validate is not None and not (done and done[-1][0] == step):
             done.append((step, self.task.validate()))
             self.curves.acceptance(*done[-1])
-
-
-def _progress_bar(ranks: Ranks) -> Progress:
-    return Progress(
-        TextColumn("[progress.description]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tok/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        disable=not ranks.is_first,
-    )

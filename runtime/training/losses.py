@@ -114,6 +114,8 @@ class DraftLoss(nn.Module):
         self.num_steps = num_steps
         self.step_decay = step_decay
         self.feature_weight = feature_weight
+        self.accepted: list[Tensor] = []
+        """By step of the chains of the last pass, the mean of the verifier's probability of the likeliest draft."""
         self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
 
     def forward(
@@ -126,6 +128,7 @@ class DraftLoss(nn.Module):
                 count as loss 0, so that the mean of a batch's parts is the mean of the batch.
         """
         wanted = self.wanted(target)
+        accepted = []
         total = torch.zeros((), device=token_ids.device)
         for step in unroll(self.head, token_ids, taps, self.num_steps):
             width = step.hidden.shape[1]
@@ -137,11 +140,14 @@ class DraftLoss(nn.Module):
             # keeps its shapes instead.
             if learnt is not None and not torch.compiler.is_compiling():
                 hidden, part, features = hidden[learnt], part.where(learnt), features[learnt]
-            loss = part.cross_entropy(self.head.logits(hidden).float())
+            logits = self.head.logits(hidden).float()
+            loss = part.cross_entropy(logits)
+            accepted.append(part.among(logits.detach().argmax(-1, keepdim=True)).mass.mean())
             if self.feature_weight:
                 distance = functional.smooth_l1_loss(hidden.float(), features.float(), reduction="none")
                 loss = loss + self.feature_weight * distance.mean(-1)
             if learnt is not None and loss.shape == learnt.shape:
                 loss = loss * learnt
             total = total + self.step_decay ** (step.offset - 2) * loss.sum() / step.hidden[..., 0].numel()
+        self.accepted = accepted
         return total / sum(self.step_decay**step for step in range(self.num_steps))

@@ -3,6 +3,8 @@
 A source gives the loss its tensors, by step and part; it knows text, taps and distributions, not heads.
 """
 
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.reader import RecordingBatch, RecordingReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
@@ -27,11 +30,11 @@ class Source(Protocol):
     def inputs(self, step: int, part: Part) -> Inputs:
         """Arguments of `DraftLoss`, on the run's device; a pure function of its own arguments."""
 
-    def token_counts(self) -> Tensor:
-        """How often each token occurs -> int64 [vocab_size]."""
+    def token_weights(self) -> Tensor:
+        """How much each token counts for a draft vocabulary -> [vocab_size]: how often it occurs, or might have."""
 
-    def own_token_counts(self) -> Tensor:
-        """The same of the text the verifier wrote, as far as it is known which that is."""
+    def judged_token_counts(self) -> Tensor:
+        """How often each token occurs in text that a head is judged by -> int64 [vocab_size]."""
 
 
 class LiveSource:
@@ -64,12 +67,12 @@ class LiveSource:
         seen = self._verifier.observe(tokens)
         return Inputs((tokens, seen.taps, DenseTarget(seen.logits)), tokens.numel())
 
-    def token_counts(self) -> Tensor:
+    def token_weights(self) -> Tensor:
         """Of the corpus and the verifier's text together."""
         vocab_size = self._verifier.embedding.shape[0]
         return self._corpus.token_counts(vocab_size) + torch.bincount(self._rollouts.flatten(), minlength=vocab_size)
 
-    def own_token_counts(self) -> Tensor:
+    def judged_token_counts(self) -> Tensor:
         """Of the text the verifier wrote; of the corpus where it wrote none."""
         if not self._own_rows:
             return self._corpus.token_counts(self._verifier.embedding.shape[0])
@@ -100,6 +103,9 @@ class LiveSource:
 class RecordedSource:
     """Windows of a recording; the verifier is not run.
 
+    Args:
+        all_sequences: read those that are held out of training as well, for a recording that has none but training's.
+
     Raises:
         RecordingError: the recording cannot be read or is of another verifier.
         ValueError: it lacks one of the taps.
@@ -112,10 +118,12 @@ class RecordedSource:
         verifier: Path,
         tap_layers: tuple[int, ...],
         device: torch.device,
+        all_sequences: bool = False,
     ) -> None:
-        self._reader = RecordingReader(folder, config.seed)
+        self._reader = RecordingReader(folder, config.seed, held_out=None if all_sequences else False)
         self._reader.check_verifier(checkpoint_fingerprint(verifier))
         self._columns = tap_columns(self._reader, tap_layers)
+        self._folder = folder
         self._batch_size, self._length = config.batch_size, config.sequence_length
         self._device = device
 
@@ -129,6 +137,17 @@ class RecordedSource:
         moved = tuple(tensor.to(self._device) if isinstance(tensor, Tensor) else tensor for tensor in tensors)
         return Inputs(moved, int(batch.lengths.sum()))
 
+    @cached_property
+    def held_out(self) -> RecordingReader:
+        """The sequences that nothing is trained on."""
+        return RecordingReader(self._folder, held_out=True)
+
+    def judged(self, most: int) -> Iterator[Record]:
+        """Records that are held out, as many at most, with the taps that are trained on."""
+        for number in range(min(most, self.held_out.num_sequences)):
+            record = self.held_out.record(number)
+            yield record if self._columns is None else record._replace(taps=record.taps[:, self._columns])
+
     @property
     def num_sequences(self) -> int:
         """Recorded."""
@@ -139,11 +158,16 @@ class RecordedSource:
         """Recorded."""
         return self._reader.num_tokens
 
-    def token_counts(self) -> Tensor:
-        """Of the recording."""
-        return self._reader.token_counts()
+    def token_weights(self) -> Tensor:
+        """Of the recording, with the recorded probabilities."""
+        return self._reader.token_weights()
 
-    own_token_counts = token_counts
+    def judged_token_counts(self) -> Tensor:
+        """Of the answers that are held out."""
+        counts = torch.zeros(self._reader.spec.vocab_size, dtype=torch.int64)
+        for record in self.held_out.records():
+            counts += torch.bincount(record.token_ids[record.loss_mask], minlength=len(counts))
+        return counts
 
 
 def tap_columns(reader: RecordingReader, tap_layers: tuple[int, ...]) -> Tensor | None:

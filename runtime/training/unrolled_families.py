@@ -82,7 +82,7 @@ class Eagle3Family(EagleFamily):
         self.newer = newer
 
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
         taps = self.tap_layers(config, target)
@@ -91,7 +91,7 @@ class Eagle3Family(EagleFamily):
         return initial_eagle3_head(
             weights,
             taps,
-            token_counts,
+            token_weights,
             draft_vocab_size=config.draft_vocab_size,
             intermediate_size=config.intermediate_size,
             seed=config.seed,
@@ -110,7 +110,7 @@ class Eagle1Family(EagleFamily):
         return (target.num_layers,)
 
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
         if config.initial_head is not None:

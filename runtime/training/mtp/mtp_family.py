@@ -29,7 +29,7 @@ class MtpFamily(UnrolledFamily):
         return (target.num_layers,)
 
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
         return MtpHead(weights, config.seed)

@@ -81,12 +81,12 @@ class DFlashFamily(BlockFamily):
         return config.block_size - (1 if self.slots is Slots.FILL_IN else 0)
 
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
-        shape = self._shape(config, target, weights, token_counts)
+        shape = self._shape(config, target, weights, token_weights)
         if config.initial_head is None:
-            return initial_one_pass_head(weights, shape, token_counts, config.seed)
+            return initial_one_pass_head(weights, shape, token_weights, config.seed)
         checkpoint = read_one_pass_checkpoint(config.initial_head)
         if checkpoint.family is not self.kind:
             raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
@@ -119,7 +119,7 @@ class DFlashFamily(BlockFamily):
         save_one_pass_head(head, path, target_num_layers=TargetDescription.from_checkpoint(verifier).num_layers)
 
     def _shape(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> OnePassConfig:
         causal = self.kind is OnePassFamily.JETSPEC
         return OnePassConfig(
@@ -128,7 +128,7 @@ class DFlashFamily(BlockFamily):
             slots=self.slots,
             block_size=config.block_size,
             masks=(LayerMask(causal),) * config.num_layers,
-            mask_token_id=mask_token(token_counts),
+            mask_token_id=mask_token(token_weights),
             **self._own_shape(config, weights),
         )
 
@@ -183,7 +183,7 @@ class ParallelEagleFamily(BlockFamily):
         return config.block_size
 
     def new_head(
-        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_counts: Tensor
+        self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
         shape = EagleHeadConfig(**self.shapes(config, target, weights), num_layers=config.num_layers)
@@ -192,8 +192,8 @@ class ParallelEagleFamily(BlockFamily):
         return initial_parallel_head(
             weights,
             shape,
-            token_counts,
-            mask_token_id=mask_token(token_counts),
+            token_weights,
+            mask_token_id=mask_token(token_weights),
             seed=config.seed,
         )
 

@@ -14,9 +14,9 @@ _GROUPS = 16
 """Most channels that share a kernel of DFlash2's convolutions."""
 
 
-def mask_token(token_counts: Tensor) -> int:
+def mask_token(token_weights: Tensor) -> int:
     """The token that stands for what is not known: the last one that no text has, else the rarest."""
-    return int((token_counts == token_counts.min()).nonzero().max())
+    return int((token_weights == token_weights.min()).nonzero().max())
 
 
 def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> LatticeConfig:
@@ -26,7 +26,7 @@ def lattice_shape(hidden_size: int, draft_vocab_size: int, rank: int) -> Lattice
 
 
 def initial_one_pass_head(
-    weights: VerifierWeights, config: OnePassConfig, token_counts: Tensor, seed: int
+    weights: VerifierWeights, config: OnePassConfig, token_weights: Tensor, seed: int
 ) -> OnePassHead:
     """A head of DFlash's body; its context vectors start as the verifier's highest tap, what corrects slots as nothing.
 
@@ -35,7 +35,7 @@ def initial_one_pass_head(
     torch.manual_seed(seed)
     head = OnePassHead(config)
     with torch.no_grad():
-        head.draft_token_ids.copy_(frequent_tokens(token_counts, config.draft_vocab_size))
+        head.draft_token_ids.copy_(frequent_tokens(token_weights, config.draft_vocab_size))
         head.embed_tokens.weight.copy_(weights.embedding)
         head.lm_head.weight.copy_(weights.lm_head.cpu()[head.draft_token_ids])
         if config.target_hidden_size == config.hidden_size:
@@ -82,7 +82,7 @@ def _start_corrections(head: OnePassHead) -> None:
 def initial_parallel_head(
     weights: VerifierWeights,
     config: EagleHeadConfig,
-    token_counts: Tensor,
+    token_weights: Tensor,
     *,
     mask_token_id: int,
     seed: int,
@@ -90,7 +90,7 @@ def initial_parallel_head(
     """A P-EAGLE head: its first layer starts as EAGLE-3's, those behind it as the verifier's last one."""
     torch.manual_seed(seed)
     head = ParallelEagleHead(config, mask_token_id)
-    start_eagle3(head, weights, token_counts)
+    start_eagle3(head, weights, token_weights)
     with torch.no_grad():
         torch.nn.init.normal_(head.mask_hidden)
         for layer in head.behind:

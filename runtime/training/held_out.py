@@ -1,0 +1,96 @@
+"""Text that a drafter is measured on and never trained on: answers of the recording, or prompts of held-out files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.corpus import WindowSampler
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.recordings.format import Record
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+from wingbeat.runtime.training.evaluation import (
+    HeadAcceptance,
+    Matches,
+    first_learnt,
+    greedy_acceptance,
+    recorded_acceptance,
+)
+from wingbeat.runtime.training.family import TrainedHead
+from wingbeat.runtime.training.parallel import Ranks
+
+_PROMPT_TOKENS = _NEW_TOKENS = 128
+
+
+class HeldOut(NamedTuple):
+    """What acceptance is measured on."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+    """To generate after each prompt."""
+    measure: Callable[[TrainedHead, Matches], HeadAcceptance]
+    """Acceptance of a head without an engine."""
+
+
+def served_dtype(device: torch.device) -> torch.dtype:
+    """The arithmetic of a verifier that is served."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def held_out_records(
+    records: list[Record], target: TargetDescription, chain: int, device: torch.device
+) -> HeldOut | None:
+    """Recorded answers behind their prompts; None where there are none.
+
+    A record without a prompt has its first half in the place of one.
+    """
+    prompts = [record.token_ids[: first_learnt(record) or len(record.token_ids) // 2].tolist() for record in records]
+    new_tokens = _new_tokens(target, max(map(len, prompts), default=0), chain)
+    if not records or new_tokens < 1:
+        return None
+
+    def measure(_: TrainedHead, matches: Matches) -> HeadAcceptance:
+        def here(token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+            return matches(token_ids.to(device), taps.to(device), num_steps).cpu()
+
+        return recorded_acceptance(here, records, chain)
+
+    return HeldOut(prompts, new_tokens, measure)
+
+
+def held_out_text(
+    config: TrainDrafterConfig,
+    target: TargetDescription,
+    documents: list[Tensor],
+    chain: int,
+    ranks: Ranks,
+    folder: Path,
+) -> HeldOut | None:
+    """Prompts of held-out documents, which the verifier continues greedily; None where there is too little of them.
+
+    Args:
+        documents: int64 [length] each.
+        folder: of the verifier.
+    """
+    length = min(_PROMPT_TOKENS, config.sequence_length // 2)
+    new_tokens = _new_tokens(target, length, chain)
+    wanted = config.validation_prompts * length
+    if not wanted or sum(map(len, documents)) < wanted or new_tokens < 1:
+        return None
+    text = WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length)
+
+    def measure(head: TrainedHead, matches: Matches) -> HeadAcceptance:
+        """In the verifier's arithmetic as it is served."""
+        verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, served_dtype(ranks.device))
+        return greedy_acceptance(matches, verifier, text.to(ranks.device), num_tokens=new_tokens, num_steps=chain)
+
+    return HeldOut(text.tolist(), new_tokens, measure)
+
+
+def _new_tokens(target: TargetDescription, prompt_tokens: int, chain: int) -> int:
+    """To generate, at most, behind so long a prompt."""
+    positions = getattr(target.config, "max_position_embeddings", None) or prompt_tokens + _NEW_TOKENS + chain + 1
+    return min(_NEW_TOKENS, positions - prompt_tokens - chain - 1)
