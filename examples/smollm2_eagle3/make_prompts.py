@@ -24,7 +24,12 @@ HELD_OUT_EVERY = 6
 """The questions at multiples of this are for measurements."""
 _WORDS = 260
 """Of a text that a prompt quotes, at most: prompt and answer share the recording's length."""
-_SUMMARIES = ("Summarize: {}", "{}\n\nTL;DR", "Write a short summary of this text.\n\n{}", "What are the key points?\n\n{}")
+_SUMMARIES = (
+    "Summarize: {}",
+    "{}\n\nTL;DR",
+    "Write a short summary of this text.\n\n{}",
+    "What are the key points?\n\n{}",
+)
 _DOCSTRINGS = (
     "Explain in plain words what `{name}` in Python does.\n\n{text}",
     "Write a short example program that uses `{name}` of Python's standard library.",
@@ -47,16 +52,25 @@ _WRITING = (
     "Give a step-by-step plan for somebody who wants to learn about {}.",
     "How would you write a poem about {}? Write it.",
 )
-_TOPICS = (
-    "photosynthesis;the French Revolution;inflation;black holes;bread baking;chess;the water cycle;democracy;vaccines;"
-    "solar energy;earthquakes;Shakespeare;the internet;plate tectonics;jazz;human rights;climate change;bees;electric cars;"
-    "supply and demand;the Roman Empire;DNA;music theory;time management;public speaking;gardening;coral reefs;volcanoes;"
-    "artificial intelligence;the moon landing;meditation;basketball;coffee;bicycles;trade unions;the stock market;gravity;"
-    "whales;the Silk Road;Impressionism;antibiotics;rainforests;quantum mechanics;marathon running;libraries;tea;robots;"
-    "the printing press;urban planning;ocean currents;sleep;friendship;honesty;online learning;healthy eating;recycling;"
-    "the pyramids;opera;mountain climbing;the periodic table;magnets;photography;railways;wine;maps;astronomy;glaciers;"
-    "a trip to Japan;a lost dog;a job interview;a birthday party;moving to a new city;a broken computer;a school play"
-).split(";")
+_MODULES = """
+argparse asyncio base64 bisect calendar collections configparser contextlib copy csv datetime decimal difflib
+email.message enum fractions functools glob gzip hashlib heapq hmac html http.client http.server inspect io
+ipaddress itertools json logging math mimetypes multiprocessing.pool os os.path pathlib pickle platform pprint
+queue random re sched secrets select shelve shlex shutil signal smtplib socket sqlite3 statistics string subprocess
+tarfile tempfile textwrap threading time timeit tokenize traceback types typing unicodedata unittest urllib.parse
+urllib.request uuid warnings weakref xml.dom.minidom xml.etree.ElementTree zipfile zlib
+"""
+_TOPICS = """
+photosynthesis; the French Revolution; inflation; black holes; bread baking; chess; the water cycle; democracy;
+vaccines; solar energy; earthquakes; Shakespeare; the internet; plate tectonics; jazz; human rights; climate
+change; bees; electric cars; supply and demand; the Roman Empire; DNA; music theory; time management; public
+speaking; gardening; coral reefs; volcanoes; artificial intelligence; the moon landing; meditation; basketball;
+coffee; bicycles; trade unions; the stock market; gravity; whales; the Silk Road; Impressionism; antibiotics;
+rainforests; quantum mechanics; marathon running; libraries; tea; robots; the printing press; urban planning; ocean
+currents; sleep; friendship; honesty; online learning; healthy eating; recycling; the pyramids; opera; mountain
+climbing; the periodic table; magnets; photography; railways; wine; maps; astronomy; glaciers; a trip to Japan; a
+lost dog; a job interview; a birthday party; moving to a new city; a broken computer; a school play
+"""
 
 
 def main() -> None:
@@ -111,20 +125,22 @@ def instructions(checkout: Path) -> Iterator[str]:
 
 def summaries(checkout: Path) -> Iterator[str]:
     """News and dialogues to be summarized."""
-    for number, text in enumerate(_p3(checkout, r"cnn_dailymail_3_0_0_tldr|samsum_Summarize_|xsum_DOC_tldr|multi_news_sum")):
+    pattern = r"cnn_dailymail_3_0_0_tldr|samsum_Summarize_|xsum_DOC_tldr|multi_news_sum"
+    for number, text in enumerate(_p3(checkout, pattern)):
         body = re.sub(r"^.*?(Article: |Summarize: |Summarize this document: )", "", text, flags=re.DOTALL)
         yield _SUMMARIES[number % len(_SUMMARIES)].format(_cut(body.split("\n===")[0].strip()))
 
 
 def questions(checkout: Path) -> Iterator[str]:
     """Questions without a text that answers them."""
-    for text in _p3(checkout, r"wiki_qa_Direct|sciq_Direct_Question_Closed|hotpotqa_straigh|commonsense_qa_answer_given"):
+    pattern = r"wiki_qa_Direct|sciq_Direct_Question_Closed|hotpotqa_straigh|commonsense_qa_answer_given"
+    for text in _p3(checkout, pattern):
         yield re.sub(r"^(Q: |Answer this question: )|\s*A:\s*$", "", text).strip().replace("??", "?")
 
 
 def with_context(checkout: Path) -> Iterator[str]:
     """Questions behind a text that answers them."""
-    pattern = r"adversarial_qa_\w+_question_context_answer|quoref_(Given_Context|Answer_Question|Read_And)|ropes_prompt_beg"
+    pattern = r"adversarial_qa_\w+_question_context|quoref_(Given_Context|Answer_Question|Read_And)|ropes_prompt_beg"
     return (_cut(text) for text in _p3(checkout, pattern))
 
 
@@ -141,7 +157,7 @@ def translations(descriptions: Path) -> Iterator[str]:
 def docstrings(rng: random.Random) -> Iterator[str]:
     """Tasks about functions and classes of the standard library."""
     seen, found = set(), []
-    for module in sorted(_modules()):
+    for module in sorted(_MODULES.split()):
         for name, thing in inspect.getmembers(importlib.import_module(module), callable):
             text = inspect.getdoc(thing) or ""
             if not name.startswith("_") and 120 < len(text) < 900 and text.isascii() and text not in seen:
@@ -154,18 +170,7 @@ def docstrings(rng: random.Random) -> Iterator[str]:
 
 def writing() -> Iterator[str]:
     """Every way of asking, about every topic."""
-    return (form.format(topic) for form in _WRITING for topic in _TOPICS)
-
-
-def _modules() -> Iterable[str]:
-    return (
-        "argparse asyncio base64 bisect calendar collections configparser contextlib copy csv datetime decimal difflib "
-        "email.message enum fractions functools glob gzip hashlib heapq hmac html http.client http.server inspect io "
-        "ipaddress itertools json logging math mimetypes multiprocessing.pool os os.path pathlib pickle platform pprint "
-        "queue random re sched secrets select shelve shlex shutil signal smtplib socket sqlite3 statistics string "
-        "subprocess tarfile tempfile textwrap threading time timeit tokenize traceback types typing unicodedata unittest "
-        "urllib.parse urllib.request uuid warnings weakref xml.dom.minidom xml.etree.ElementTree zipfile zlib"
-    ).split()
+    return (form.format(topic) for form in _WRITING for topic in " ".join(_TOPICS.split()).split("; "))
 
 
 def _p3(checkout: Path, pattern: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from wingbeat.runtime.training.evaluation import (
 from wingbeat.runtime.training.family import TrainedHead
 from wingbeat.runtime.training.parallel import Ranks
 
-_PROMPT_TOKENS = _NEW_TOKENS = 128
+_PROMPT_TOKENS = NEW_TOKENS = 128
 
 
 class HeldOut(NamedTuple):
@@ -92,5 +92,5 @@ def held_out_text(
 
 def _new_tokens(target: TargetDescription, prompt_tokens: int, chain: int) -> int:
     """To generate, at most, behind so long a prompt."""
-    positions = getattr(target.config, "max_position_embeddings", None) or prompt_tokens + _NEW_TOKENS + chain + 1
-    return min(_NEW_TOKENS, positions - prompt_tokens - chain - 1)
+    positions = getattr(target.config, "max_position_embeddings", None) or prompt_tokens + NEW_TOKENS + chain + 1
+    return min(NEW_TOKENS, positions - prompt_tokens - chain - 1)

@@ -265,3 +265,24 @@ def test_a_fingerprint_follows_weights_and_config_and_not_the_copy(tmp_path):
     assert checkpoint("tuned", weights[::-1]) != base
     assert checkpoint("longer", weights + b"x") != base
     assert checkpoint("rope", weights, rope_theta=2.0) != base
+
+
+def test_equal_prompts_are_on_one_side_of_what_is_held_out(tmp_path):
+    writer = RecordingWriter(tmp_path, spec(), 10**9)
+    prompts = [index % 200 for index in range(600)]
+    for index, prompt in enumerate(prompts):
+        one = record(12, seed=index)
+        token_ids = one.token_ids.clone()
+        token_ids[:4] = torch.tensor([prompt % 50, prompt // 50, 7, 7])
+        writer.add(one._replace(token_ids=token_ids, loss_mask=torch.arange(12) >= 4))
+    writer.flush()
+
+    def side(held_out: bool | None) -> list[tuple[int, ...]]:
+        return [tuple(one.token_ids[:4].tolist()) for one in RecordingReader(tmp_path, held_out=held_out).records()]
+
+    held, trained = side(True), side(False)
+    assert sorted(held + trained) == sorted(side(None))
+    assert not set(held) & set(trained)
+    # Prompts three times each, of a binomial of 200 with a share of 1/32: four standard deviations.
+    assert len(held) % 3 == 0
+    assert abs(len(held) / 3 - 200 / 32) < 4 * (200 / 32) ** 0.5

@@ -13,10 +13,11 @@ from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.unroll import matches, unroll
+from wingbeat.runtime.recordings.format import Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
-from wingbeat.runtime.training import drafter
+from wingbeat.runtime.training import held_out
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
-from wingbeat.runtime.training.evaluation import greedy_acceptance
+from wingbeat.runtime.training.evaluation import greedy_acceptance, recorded_acceptance
 from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
 from wingbeat.runtime.training.rollouts import RowSampler, make_rollouts
 
@@ -167,6 +168,9 @@ def test_simulated_acceptance_is_that_of_real_drafting(verifier, head):
     assert measured.num_rounds == rounds
     assert measured.length == pytest.approx(1 + accepted / rounds, abs=1e-3)
     assert 1.0 < measured.length < 4.0
+    # Recorded answers behind those prompts, as long as rounds of the same tokens need them.
+    records = [Record(text[row, :27].int(), seen.taps[row, :27], torch.arange(27) >= 6) for row in range(4)]
+    assert recorded_acceptance(partial(matches, head), records, 3) == measured
 
 
 def test_matches_ask_for_the_greedy_draft(head, verifier):
@@ -248,7 +252,7 @@ def config(verifier_path, tmp_path):
 
 @pytest.mark.slow
 def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
-    monkeypatch.setattr(drafter, "_NEW_TOKENS", 4)
+    monkeypatch.setattr(held_out, "NEW_TOKENS", 4)
     config = config.model_copy(update={"steps": 30, "validation_prompts": 2})
     train_drafter(config)
     embedding = torch.randn(VOCAB, HIDDEN)
