@@ -1,0 +1,177 @@
+"""A chat model on 80 questions that no draft head saw: tokens a round by kind of question, and tokens per second.
+
+    .venv/bin/python benchmarks/real_model.py --model smollm2 --drafter HEAD [--at-once 1 4 16] [--temperatures 0 1]
+
+Plain decoding, suffix drafts and the head take turns on each group of questions, in one process, an engine each, so
+that a drift of the machine meets all alike. Ratios are medians over the groups. The texts of all three are compared.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from local_engine import quiet
+from report import Report, Table, machine_facts, spread
+
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.metrics import SpeculationMetrics
+from wingbeat.runtime.scheduling.request import SamplingParams
+
+QUESTIONS = Path(__file__).parent / "data" / "spec_bench_held_out.jsonl"
+PLAIN = "plain"
+
+
+class Question(NamedTuple):
+    """A prompt and its kind."""
+
+    category: str
+    token_ids: list[int]
+
+
+@dataclass
+class Mode:
+    """A way of decoding."""
+
+    llm: LLM
+    speculation: bool
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second, by group."""
+    by_category: dict[str, SpeculationMetrics] = field(default_factory=dict)
+    num_equal: int = 0
+    """Answers that are plain decoding's."""
+
+    def answer(self, group: list[Question], first: int, temperature: float, max_tokens: int) -> list[list[int]]:
+        """Answer a group of questions together."""
+        params = [
+            SamplingParams(
+                max_tokens=max_tokens, temperature=temperature, seed=first + index, speculation=self.speculation
+            )
+            for index in range(len(group))
+        ]
+        began = time.perf_counter()
+        results = self.llm.generate([question.token_ids for question in group], params)
+        seconds = time.perf_counter() - began
+        self.rates.append(sum(len(result.token_ids) for result in results) / seconds)
+        for question, result in zip(group, results, strict=True):
+            self.by_category.setdefault(question.category, SpeculationMetrics()).add(result.metrics)
+        return [result.token_ids for result in results]
+
+    def tokens_a_round(self, category: str | None = None) -> float:
+        """Accepted tokens and the verifier's own, by draft that was verified."""
+        chosen = [one for name, one in self.by_category.items() if category in (None, name)]
+        drafts = sum(one.num_drafts for one in chosen)
+        return 1 + sum(one.num_accepted_tokens for one in chosen) / max(1, drafts)
+
+
+def main() -> None:
+    """Measure what the arguments ask for, and show it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder, GGUF file or name")
+    parser.add_argument("--drafter", required=True, help="folder of the model's EAGLE head")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    parser.add_argument("--questions", type=int, default=80, help="spread over all kinds")
+    parser.add_argument("--chain", type=int, help="draft chains of this length always, instead of what pays")
+    parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+    args = parser.parse_args()
+    quiet()
+    llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
+    questions = read_questions(llms["suffix"], args.questions)
+    tables, figures = [], {}
+    for temperature in args.temperatures:
+        speeds, last = [], {}
+        for at_once in args.at_once:
+            modes = {
+                PLAIN: Mode(llms["suffix"], speculation=False),
+                "suffix": Mode(llms["suffix"], speculation=True),
+                "head": Mode(llms[args.drafter], speculation=True),
+            }
+            run(modes, questions, at_once, temperature, args.tokens)
+            speeds.append(speed_row(modes, at_once, len(questions)))
+            figures[f"T={temperature:g}, {at_once} at once"] = {name: figures_of(mode) for name, mode in modes.items()}
+            last = modes
+        tables += [speed_table(temperature, speeds), acceptance_table(temperature, last)]
+    facts = machine_facts() | {"model": Path(args.model).name, "answers": f"at most {args.tokens} tokens"}
+    Report("real_model", facts, tables, figures).finish(args, "real_model")
+
+
+def opened(args: argparse.Namespace, drafter: str) -> LLM:
+    """The model with a drafter."""
+    shape = SpeculationConfig.default("cpu")
+    if args.chain is not None:
+        shape = SpeculationConfig(args.chain, 1, args.chain + 1)
+    config = EngineConfig(
+        max_num_seqs=max(args.at_once), max_model_len=1536, enable_prefix_caching=False, speculation=shape
+    )
+    given = {"dtype": args.dtype, "device": "cpu", "threads": args.threads, "allow_bad_drafter": True}
+    return LLM(args.model, drafter, config, InProcessChannel, **given)
+
+
+def read_questions(llm: LLM, most: int) -> list[Question]:
+    """Questions of all kinds, those of a kind evenly spread over the file."""
+    entries = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    chosen = [entries[index * len(entries) // most] for index in range(min(most, len(entries)))]
+    return [
+        Question(entry["category"], llm.tokenizer.encode_chat([{"role": "user", "content": entry["prompt"]}]))
+        for entry in chosen
+    ]
+
+
+def run(modes: dict[str, Mode], questions: list[Question], at_once: int, temperature: float, max_tokens: int) -> None:
+    """Let every mode answer every group, in another order each time."""
+    names = list(modes)
+    for number, first in enumerate(range(0, len(questions), at_once)):
+        group = questions[first : first + at_once]
+        texts = {}
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            texts[name] = modes[name].answer(group, first, temperature, max_tokens)
+        for name, mode in modes.items():
+            mode.num_equal += sum(one == other for one, other in zip(texts[name], texts[PLAIN], strict=True))
+
+
+def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple[str, ...]:
+    """Medians over the groups, and ratios of the same group."""
+    plain = modes[PLAIN].rates
+    cells = [spread(plain)]
+    for name in ("suffix", "head"):
+        ratios = [rate / other for rate, other in zip(modes[name].rates, plain, strict=True)]
+        cells += [f"{statistics.median(ratios):.2f}", f"{modes[name].num_equal}/{num_questions}"]
+    return (str(at_once), *cells)
+
+
+def speed_table(temperature: float, rows: list[tuple[str, ...]]) -> Table:
+    """One row for each number of requests at once."""
+    columns = ("at once", "plain tok/s", "suffix x plain", "texts equal", "head x plain", "texts equal")
+    return Table(f"Speed at temperature {temperature:g}", columns, rows)
+
+
+def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
+    """One row for each kind of question."""
+    categories = sorted(modes["head"].by_category)
+    rows = [(name, *(f"{modes[mode].tokens_a_round(name):.2f}" for mode in ("suffix", "head"))) for name in categories]
+    rows.append(("all", *(f"{modes[mode].tokens_a_round():.2f}" for mode in ("suffix", "head"))))
+    return Table(f"Tokens a round with drafts, temperature {temperature:g}", ("questions", "suffix", "head"), rows)
+
+
+def figures_of(mode: Mode) -> dict[str, Any]:
+    """What was measured, by name."""
+    return {
+        "tokens_per_s": mode.rates,
+        "tokens_a_round": mode.tokens_a_round(),
+        "by_category": {name: mode.tokens_a_round(name) for name in mode.by_category},
+        "equal_texts": mode.num_equal,
+    }
+
+
+if __name__ == "__main__":
+    main()
