@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wingbeat.deployments.vllm_words.foreign_rows import Given, Row, becomes, left_out, refused
+from wingbeat.runtime.config import ForcedAcceptance
 
 PLACE = "speculative_config"
 _BY_FOLDER = "{drafter} is the folder, or the name on the hub, in `model`; its files tell the kind"
@@ -88,10 +89,47 @@ def _tree(name: str, value: Any, given: Given) -> dict[str, Any]:
         raise ValueError("must be a list of paths, such as [(0,), (0, 0), (1,)]") from None
 
 
+def _method_of_acceptance(name: str, method: Any, given: Given) -> dict[str, Any]:
+    if method == "synthetic" and not any(given.get(f"{PLACE}.{one}") is not None for one in _SYNTHETIC):
+        raise ValueError(f"synthetic needs {' or '.join(_SYNTHETIC)}")
+    if method not in ("standard", "strict", "probabilistic", "block", "synthetic"):
+        raise ValueError("must be standard, block or synthetic")
+    return {}
+
+
+def _length(name: str, length: Any, given: Given) -> dict[str, Any]:
+    """Tokens of a round: the first levels are certain, as in vLLM."""
+    _only_synthetic(given)
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        raise ValueError("must be a number from 1 on, the tokens of a round with the verifier's own")
+    return _forced(ForcedAcceptance.length(length).rates)
+
+
+def _rates(name: str, rates: Any, given: Given) -> dict[str, Any]:
+    """Shares of the rounds that accept each level, of which each is a part of the one before it."""
+    _only_synthetic(given)
+    fits = isinstance(rates, list) and rates and all(isinstance(rate, int | float) for rate in rates)
+    if not fits or not all(1 >= one >= next_one >= 0 for one, next_one in zip([1, *rates], rates, strict=False)):
+        raise ValueError("must be a list of rates from 0 to 1, none above the one before it")
+    given_above = [rate / above if above else 0.0 for above, rate in zip([1, *rates], rates, strict=False)]
+    return _forced((*given_above, 0.0))
+
+
+def _forced(rates: tuple[float, ...]) -> dict[str, Any]:
+    return {"forced_acceptance": ",".join(f"{rate:.12g}" for rate in rates)}
+
+
+def _only_synthetic(given: Given) -> None:
+    if given.get(f"{PLACE}.rejection_sample_method") != "synthetic":
+        raise ValueError("it needs rejection_sample_method synthetic")
+    if all(given.get(f"{PLACE}.{one}") is not None for one in _SYNTHETIC):
+        raise ValueError("synthetic_acceptance_length and synthetic_acceptance_rates are both given: leave one out")
+
+
+_SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
 _NGRAM = left_out("the last 4, 3 and 2 tokens are looked up, in this order")
 _SUFFIX = left_out("the draft's shape alone bounds what is matched")
 _AS_VERIFIER = left_out("a drafter runs as its verifier does")
-_FORCED = refused("tokens are those of plain decoding; {forced_acceptance} draws acceptance, for benchmarks alone")
 _FIELDS = {
     "method": becomes("{drafter}, by the table of methods", _drafter),
     "model": becomes("{drafter}, the folder or the name on the hub", _model),
@@ -111,13 +149,12 @@ _FIELDS = {
     "moe_backend": _AS_VERIFIER,
     "parallel_drafting": left_out("a head's files say whether it drafts in one pass"),
     "draft_sample_method": left_out("a sampled answer is that of plain decoding, by its seed"),
-    "rejection_sample_method": left_out(
-        "tokens are those of plain decoding",
-        *("standard", "strict", "probabilistic"),
-        otherwise="{forced_acceptance} draws acceptance, for benchmarks alone",
+    "rejection_sample_method": becomes(
+        "synthetic: {forced_acceptance}, by one of the next two; for others tokens are those of plain decoding",
+        _method_of_acceptance,
     ),
-    "synthetic_acceptance_rate": _FORCED,
-    "synthetic_acceptance_rates": _FORCED,
+    "synthetic_acceptance_length": becomes("{forced_acceptance} of that length, for benchmarks alone", _length),
+    "synthetic_acceptance_rates": becomes("{forced_acceptance} of those rates, for benchmarks alone", _rates),
     "speculative_token_tree": becomes("{draft_top_k}, the same paths; num_speculative_tokens is then left out", _tree),
     "use_heterogeneous_vocab": refused("a drafter has its verifier's tokens, or a head's part of them"),
     "draft_load_config": refused("files are read as they are"),

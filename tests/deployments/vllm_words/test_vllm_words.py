@@ -16,6 +16,7 @@ from wingbeat.deployments.cli.options import UserError, build_config, option_nam
 from wingbeat.deployments.vllm_words import foreign_names
 from wingbeat.deployments.vllm_words.vllm_options import VLLM
 from wingbeat.deployments.vllm_words.words import COMMANDS_OWN, without_vllm
+from wingbeat.runtime.config import BENCHMARK_VARIABLE
 
 MODEL = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "verifier")
 HEAD = str(Path(__file__).parents[3] / "examples" / "demo_pair" / "drafter")
@@ -154,6 +155,58 @@ def test_what_is_not_served_is_refused_by_its_name(words: str, line: str, capsys
     assert ended.value.code == 2
     assert line in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "rates"),
+    [
+        ({"synthetic_acceptance_length": 3.24}, (1.0, 1.0, 0.24, 0.0)),
+        ({"synthetic_acceptance_length": 1}, (0.0, 0.0)),
+        # vLLM's are shares of all rounds; ours are given the level above.
+        ({"synthetic_acceptance_rates": [0.8, 0.4, 0.1]}, (0.8, 0.5, 0.25, 0.0)),
+        ({"synthetic_acceptance_rates": [0.5, 0, 0]}, (0.5, 0.0, 0.0, 0.0)),
+    ],
+    ids=str,
+)
+def test_synthetic_acceptance_is_drawn_as_by_vllm(fields, rates, monkeypatch: pytest.MonkeyPatch):
+    given = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+    line = f"{MODEL} --speculative-config '{json.dumps(given | fields)}'"
+    monkeypatch.setenv(BENCHMARK_VARIABLE, "1")
+    found, _ = settings_of(line)
+    assert found["forced_acceptance"] == pytest.approx(rates)
+    monkeypatch.delenv(BENCHMARK_VARIABLE)
+    with pytest.raises(UserError, match="the model's, so it is for benchmarks only"):
+        settings_of(line)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rejection_sample_method": "synthetic"}, "synthetic needs synthetic_acceptance_length or"),
+        ({"rejection_sample_method": "lenient"}, "must be standard, block or synthetic"),
+        ({"synthetic_acceptance_length": 2}, "it needs rejection_sample_method synthetic"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 0.5}, "use at least 1"),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_length": "2"}, "must be a number from 1 on"),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.4, 0.8]},
+            "none above the one before",
+        ),
+        ({"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [1.5]}, "rates from 0 to 1"),
+        (
+            {
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_rates": [1],
+                "synthetic_acceptance_length": 2,
+            },
+            "both given",
+        ),
+    ],
+    ids=str,
+)
+def test_synthetic_acceptance_that_is_none_is_refused(fields, message):
+    given = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3} | fields
+    with pytest.raises((UserError, ValueError), match=message):
+        settings_of(f"{MODEL} --speculative-config '{json.dumps(given)}'")
 
 
 @pytest.mark.parametrize("paths", ["[(0,), (0, 0), (1,)]", [[0], [0, 0], [1]]], ids=str)
