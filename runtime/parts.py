@@ -41,6 +41,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
+- `files_of(folder)`: the files of the model that such a folder stands for; None for other folders.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.

@@ -38,6 +38,7 @@ FEATURES = {
         (
             *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),
             *("tests/deployments/recordings", "tests/runtime/recordings"),
+            "tests/runtime/quantised/test_gguf_recordings.py",
         ),
         words=("extract", "recording_dir", "recording_share", "recording_max_bytes"),
     ),

@@ -78,6 +78,12 @@ def folder_of(source: Path) -> Path | None:
     return made
 
 
+def files_of(folder: Path) -> list[Path] | None:
+    """The file, or its parts, that a folder made by `folder_of` stands for; None for other folders."""
+    link = folder / GGUF_FILE
+    return (parts_of(link.resolve()) or [link.resolve()]) if link.exists() else None
+
+
 def check_readable(file: Path) -> None:
     """Refuse a file that is none, or that no installed package reads.
 
