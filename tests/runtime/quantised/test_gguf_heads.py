@@ -1,4 +1,4 @@
-"""An EAGLE head drafts for a verifier whose weights are a GGUF file, and takes from the file what its own files leave out."""
+"""An EAGLE head drafts for a GGUF file, and takes from the file what its own files leave out."""
 
 import shutil
 from copy import deepcopy

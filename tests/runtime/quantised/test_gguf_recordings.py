@@ -7,7 +7,6 @@ import torch
 
 from wingbeat.deployments.cli.main import main
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.reader import RecordingReader
 
 pytest.importorskip("gguf")
