@@ -156,6 +156,14 @@ FEATURES = {
         ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
+    "named_models": Feature(
+        (
+            *("runtime/named_models", "deployments/named_models", "examples/smollm2_eagle3"),
+            *("src/wingbeat/smollm2_eagle3", "tests/runtime/named_models", "tests/deployments/named_models"),
+        ),
+        needs=("quantised",),
+        words=("fetch", "smollm2"),
+    ),
     "mtp": Feature(
         ("runtime/mtp", "runtime/training/mtp", "tests/runtime/mtp", "tests/runtime/training/mtp"),
         words=("mtp", "mtp-1", "mtp-3", "two MTP modules"),
