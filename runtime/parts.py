@@ -68,7 +68,16 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
-    *("user_drafter", "conventions", "training.mtp", "training.one_pass", "grammar", "state", "quantised", "named_models"),
+    *(
+        "user_drafter",
+        "conventions",
+        "training.mtp",
+        "training.one_pass",
+        "grammar",
+        "state",
+        "quantised",
+        "named_models",
+    ),
     *("tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
 )
 """Their folders, in the order in which they are asked."""

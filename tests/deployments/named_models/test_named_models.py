@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.named_models.wheel_world import NAME, name_it, publish, use_index
+from tests.runtime.quantised.gguf_world import write_model
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.main import main
 from wingbeat.runtime.named_models.table import NamedModel
 from wingbeat.runtime.tokenizer_file import has_chat_template
-
-pytest.importorskip("gguf")
-from tests.runtime.quantised.gguf_world import write_model
 
 
 @pytest.fixture

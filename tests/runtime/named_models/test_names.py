@@ -6,6 +6,7 @@ import pytest
 
 from tests.runtime.models import engine_config, greedy, greedy_params, random_head, random_prompts
 from tests.runtime.named_models.wheel_world import NAME, name_it, publish, use_index
+from tests.runtime.quantised.gguf_world import TOKENS, write_model
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.choice import CHECKPOINT, FALLBACK, parse_drafter
 from wingbeat.runtime.folder_kinds import folder_problem
@@ -15,9 +16,6 @@ from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.named_models.table import NamedModel, named_model, own_head
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-
-pytest.importorskip("gguf")
-from tests.runtime.quantised.gguf_world import TOKENS, write_model
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.runtime.models import CHAIN, TREE, engine_config, greedy, greedy_params, random_head, random_prompts
+from tests.runtime.quantised.gguf_world import TOKENS, write_model
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.checks.self_test import BadDrafterError
 from wingbeat.runtime.heads.files import CheckpointError
@@ -19,9 +20,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.verifier.loading.loader import prepare_model
-
-pytest.importorskip("gguf")
-from tests.runtime.quantised.gguf_world import TOKENS, write_model
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts((5, 23, 11), len(TOKENS))

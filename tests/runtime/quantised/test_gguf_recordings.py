@@ -5,12 +5,10 @@ import json
 import pytest
 import torch
 
+from tests.runtime.quantised.gguf_world import write_model
 from wingbeat.deployments.cli.main import main
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.reader import RecordingReader
-
-pytest.importorskip("gguf")
-from tests.runtime.quantised.gguf_world import write_model
 
 
 def test_what_is_recorded_is_what_the_file_computes(tmp_path):
