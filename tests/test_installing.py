@@ -22,8 +22,8 @@ case "$*" in
     *ensurepip*) exit {no_venv} ;;
     "-m venv"*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; echo "command = x -m venv $(pwd -P)/.venv" \
 > .venv/pyvenv.cfg
-        printf '#!/bin/sh\\n[ $1 = fetch ] && {{ . ./fetch; exit; }}\\necho serving by {version}: "$@"\\n' > .venv/bin/wingbeat
-        chmod +x .venv/bin/wingbeat ;;
+        printf '#!/bin/sh\\n[ $1 = fetch ] && {{ . ./fetch; exit; }}\\necho serving by {version}: "$@"\\n' \
+> .venv/bin/wingbeat; chmod +x .venv/bin/wingbeat ;;
     "-m pip"*) echo "{version} $*" >> pip.log; . ./pip ;;
 esac
 """

