@@ -54,8 +54,8 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
     """The folder of a checkpoint; of one that has a name, the one in this machine's cache, fetched if need be.
 
     Args:
-        source: a folder, a GGUF file, `org/name[@revision]` of the hub, or the short name of a published model. What has
-            that name here comes first.
+        source: a folder, a GGUF file, `org/name[@revision]` of the hub, or the short name of a published model; what
+            is here by that name comes first.
         with_weights: False where configuration and tokenizer will do.
 
     Raises:
