@@ -4,6 +4,8 @@ PYTHON ?= python3
 # A Python that somebody names has to be the one that made .venv.
 GIVEN_PYTHON := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 PORT ?= 8000
+# Of `make serve`: a name of `wingbeat fetch`, a folder or a file; demo is the pair in examples/demo_pair.
+MODEL ?= smollm2
 # Processes that run tests without Ray. Those on Ray's one cluster have one more; they mostly wait.
 WORKERS ?= 2
 PYTEST := $(VENV)/bin/python -m pytest
@@ -18,9 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: serve test test-all test-models test-versions test-without with-ray without-ray chaos soak lint clean anew
 .DELETE_ON_ERROR:
 
-# The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
+# The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end. Where there is no
+# network for the model, the demo pair takes its place.
 serve: $(SERVING)
-	$(VENV)/bin/wingbeat serve --port $(PORT)
+	@set -- $(filter-out demo,$(MODEL)); \
+	if [ "$$*" = smollm2 ] && ! $(VENV)/bin/wingbeat fetch smollm2 >/dev/null; then \
+		echo 'The demo pair is served in its place.' >&2; set --; \
+	fi; \
+	exec $(VENV)/bin/wingbeat serve "$$@" --port $(PORT)
 
 # A small case of every feature.
 test: $(STAMP)

@@ -18,8 +18,11 @@ _LFS = b"version https://git-lfs"
 
 
 def folder_problem(folder: str | Path) -> str | None:
-    """Problem of a checkpoint's folder, by its files' names; None for a folder that has a config.json."""
+    """Problem of a checkpoint's folder, by its files' names; None for a folder that has a config.json, and for the name
+    of a published model, which is looked up where it is used."""
     folder = Path(folder)
+    if first("named_model", folder) is not None:
+        return None
     if not folder.exists():
         return f"there is no folder {folder}"
     if not folder.is_dir():

@@ -51,14 +51,16 @@ class HubName(NamedTuple):
 
 
 def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
-    """The folder of a checkpoint; of the hub's, the one in this machine's cache, fetched if need be.
+    """The folder of a checkpoint; of one that has a name, the one in this machine's cache, fetched if need be.
 
     Args:
-        source: a folder, or `org/name[@revision]`. A folder of that name comes first.
+        source: a folder, a GGUF file, `org/name[@revision]` of the hub, or the short name of a published model; what
+            is here by that name comes first.
         with_weights: False where configuration and tokenizer will do.
 
     Raises:
         HubError: it has a name of the hub and is neither in the cache nor to be fetched.
+        ModelCheckpointError: the file is damaged, or the named model neither in the cache nor to be fetched.
     """
     name = HubName.parse(source)
     if name is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime.tensor_files import ModelCheckpointError, read_fields
+from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError, read_fields
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -80,7 +80,8 @@ def generation_of(folder: str | Path) -> dict[str, Any]:
 
 
 def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> Any:
-    """Object that a class of transformers, or an Auto class, makes of a folder's files.
+    """Object that a class of transformers, or an Auto class, makes of a folder's files; a model of a GGUF file has the
+    numbers that its weights stand for.
 
     Args:
         folder: None where `options` hold the weights.
@@ -90,6 +91,9 @@ def load_files(auto_class: Any, folder: str | Path | None, **options: Any) -> An
         ModelCheckpointError: the files need code of their own.
         Exception: whatever else the class raises about odd files; see `one_line`.
     """
+    # Other classes read what the folder has in transformers' own form.
+    if folder is not None and hasattr(auto_class, "_model_mapping") and (Path(folder) / GGUF_FILE).exists():
+        options["gguf_file"] = GGUF_FILE
     with _without_its_code(folder):
         return auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
 

@@ -59,7 +59,7 @@ class LLM:
     """Generate from token ids in this process.
 
     Args:
-        model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
+        model: folder of a Hugging Face causal LM, a GGUF file, or a name: as `wingbeat.runtime.hub.checkpoint_folder`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
         dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs, as `wingbeat.runtime.config.INT8`; None is the
@@ -96,7 +96,7 @@ class LLM:
         stored = stored_dtype(folder)
         settings = PairSettings.of(
             model=folder,
-            drafter=parse_drafter(drafter, folder),
+            drafter=parse_drafter(drafter, Path(model)),
             engine=engine_config,
             dtype=resolve_dtype(dtype, device, stored),
             threads=threads,

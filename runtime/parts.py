@@ -40,7 +40,10 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.
 - `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
+- `named_model(source)`: whether a word is the name of a published model, which `folder_of` takes; None for others.
+- `own_head(source)`: the folder of the draft head that comes with Wingbeat for such a name; None where there is none.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
+- `files_of(folder)`: the files of the model that such a folder stands for; None for other folders.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
@@ -65,7 +68,16 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
-    *("user_drafter", "conventions", "training.mtp", "training.one_pass", "grammar", "state", "quantised"),
+    *(
+        "user_drafter",
+        "conventions",
+        "training.mtp",
+        "training.one_pass",
+        "grammar",
+        "state",
+        "quantised",
+        "named_models",
+    ),
     *("tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
 )
 """Their folders, in the order in which they are asked."""

@@ -38,6 +38,7 @@ FEATURES = {
         (
             *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),
             *("tests/deployments/recordings", "tests/runtime/recordings"),
+            "tests/runtime/quantised/test_gguf_recordings.py",
         ),
         words=("extract", "recording_dir", "recording_share", "recording_max_bytes"),
     ),
@@ -154,6 +155,14 @@ FEATURES = {
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
+    ),
+    "named_models": Feature(
+        (
+            *("runtime/named_models", "deployments/named_models", "examples/smollm2_eagle3"),
+            *("src/wingbeat/smollm2_eagle3", "tests/runtime/named_models", "tests/deployments/named_models"),
+        ),
+        needs=("quantised",),
+        words=("fetch", "smollm2"),
     ),
     "mtp": Feature(
         ("runtime/mtp", "runtime/training/mtp", "tests/runtime/mtp", "tests/runtime/training/mtp"),

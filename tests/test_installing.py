@@ -1,4 +1,5 @@
-"""`make serve` and `make test` in an environment that is not there, is another Python's, or was left half made.
+"""`make serve` and `make test` in an environment that is not there, is another Python's, or was left half made; what
+`make serve` serves.
 
 The Pythons are shell scripts: each writes down what pip is asked for, and none has a network.
 """
@@ -21,7 +22,8 @@ case "$*" in
     *ensurepip*) exit {no_venv} ;;
     "-m venv"*) rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python; echo "command = x -m venv $(pwd -P)/.venv" \
 > .venv/pyvenv.cfg
-        printf '#!/bin/sh\\necho serving by {version}\\n' > .venv/bin/wingbeat; chmod +x .venv/bin/wingbeat ;;
+        printf '#!/bin/sh\\n[ $1 = fetch ] && {{ . ./fetch; exit; }}\\necho serving by {version}: "$@"\\n' \
+> .venv/bin/wingbeat; chmod +x .venv/bin/wingbeat ;;
     "-m pip"*) echo "{version} $*" >> pip.log; . ./pip ;;
 esac
 """
@@ -37,9 +39,13 @@ class Checkout:
         for name in ("Makefile", ".ci/install", "pyproject.toml", "constraints/cpu.txt"):
             shutil.copy(ROOT / name, folder / name)
         self.pip("true")
+        self.fetch("true")
 
     def pip(self, does: str) -> None:
         (self.folder / "pip").write_text(does + "\n")
+
+    def fetch(self, does: str) -> None:
+        (self.folder / "fetch").write_text(does + "\n")
 
     def python(self, name: str, version: str, no_venv: bool = False) -> str:
         file = self.folder / name
@@ -158,3 +164,23 @@ def test_what_an_interrupted_pip_leaves_is_made_anew(checkout: Checkout, pip: st
     checkout.pip("true")
     assert "serving by 3.12" in checkout.make("serve").stdout
     assert not (checkout.folder / ".venv" / "half").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "served"),
+    [((), "smollm2 --port 8000"), (("MODEL=demo",), "--port 8000"), (("MODEL=./mine", "PORT=1"), "./mine --port 1")],
+)
+def test_the_model_that_is_named_is_served(checkout: Checkout, words: tuple[str, ...], served: str) -> None:
+    result = checkout.make("serve", *words)
+    assert result.stdout == f"serving by 3.12: serve {served}\n"
+    assert "in its place" not in result.stderr
+
+
+def test_the_demo_is_served_where_the_model_cannot_be_fetched(checkout: Checkout) -> None:
+    checkout.fetch("echo 'wingbeat: no network' >&2; false")
+    result = checkout.make("serve")
+    assert result.stdout == "serving by 3.12: serve --port 8000\n"
+    assert result.stderr.endswith("wingbeat: no network\nThe demo pair is served in its place.\n")
+    checkout.fetch("echo fetched > asked")
+    checkout.make("serve", "MODEL=demo")
+    assert not (checkout.folder / "asked").exists()

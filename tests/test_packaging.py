@@ -11,11 +11,12 @@ from tests.versions.environments import build_wheel
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("kernels", "runtime", "cluster", "deployments")
-LINKS = {folder: f"../../{folder}" for folder in FOLDERS} | {"demo_pair": "../../examples/demo_pair"}
+DATA = [name for name in ("demo_pair", "smollm2_eagle3") if (ROOT / "examples" / name).is_dir()]
+"""Packages of data alone, which are folders of `examples`."""
+LINKS = {folder: f"../../{folder}" for folder in FOLDERS} | {name: f"../../examples/{name}" for name in DATA}
 """What `src/wingbeat` holds beside `__init__.py`: relative, so that a checkout may be moved, copied and packed."""
-DEMO = "wingbeat.demo_pair"
-"""A package of data alone."""
-MOST_BYTES = 16 * 10**6
+MOST_BYTES = 48 * 10**6
+"""The demo pair, and a head of SmolLM2."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_an_unpacked_wheel_has_the_demo_pair_and_finds_it(wheel: Path, tmp_path:
     code = (
         "from importlib.resources import files\n"
         "from wingbeat.runtime.demo import demo_pair\n"
-        f"held = files('{DEMO}')\n"
+        "held = files('wingbeat.demo_pair')\n"
         "for folder in demo_pair():\n"
         "    assert str(folder).startswith(sys.path[0]), folder\n"
         "    for name in ('config.json', 'model.safetensors'):\n"
@@ -61,12 +62,13 @@ def test_an_unpacked_wheel_has_the_demo_pair_and_finds_it(wheel: Path, tmp_path:
     assert lines[::2] == lines[1::2]
 
 
-def test_a_wheel_holds_every_file_of_the_packages_and_of_the_demo_pair_and_nothing_else(wheel: Path):
+def test_a_wheel_holds_every_file_of_the_packages_and_of_the_data_and_nothing_else(wheel: Path):
     """What a module opens beside itself, such as a page, is missing from a wheel unless it is named."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     files = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
     expected = {f"wingbeat/{path.relative_to(ROOT)}" for path in files if path.suffix != ".pyc"}
-    demo = ROOT / "examples" / "demo_pair"
-    pair = [demo / "README.md", *(demo / "verifier").iterdir(), *(demo / "drafter").iterdir()]
-    expected |= {f"wingbeat/demo_pair/{path.relative_to(demo)}" for path in pair}
+    data = ROOT / "examples"
+    for name in DATA:
+        found = [path for inner in ("verifier", "drafter", "head") for path in (data / name / inner).glob("*")]
+        expected |= {f"wingbeat/{path.relative_to(data)}" for path in (data / name / "README.md", *found)}
     assert held == expected | {"wingbeat/__init__.py"}

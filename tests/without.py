@@ -115,7 +115,8 @@ def files_of(names: set[str], root: Path = ROOT) -> set[Path]:
     files = set()
     for name in names:
         for glob in FEATURES[name].paths:
-            found = [path for top in root.glob(glob) for path in (top, *top.rglob("*")) if path.is_file()]
+            paths = [path for top in root.glob(glob) for path in (top, *top.rglob("*"))]
+            found = [path for path in paths if path.is_file() or path.is_symlink()]
             if not found and not belongs_to_deleted(glob):
                 raise Broken(f"{name}: there is no {glob}")
             files |= {path.relative_to(root) for path in found}

@@ -21,8 +21,9 @@ def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None
     Raises:
         UserError: one line that names the folder.
     """
-    if takes_folder and args and not args[0].startswith("-") and not Path(args[0]).exists():
-        raise UserError(folder_problem(args[0]))
+    is_folder = takes_folder and bool(args) and not args[0].startswith("-") and not Path(args[0]).exists()
+    if is_folder and (problem := folder_problem(args[0])) is not None:
+        raise UserError(problem)
     for setting, word in _named(args):
         is_path = word.startswith((".", "~", "/")) or ("/" in word and HubName.parse(word) is None)
         if is_path and not Path(word).exists():

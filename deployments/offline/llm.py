@@ -33,7 +33,7 @@ class LLM:
     """Generates text from batches of prompts; one thread at a time may call.
 
     Args:
-        model: folder of a Hugging Face causal LM, or its name on the hub; None is the demo pair's.
+        model: as the setting `model`; None is the demo pair's.
         drafter: as the setting `drafter`.
         max_num_seqs: prompts that run at once.
         settings: others of `wingbeat generate`, such as `max_model_len`, `dtype` and `kv_cache_memory_bytes`.

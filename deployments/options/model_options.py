@@ -39,8 +39,8 @@ class ModelFolder(Settings):
 
     model: Path | None = Field(
         None,
-        description="Folder of a Hugging Face checkpoint, or its name on the hub, org/name[@revision]; none takes the "
-        "demo pair.",
+        description="Folder of a Hugging Face checkpoint, a GGUF file, a name on the hub, org/name[@revision], or the "
+        "name of a model that wingbeat fetch has; none takes the demo pair.",
     )
 
     @model_validator(mode="before")

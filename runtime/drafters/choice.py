@@ -9,7 +9,7 @@ from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 from wingbeat.runtime.folder_kinds import folder_problem
 from wingbeat.runtime.hub import HubName, checkpoint_folder
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import read_fields, tensor_files
 
 EAGLE = DrafterKind(
@@ -89,9 +89,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
 
     Args:
         drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's
-            head where no model is given, a kind that drafts by modules of the model's own checkpoint where it has them,
-            and FALLBACK for all others.
-        model: the verifier's folder or its name on the hub; None is the demo pair's.
+            head where no model is given, the head that comes with Wingbeat for a named model, a kind that drafts by
+            modules of the model's own checkpoint where it has them, and FALLBACK for all others.
+        model: the verifier's folder or its name, as `checkpoint_folder` takes it; None is the demo pair's.
 
     Raises:
         ValueError: it is nothing of the kind; says what is allowed.
@@ -102,6 +102,8 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         if model is None:
             return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
         folder = checkpoint_folder(model)
+        if (head := first("own_head", model)) is not None:
+            return DrafterChoice(CHECKPOINT, head, head.parent.name)
         own = next((kind.name for kind in KINDS.values() if holds_modules(kind, folder)), None)
         return FALLBACK if own is None else DrafterChoice(own, own, own, automatic=True)
     if text in NAMES:

@@ -13,7 +13,7 @@ from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.heads.contract import Attend
-from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping, zeros
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.rows import Segment
 
@@ -173,7 +173,7 @@ def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     same_rows = old.shape[1:] == shape[1:]
     if same_rows and old.shape[0] >= shape[0]:
         return old
-    new = torch.zeros(shape, dtype=dtype, device=device)
+    new = zeros(shape, dtype, device)
     if same_rows:
         new[: old.shape[0]] = old
     return new

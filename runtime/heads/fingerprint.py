@@ -1,8 +1,11 @@
-"""Whether two checkpoint folders hold the same model, told without reading all of it."""
+"""Whether two checkpoints hold the same model, told without reading all of it."""
 
 import hashlib
 import json
 from pathlib import Path
+
+from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.parts import first
 
 _SAMPLES = 32
 _SAMPLE_BYTES = 4096
@@ -11,19 +14,26 @@ _FREE_FIELDS = frozenset({"transformers_version", "_name_or_path", "dtype", "tor
 """Of a config: what changes from copy to copy and leaves the model as it is."""
 
 
-def checkpoint_fingerprint(folder: Path) -> str:
+def checkpoint_fingerprint(source: Path) -> str:
     """20 hex digits over config, sizes of the weight files, and 32 pieces of 4 KiB of each, first and last included.
 
-    A fine-tuned model differs from its base in all pieces; the cost does not grow with the model.
+    A file of another format has its config within, and counts alone. A fine-tuned model differs from its base in all
+    pieces; the cost does not grow with the model.
+
+    Args:
+        source: as `checkpoint_folder` takes it.
 
     Raises:
         FileNotFoundError: the folder has no config.json or no weights.
+        ModelCheckpointError: as `checkpoint_folder`.
     """
-    digest = hashlib.sha256()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kept = {name: value for name, value in config.items() if name not in _FREE_FIELDS}
-    digest.update(json.dumps(kept, sort_keys=True).encode())
-    files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES and path.is_file())
+    digest, folder = hashlib.sha256(), checkpoint_folder(source)
+    files = first("files_of", folder)
+    if files is None:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kept = {name: value for name, value in config.items() if name not in _FREE_FIELDS}
+        digest.update(json.dumps(kept, sort_keys=True).encode())
+        files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES and path.is_file())
     if not files:
         raise FileNotFoundError(f"{folder} holds no weights (.safetensors or .bin)")
     for path in files:

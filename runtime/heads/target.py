@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import read_fields, tensor_files, text_fields
@@ -39,18 +40,22 @@ class TargetDescription:
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
-        """Read a verifier's folder.
+        """Read a verifier's checkpoint.
+
+        Args:
+            path: as `checkpoint_folder` takes it.
 
         Raises:
             FileNotFoundError: it holds no config.json.
-            ModelCheckpointError: as `read_config`.
+            ModelCheckpointError: as `checkpoint_folder` and `read_config`.
         """
-        if not (Path(path) / "config.json").is_file():
+        folder = checkpoint_folder(path)
+        if not (folder / "config.json").is_file():
             raise FileNotFoundError(
                 f"model directory {path} holds no config.json: give a Hugging Face checkpoint folder"
             )
-        config = read_config(path).get_text_config()
-        return cls(Path(path), config.hidden_size, config.num_hidden_layers, config.vocab_size, lender)
+        config = read_config(folder).get_text_config()
+        return cls(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size, lender)
 
     @cached_property
     def config(self) -> PretrainedConfig:

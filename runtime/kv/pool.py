@@ -60,7 +60,7 @@ class KVCache:
         self.num_blocks = config.num_kv_blocks
         self.layers: list[tuple[Tensor, Tensor]] = [
             tuple(
-                _zeros((self.num_blocks, config.block_size, layer.num_kv_heads, dim), dtype, device)
+                zeros((self.num_blocks, config.block_size, layer.num_kv_heads, dim), dtype, device)
                 for dim in (layer.key_dim, layer.value_dim)
             )
             for layer in layers
@@ -82,7 +82,8 @@ class KVCache:
             move_kv(self._stored, from_slots, to_slots, self.table)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros on a device; on the host their pages take memory as they are used."""
     return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 

@@ -211,7 +211,7 @@ _QUANTISERS = {
     "bitsandbytes": _Quantiser(_bitsandbytes, "bitsandbytes"),
     "compressed-tensors": _Quantiser(_compressed_tensors, "compressed-tensors"),
     "fp8": _Quantiser(_scaled),
-    "gguf": _Quantiser(_gguf, "gguf"),
+    "gguf": _Quantiser(_gguf),
     "gptq": _Quantiser(_packed_integers),
     "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),
     "torchao": _Quantiser(_as_they_are, "torchao"),

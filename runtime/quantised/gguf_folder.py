@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from wingbeat.kernels.disk_cache import cache_dir
@@ -78,16 +77,20 @@ def folder_of(source: Path) -> Path | None:
     return made
 
 
+def files_of(folder: Path) -> list[Path] | None:
+    """The file, or its parts, that a folder made by `folder_of` stands for; None for other folders."""
+    link = folder / GGUF_FILE
+    return (parts_of(link.resolve()) or [link.resolve()]) if link.exists() else None
+
+
 def check_readable(file: Path) -> None:
-    """Refuse a file that is none, or that no installed package reads.
+    """Refuse a file that is none.
 
     Raises:
         ModelCheckpointError: one line that says what to do.
     """
     if (problem := gguf_problem(file)) is not None:
         raise ModelCheckpointError(problem)
-    if find_spec("gguf") is None:
-        raise ModelCheckpointError(f"{file} is a GGUF file: install gguf (pip install 'wingbeat[quantised]')")
 
 
 def _write_metadata(file: Path, folder: Path) -> None:

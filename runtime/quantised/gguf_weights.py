@@ -16,7 +16,7 @@ from torch import Tensor
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
-from wingbeat.runtime.quantised.gguf_file import read_gguf
+from wingbeat.runtime.quantised.gguf_file import GgufTensor, read_gguf
 from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 """Tensors that drafters share with their verifier, as GGUF and transformers name them."""
+_ROWS_AT_ONCE = 1024
 
 
 def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: bool) -> "Loaded":
@@ -83,10 +84,15 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
     return {one.name: tuple(map(int, reversed(one.shape))) for one in read_gguf(folder / GGUF_FILE).tensors}
 
 
-def _as_floats(tensor: Any) -> Tensor:
+def _as_floats(tensor: GgufTensor) -> Tensor:
+    """A matrix, unpacked some rows at a time: what is computed for all of them is several times as large."""
     from gguf import dequantize
 
-    return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+    packed, made = tensor.data, torch.empty(tuple(reversed(tensor.shape)))
+    for begin in range(0, len(packed), _ROWS_AT_ONCE):
+        rows = packed[begin : begin + _ROWS_AT_ONCE]
+        made[begin : begin + len(rows)] = torch.from_numpy(np.asarray(dequantize(rows, tensor.tensor_type)))
+    return made
 
 
 def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[str, str]:

@@ -208,13 +208,15 @@ def settled(logits: tuple[Tensor, ...]) -> float:
     return gap
 
 
-def random_head(loaded: LoadedModel, seed: int = 3, draft_vocab_size: int | None = None) -> EagleHead:
+def random_head(
+    loaded: LoadedModel, seed: int = 3, draft_vocab_size: int | None = None, hidden_size: int = 32
+) -> EagleHead:
     """An EAGLE-3 head of random weights for a verifier; a smaller draft vocabulary takes every other token."""
     torch.manual_seed(seed)
     size = draft_vocab_size or loaded.vocab_size
     head = EagleHead(
         EagleHeadConfig(
-            hidden_size=32,
+            hidden_size=hidden_size,
             intermediate_size=48,
             num_attention_heads=4,
             num_key_value_heads=2,

@@ -24,6 +24,7 @@ from wingbeat.deployments.replica.lent_weights import BorrowedWeights, may_lend
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
 
 logger = logging.getLogger(__name__)
 LOADED_POLL_S = 1.0
@@ -169,6 +170,7 @@ class DrafterThread:
             factory = self._config.drafter_factory
             build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
             self._worker = build(self._config)
+            give_back_freed()
             if not self._config.num_threads() and self._worker.drafter.device.type == "cpu":
                 self._worker.most_threads = len(os.sched_getaffinity(0))
         except Exception as error:

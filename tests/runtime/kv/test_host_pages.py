@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.draft_pool import grown
 from wingbeat.runtime.kv import host_pages
 from wingbeat.runtime.kv.host_pages import mapped_zeros
 from wingbeat.runtime.kv.pool import KVCache, LayerAttention
@@ -42,6 +43,18 @@ def test_an_idle_pool_takes_no_memory_and_is_promised_all_the_same(tmp_path: Pat
     del cache
     gc.collect()
     assert promises.untouched() == 0
+
+
+def test_an_idle_draft_pool_takes_no_memory():
+    gc.collect()
+    before = resident()
+    held = grown(torch.zeros(0), (4096, 16, 2, 128), torch.float32, torch.device("cpu"))
+    assert held.nbytes == 64 * MIB
+    assert resident() - before < 4 * MIB
+    held[:4] = 1
+    larger = grown(held, (8192, 16, 2, 128), torch.float32, torch.device("cpu"))
+    assert torch.equal(larger[:4], held[:4])
+    assert not larger[4:8].any()
 
 
 def resident() -> int:

