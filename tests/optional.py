@@ -64,7 +64,7 @@ FEATURES = {
         ),
         needs=("training",),
         words=(
-            *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "learn"),
+            *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
