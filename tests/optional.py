@@ -39,7 +39,11 @@ FEATURES = {
             *("deployments/recordings", "runtime/recordings", "docs/recordings.md"),
             *("tests/deployments/recordings", "tests/runtime/recordings"),
         ),
-        words=("extract", "recording_dir", "recording_share", "recording_max_bytes"),
+        words=(
+            *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
+            *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
+            "wingbeat_recording_stopped",
+        ),
     ),
     "training": Feature(
         (

@@ -74,5 +74,8 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     learner, last = answer["learner"], answer["last_decision"]
     if learner is not None:
         print(f"learner: {learner['state']}, {learner['steps']} steps, {learner['samples']} requests held")
+    for engine_id, recording in answer["recording"].items():
+        if recording is not None and recording["stopped"] is not None:
+            print(f"{engine_id} records nothing for now: {recording['stopped']}")
     if last is not None:
         print(f"last decision: {last['what']}: {last['reason']}")

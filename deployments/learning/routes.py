@@ -185,6 +185,7 @@ def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
             for version in ledger.versions
         ],
         "engines": {engine_id: figures["head_version"] for engine_id, figures in engines.items()},
+        "recording": {engine_id: figures.get("recording") for engine_id, figures in engines.items()},
         "counts": ledger.counts,
         "last_decision": last,
         "decisions": [decision.model_dump() for decision in ledger.decisions],

@@ -22,6 +22,7 @@ ANSWER = {
     "served": 3,
     "versions": VERSIONS,
     "learner": {"state": "training", "steps": 70, "samples": 12},
+    "recording": {"a": {"stopped": None}, "b": {"stopped": "OSError: no space"}, "c": None},
     "last_decision": {"what": "promoted", "reason": "better by 2%"},
 }
 
@@ -46,6 +47,8 @@ def test_versions_are_listed_with_what_was_measured(server, drafter):  # noqa: F
     assert "3.200 to 3.300" in out
     assert "learner: training, 70 steps, 12 requests held" in out
     assert "last decision: promoted: better by 2%" in out
+    assert "b records nothing for now: OSError: no space" in out
+    assert out.count("records nothing") == 1
     assert json.loads(drafter("list", "--json")[1]) == ANSWER
 
 

@@ -23,7 +23,11 @@ class Fleet:
     async def snapshot(self):
         old, new = of_length(3.0, 600), of_length(3.5, 400)
         engines = {
-            "a": {"head_version": 1, "by_head": {0: old, 1: new}},
+            "a": {
+                "head_version": 1,
+                "by_head": {0: old, 1: new},
+                "recording": {"stopped": "OSError: no space"},
+            },
             "b": {"head_version": 0, "by_head": {0: old}},
             "c": {"head_version": 1, "by_head": {}},
         }
@@ -70,6 +74,7 @@ def drafter_says(ledger, number, reason=None):
 def test_versions_are_shown_with_acceptance_over_all_engines_and_its_interval(ledger):
     found = asked(ledger).json()
     assert (found["object"], found["served"], found["engines"]) == ("drafter", 0, {"a": 1, "b": 0, "c": 1})
+    assert found["recording"]["a"]["stopped"] == "OSError: no space"
     first, second = found["versions"]
     assert (first["state"], second["state"], found["learner"]) == ("configured", "waiting", None)
     seen = first["acceptance"]
