@@ -9,30 +9,25 @@ import logging
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wingbeat.runtime.learning.gate import Gate, Verdict
+from wingbeat.runtime.learning.candidate_test import CandidateTest
+from wingbeat.runtime.learning.gate import Verdict
 from wingbeat.runtime.learning.head_versions import FIGURES_FILE, HeadLedger
 from wingbeat.runtime.learning.heads import load_head
 from wingbeat.runtime.learning.ledger import Ledger, LedgerError
 from wingbeat.runtime.learning.settings import LearnerSettings
-from wingbeat.runtime.learning.shadow import Drafted, draft_in_shadow
 from wingbeat.runtime.learning.trainer import OnlineTrainer
 from wingbeat.runtime.recordings.format import RecordingError, write_atomically
-from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.recordings.ring import RoundRing
 from wingbeat.runtime.training.family import TrainedHead
-from wingbeat.runtime.training.sources import tap_columns
 
 logger = logging.getLogger(__name__)
 CANDIDATE = "candidate"
 PAUSE_S = 1.0
-MOST_HELD = 512
-"""Held-out requests of one test: the newest ones."""
 REPLACED_AFTER = 4
 """Candidates' worth of steps after which one without a verdict makes room for a newer one."""
 
@@ -62,7 +57,7 @@ class Learner:
         self._served: tuple[int, TrainedHead] | None = None
         self._base = 0
         """Version that is trained from: the one that is served, as of the last look."""
-        self._test: _Test | None = None
+        self._test: CandidateTest | None = None
         self._tested_at = 0
         """Step of the last candidate."""
         self._looked_at = self._saved_at = -float("inf")
@@ -156,7 +151,7 @@ class Learner:
             logger.info("version %d is served in the place of %d", ledger.served, self._base)
             self._restart()
         if self._test is not None:
-            self._test.renew(self.ring)
+            self._test.renew()
         if self._clock() - self._saved_at >= self.settings.checkpoint_s:
             self._save()
         self._say(kept._asdict())
@@ -196,10 +191,8 @@ class Learner:
         against, folder = self._served_folder()
         if self._served is None or self._served[0] != against:
             self._served = against, load_head(folder, self.trainer.target).eval()
-        number = self.ledger.count_test()
-        gate = Gate(number, self.settings.margin, self.trainer.chain + 1)
-        self._test = _Test(gate, against, candidate, self._served[1], self.trainer)
-        self._test.renew(self.ring)
+        number, heads = self.ledger.count_test(), (candidate, self._served[1])
+        self._test = CandidateTest(number, self.settings.margin, against, heads, self.trainer, self.ring)
         self._tested_at = self.trainer.state.step
         logger.info("candidate %d, after step %d, is tested against version %d", number, self._tested_at, against)
 
@@ -246,49 +239,6 @@ class Learner:
         self.settings.work.mkdir(parents=True, exist_ok=True)
         text = json.dumps(figures) + "\n"
         write_atomically(self.settings.work / FIGURES_FILE, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-class _Test:
-    """A candidate and the requests that it is still to draft for."""
-
-    def __init__(
-        self, gate: Gate, against: int, candidate: TrainedHead, served: TrainedHead, trainer: OnlineTrainer
-    ) -> None:
-        self.gate, self.against = gate, against
-        self._candidate, self._served = candidate, served
-        self._family, self._chain = trainer.family, trainer.chain
-        self._seen = 0
-        """Held-out requests up to this moment, in nanoseconds since 1970."""
-        self._waiting: deque[tuple[RecordingReader, int]] = deque()
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to see for now."""
-        return not self._waiting
-
-    def renew(self, ring: RoundRing) -> None:
-        """Take the requests that came in since, each once; what they hold is read when it is its turn."""
-        new: list[tuple[RecordingReader, int]] = []
-        for made_at, folder in ring.held_since(self._seen):
-            self._seen = made_at
-            try:
-                reader = RecordingReader(folder)
-            except RecordingError:  # it is being written, or has made room: others are there
-                continue
-            new += [(reader, sequence) for sequence in range(reader.num_sequences)]
-        self._waiting += new[-MOST_HELD:]
-
-    def see_next(self) -> None:
-        """One request more, drafted for by both."""
-        reader, sequence = self._waiting.popleft()
-        record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
-        pair: list[Drafted | None] = [
-            draft_in_shadow(self._family, head, record, self._chain, columns)
-            for head in (self._candidate, self._served)
-        ]
-        new, old = pair
-        if new is not None and old is not None:
-            self.gate.see(new, old)
 
 
 def _copy(source: Path, folder: Path) -> None:
