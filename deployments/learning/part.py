@@ -86,6 +86,11 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
     return record_rounds(config, engine)
 
 
+def keeps_weak_head(config: "AppConfig") -> bool | None:
+    """A head that is trained may be weak at first, where no round is drafted by it that is not worth it."""
+    return True if learns(config) and config.adaptive is not False else None
+
+
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
     """Keep a drafter at the version of its head that is served."""
     if config.learn is None:

@@ -61,9 +61,7 @@ def test_a_run_that_was_killed_three_times_has_the_weights_of_one_that_was_not(t
 
     monkeypatch.setattr(TrainingState, "record", recorded)
     train_drafter(cut)
-    assert taken == [2, 3, 4, 5], (
-        "it goes on behind the second checkpoint"
-    )
+    assert taken == [2, 3, 4, 5], "it goes on behind the second checkpoint"
     assert losses(cut) == losses(whole)
     assert digest(cut) == digest(whole)
     train_drafter(other)
