@@ -66,6 +66,7 @@ A replica and its processes:
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
 - `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
 - `follow_head(config, worker)`: called with each drafter that is built.
+- `keeps_weak_head(config)`: True where a head that fails its self-test is kept all the same, to become better.
 """
 
 from collections.abc import Callable

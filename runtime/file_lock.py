@@ -21,7 +21,7 @@ def locked(path: Path, limit_s: float = LIMIT_S) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + limit_s
     flags = os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         while True:
             try:

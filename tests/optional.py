@@ -40,7 +40,11 @@ FEATURES = {
             *("tests/deployments/recordings", "tests/runtime/recordings"),
             "tests/runtime/quantised/test_gguf_recordings.py",
         ),
-        words=("extract", "recording_dir", "recording_share", "recording_max_bytes"),
+        words=(
+            *("extract", "recording_dir", "recording_share", "recording_max_bytes", "wingbeat_recorded_requests"),
+            *("wingbeat_recorded_requests_total", "wingbeat_recording_dropped", "wingbeat_recording_dropped_total"),
+            "wingbeat_recording_stopped",
+        ),
     ),
     "training": Feature(
         (
@@ -65,7 +69,7 @@ FEATURES = {
         ),
         needs=("training",),
         words=(
-            *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "learn"),
+            *("/v1/drafter", "drafter list", "drafter promote", "drafter rollback", "drafter repair", "learn"),
             *("wingbeat_head_decisions", "wingbeat_head_decisions_total", "wingbeat_learner_seconds"),
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),

@@ -15,7 +15,7 @@ COLUMNS = ("version", "state", "source", "tokens per round", "95 %", "rounds", "
 
 
 def add_drafter_commands(app: typer.Typer) -> None:
-    """Add the three commands."""
+    """Add the commands."""
 
     @app.command("list")
     def list_versions(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
@@ -49,6 +49,11 @@ def add_drafter_commands(app: typer.Typer) -> None:
         body = {} if reason is None else {"reason": reason}
         _show(call_server(url, operator_key, "POST", PATH + "/rollback", body), as_json)
 
+    @app.command()
+    def repair(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
+        """Begin another ledger where the one there is cannot be read, with the heads that are on disk."""
+        _show(call_server(url, operator_key, "POST", PATH + "/repair", {}), as_json)
+
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
@@ -69,5 +74,8 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     learner, last = answer["learner"], answer["last_decision"]
     if learner is not None:
         print(f"learner: {learner['state']}, {learner['steps']} steps, {learner['samples']} requests held")
+    for engine_id, recording in answer["recording"].items():
+        if recording is not None and recording["stopped"] is not None:
+            print(f"{engine_id} records nothing for now: {recording['stopped']}")
     if last is not None:
         print(f"last decision: {last['what']}: {last['reason']}")

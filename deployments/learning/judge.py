@@ -8,15 +8,9 @@ from typing import Any
 
 from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
 from wingbeat.deployments.replica.engine_client import EngineFailed
-from wingbeat.runtime.learning.head_counts import CountedSince, HeadCounts
-from wingbeat.runtime.learning.head_versions import (
-    Accepted,
-    HeadLedger,
-    Ledger,
-    LedgerError,
-    fell_below,
-    learner_figures,
-)
+from wingbeat.runtime.learning.head_counts import Accepted, CountedSince, HeadCounts, fell_below
+from wingbeat.runtime.learning.head_versions import HeadLedger, learner_figures
+from wingbeat.runtime.learning.ledger import Ledger, LedgerError
 
 logger = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -37,6 +31,7 @@ class HeadJudge:
     def __init__(self, ledger: HeadLedger, figures: Callable[[], Awaitable[EngineFigures]]) -> None:
         self._ledger, self._figures = ledger, figures
         self._counts, self._since = HeadCounts(ledger.folder), CountedSince()
+        self._unreadable = False
         self.said: dict[str, Any] = {"decisions": {}, "learner": None}
         """For metrics: decisions by what they were, and what the learner says of itself."""
 
@@ -55,8 +50,11 @@ class HeadJudge:
         try:
             ledger, learner = await asyncio.to_thread(self._read)
         except LedgerError as error:
-            logger.error("%s", error)
+            if not self._unreadable:
+                logger.error("%s", error)
+            self._unreadable = True
             return
+        self._unreadable = False
         self.said = {"decisions": {what: ledger.counts.get(what, 0) for what in SHOWN}, "learner": learner}
         figures = await self._figures()
         more = self._since.take(figures.pid, figures.stats["by_head"])
@@ -65,7 +63,7 @@ class HeadJudge:
         except OSError as error:  # a full disk, or a lock that is held for long: what was counted since is lost
             logger.error("what was accepted of the head's versions cannot be kept: %s", error)
             return
-        if not ledger.served or ledger.previous is None:
+        if ledger.previous is None:
             return
         new, old = (counted.get(number, Accepted()) for number in (ledger.served, ledger.previous))
         if new.rounds > JUDGED_ROUNDS:

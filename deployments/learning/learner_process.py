@@ -28,6 +28,7 @@ def main() -> None:
     with os.fdopen(fd) as pipe:
         settings = LearnerSettings(**json.load(pipe))
     os.nice(NICENESS)
+    os.umask(0o077)  # heads and figures are made of what users wrote
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logger.info("the learner has %s", settings.root)

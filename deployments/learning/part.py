@@ -45,16 +45,20 @@ def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
 
 def operator_paths() -> tuple[str, ...]:
     """Paths by which another version is served."""
-    from wingbeat.deployments.learning.routes import PROMOTE_PATH, ROLLBACK_PATH
+    from wingbeat.deployments.learning.routes import PROMOTE_PATH, REPAIR_PATH, ROLLBACK_PATH
 
-    return PROMOTE_PATH, ROLLBACK_PATH
+    return PROMOTE_PATH, ROLLBACK_PATH, REPAIR_PATH
 
 
 def bodies() -> "dict[str, type[BaseModel]]":
     """Bodies of the requests by which another version is served."""
-    from wingbeat.deployments.learning.routes import PROMOTE_PATH, ROLLBACK_PATH, PromoteBody, RollbackBody
+    from wingbeat.deployments.learning import routes
 
-    return {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody}
+    return {
+        routes.PROMOTE_PATH: routes.PromoteBody,
+        routes.ROLLBACK_PATH: routes.RollbackBody,
+        routes.REPAIR_PATH: routes.RepairBody,
+    }
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":
@@ -80,6 +84,11 @@ def observe(config: "AppConfig", engine: Any, engine_id: str) -> "TrafficRecordi
     from wingbeat.deployments.learning.rounds import record_rounds
 
     return record_rounds(config, engine)
+
+
+def keeps_weak_head(config: "AppConfig") -> bool | None:
+    """A head that is trained may be weak at first, where no round is drafted by it that is not worth it."""
+    return True if learns(config) and config.adaptive is not False else None
 
 
 def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,20 @@ from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures, FleetSnapshot
-from wingbeat.runtime.learning.head_versions import Accepted, HeadLedger, Ledger, LedgerError, learner_figures
+from wingbeat.runtime.learning.head_counts import Accepted
+from wingbeat.runtime.learning.head_versions import HeadLedger, learner_figures
+from wingbeat.runtime.learning.ledger import Ledger, LedgerError
 
 DRAFTER_PATH = "/v1/drafter"
 PROMOTE_PATH, ROLLBACK_PATH = DRAFTER_PATH + "/promote", DRAFTER_PATH + "/rollback"
+REPAIR_PATH = DRAFTER_PATH + "/repair"
 INCOMING = "incoming"
 """Below the ledger's folder: where heads lie that operators have served."""
 TOLD_S, LOOK_S = 10.0, 0.2
 """For drafters to say that a version does not fit; it takes them as long as to read it."""
 FILES = ("config.json", "mask_embedding.pt", "model.safetensors", "model.safetensors.index.json")
+_INNER = {"folder", "digest", "promotions"}
+"""Fields of a version that are the ledger's alone."""
 SIGMAS = 1.96
 """Of the intervals that are shown, which cover 95 %."""
 
@@ -46,6 +53,10 @@ class RollbackBody(RequestBody):
     reason: str = Field("an operator asks for it", max_length=1024)
 
 
+class RepairBody(RequestBody):
+    """`POST /v1/drafter/repair`."""
+
+
 @dataclass(frozen=True)
 class HeadVersions:
     """What a router knows of the versions."""
@@ -61,9 +72,15 @@ class HeadVersions:
         learner = await asyncio.to_thread(learner_figures, self.ledger.folder)
         return {"object": "drafter", **_card(ledger, snapshot), "learner": learner, "folder": str(self.ledger.folder)}
 
+    async def drafting(self) -> int:
+        """The version that most engines draft with; 0 where nobody counts."""
+        snapshot = None if self.fleet is None else await self.fleet.snapshot()
+        drafting = Counter(figures["head_version"] for figures in (snapshot.engines if snapshot else {}).values())
+        return drafting.most_common(1)[0][0] if drafting else 0
+
 
 def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
-    """Add the three endpoints."""
+    """Add the endpoints."""
     ledger = heads.ledger
 
     @app.get(DRAFTER_PATH)
@@ -81,8 +98,9 @@ def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
         number = body.version
         if number is None:
             source = await asyncio.to_thread(_incoming, ledger, body.folder or "")
-            number = await _told(lambda: ledger.add(lambda folder: _copy(source, folder), "operator", body.reason))
-        await _told(lambda: ledger.promote(number, body.reason))
+            number = await _told(lambda: ledger.add(partial(_copy, source), "operator", body.reason, serve=True))
+        else:
+            await _told(lambda: ledger.promote(number, body.reason))
         await _not_refused(ledger, number, "version" if body.folder is None else "folder")
         return await heads.described()
 
@@ -91,6 +109,14 @@ def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:
         with none_ignored():
             body = await read_body(RollbackBody, request)
         await _told(lambda: ledger.roll_back(body.reason))
+        return await heads.described()
+
+    @app.post(REPAIR_PATH)
+    async def repair(request: Request) -> dict[str, Any]:
+        with none_ignored():
+            await read_body(RepairBody, request)
+        served = await heads.drafting()
+        await _told(lambda: ledger.repair(served))
         return await heads.described()
 
 
@@ -155,10 +181,11 @@ def _card(ledger: Ledger, snapshot: FleetSnapshot | None) -> dict[str, Any]:
         "served": ledger.served,
         "previous": ledger.previous,
         "versions": [
-            version.model_dump(exclude={"folder"}) | {"acceptance": _acceptance(counts.get(version.number))}
+            version.model_dump(exclude=_INNER) | {"acceptance": _acceptance(counts.get(version.number))}
             for version in ledger.versions
         ],
         "engines": {engine_id: figures["head_version"] for engine_id, figures in engines.items()},
+        "recording": {engine_id: figures.get("recording") for engine_id, figures in engines.items()},
         "counts": ledger.counts,
         "last_decision": last,
         "decisions": [decision.model_dump() for decision in ledger.decisions],

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_before_start", "check_settings", "settings"]
 
+families = "wingbeat.deployments.recordings.families:recording_families"
+
 
 def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     """Add `wingbeat extract`, which reads its own arguments once it runs."""

@@ -1,13 +1,60 @@
 """What all engines of a ledger have counted of its versions, on disk: an engine that starts anew begins at 0."""
 
 import json
+import math
 from pathlib import Path
+from typing import NamedTuple
 
 from wingbeat.kernels.replaced_file import replacing
 from wingbeat.runtime.file_lock import locked
-from wingbeat.runtime.learning.head_versions import Accepted, Ledger
+from wingbeat.runtime.learning.ledger import Ledger
+from wingbeat.runtime.recordings.stored_files import make_private_folder
 
 COUNTS_FILE, LOCK_FILE = "accepted.json", "accepted.lock"
+
+
+class Accepted(NamedTuple):
+    """Drafts of one version that were verified, in one engine or in all."""
+
+    rounds: int = 0
+    """Sequences' rounds with a tree."""
+    drafted: int = 0
+    accepted: int = 0
+    squares: int = 0
+    """Of the accepted tokens of each round."""
+
+    @property
+    def length(self) -> float:
+        """Tokens per round: the accepted ones and the next one."""
+        return 1 + self.accepted / self.rounds if self.rounds else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of `length`."""
+        if self.rounds < 2:
+            return math.inf
+        mean = self.accepted / self.rounds
+        return math.sqrt(max(self.squares / self.rounds - mean**2, 0.0) / (self.rounds - 1))
+
+    def __add__(self, other: tuple) -> "Accepted":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Accepted(*(own + others for own, others in zip(self, other, strict=True)))
+
+
+LEAST_ROUNDS, SIGMAS = 256, 3.0
+"""Of a version before it is judged, and how many standard errors below the one before it has to be."""
+
+
+def fell_below(new: Accepted, old: Accepted) -> str | None:
+    """Why a version is to be rolled back; None where it is not.
+
+    It is where length_new - length_old < -3 sqrt(error_new^2 + error_old^2), each over at least 256 rounds.
+    """
+    if min(new.rounds, old.rounds) < LEAST_ROUNDS:
+        return None
+    bound = SIGMAS * math.hypot(new.error, old.error)
+    if new.length - old.length >= -bound:
+        return None
+    return f"{new.length:.3f} tokens per round over {new.rounds} rounds, {old.length:.3f} before it (bound {bound:.3f})"
 
 
 class HeadCounts:
@@ -21,7 +68,7 @@ class HeadCounts:
         self._folder = folder
 
     def add(self, more: dict[int, Accepted], ledger: Ledger, weights: str = "") -> dict[int, Accepted]:
-        """By version, what is known with this; the version that was promoted last counts from its promotion on.
+        """By version, what is known with this since it was promoted last.
 
         Args:
             weights: of the verifier, by their digest; with others nothing is known of any version.
@@ -29,36 +76,32 @@ class HeadCounts:
         Raises:
             OSError: the folder cannot be read or written, or another process holds its lock for long.
         """
-        promotions = ledger.counts.get("promoted", 0)
+        promotions = {version.number: version.promotions for version in ledger.versions}
+        make_private_folder(self._folder)
         with locked(self._folder / LOCK_FILE):
-            before, counted_by, counted = self._read()
-            if counted_by != weights:
-                counted = {}
-            if before != promotions:
-                counted.pop(ledger.served, None)
-            elif not more and counted_by == weights:
+            found = self._read(weights)
+            counted = {number: one for number, (times, one) in found.items() if promotions.get(number) == times}
+            if not more and len(counted) == len(found):
                 return counted
-            numbers = {version.number for version in ledger.versions}
-            for number, one in more.items():
-                counted[number] = counted.get(number, Accepted()) + one
-            counted = {number: one for number, one in counted.items() if number in numbers}
-            self._write(promotions, weights, counted)
+            for number in more.keys() & promotions.keys():
+                counted[number] = counted.get(number, Accepted()) + more[number]
+            self._write(weights, {number: (promotions[number], one) for number, one in counted.items()})
         return counted
 
-    def _read(self) -> tuple[int, str, dict[int, Accepted]]:
-        """What was counted up to so many promotions by which weights; a file that is none counts for nothing."""
+    def _read(self, weights: str) -> dict[int, tuple[int, Accepted]]:
+        """By version, after how many promotions and what; a file that is none, or of other weights, has nothing."""
         try:
             found = json.loads((self._folder / COUNTS_FILE).read_text(encoding="utf-8"))
-            by_version = {int(number): Accepted(*map(int, counts)) for number, counts in found["by_version"].items()}
-            return int(found["promotions"]), str(found.get("weights", "")), by_version
+            if found["weights"] != weights:
+                return {}
+            return {int(key): (int(times), Accepted(*map(int, one))) for key, (times, one) in found["versions"].items()}
         except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
-            return 0, "", {}
+            return {}
 
-    def _write(self, promotions: int, weights: str, counted: dict[int, Accepted]) -> None:
-        path = self._folder / COUNTS_FILE
-        fields = {"promotions": promotions, "weights": weights, "by_version": counted}
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+    def _write(self, weights: str, counted: dict[int, tuple[int, Accepted]]) -> None:
+        with replacing(self._folder / COUNTS_FILE) as temporary:
+            temporary.touch(0o600)
+            temporary.write_text(json.dumps({"weights": weights, "versions": counted}) + "\n", encoding="utf-8")
 
 
 class CountedSince:

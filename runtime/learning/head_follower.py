@@ -11,7 +11,8 @@ import time
 from functools import partial
 
 from wingbeat.runtime.drafters.worker import DraftWorker
-from wingbeat.runtime.learning.head_versions import HeadLedger, LedgerError
+from wingbeat.runtime.learning.head_versions import HeadLedger
+from wingbeat.runtime.learning.ledger import LedgerError
 
 logger = logging.getLogger(__name__)
 LOOK_S = 0.5
@@ -67,7 +68,7 @@ class HeadFollower:
             return False
         try:
             began = time.monotonic()
-            head = self._worker.drafter.prepare_head(str(self._ledger.folder_of(version)))
+            head = self._worker.drafter.prepare_head(str(self._ledger.checked_folder(version)))
         except Exception as error:  # of any kind: what a file can hold must not end a drafter that is well
             self._refuse(version, error)
             if version == 0:

@@ -9,28 +9,25 @@ import logging
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wingbeat.runtime.learning.gate import Gate, Verdict
-from wingbeat.runtime.learning.head_versions import FIGURES_FILE, HeadLedger, Ledger
+from wingbeat.runtime.learning.candidate_test import CandidateTest
+from wingbeat.runtime.learning.gate import Verdict
+from wingbeat.runtime.learning.head_versions import FIGURES_FILE, HeadLedger
 from wingbeat.runtime.learning.heads import load_head
+from wingbeat.runtime.learning.ledger import Ledger, LedgerError
 from wingbeat.runtime.learning.settings import LearnerSettings
-from wingbeat.runtime.learning.shadow import Drafted, draft_in_shadow
 from wingbeat.runtime.learning.trainer import OnlineTrainer
 from wingbeat.runtime.recordings.format import RecordingError, write_atomically
-from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.recordings.ring import RoundRing
 from wingbeat.runtime.training.family import TrainedHead
-from wingbeat.runtime.training.sources import tap_columns
 
 logger = logging.getLogger(__name__)
 CANDIDATE = "candidate"
 PAUSE_S = 1.0
-MOST_HELD = 512
-"""Held-out requests of one test: the newest ones."""
 REPLACED_AFTER = 4
 """Candidates' worth of steps after which one without a verdict makes room for a newer one."""
 
@@ -58,8 +55,9 @@ class Learner:
         self.trainer = OnlineTrainer(settings)
         self._load, self._sleep, self._clock, self._worked = load, sleep, clock, worked
         self._served: tuple[int, TrainedHead] | None = None
-        self._seen_served = self.ledger.read().served
-        self._test: _Test | None = None
+        self._base = 0
+        """Version that is trained from: the one that is served, as of the last look."""
+        self._test: CandidateTest | None = None
         self._tested_at = 0
         """Step of the last candidate."""
         self._looked_at = self._saved_at = -float("inf")
@@ -72,16 +70,25 @@ class Learner:
             self._sleep(self.turn())
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, or anew where it cannot be read."""
+        """Go on from the last checkpoint, if the version behind it is still served; otherwise start from that one."""
         try:
-            found = self.trainer.resume()
+            base = self.trainer.resume()
         except Exception as error:  # of any kind: what is in the file is not this program's to say
-            logger.error("the learner begins anew: its checkpoint cannot be read: %s", error)
-            self.trainer.restart(self.ledger.folder_of(self._seen_served))
-            return
-        if found:
-            logger.info("the learner goes on at step %d", self.trainer.state.step)
-            self._tested_at = self.trainer.state.step
+            logger.error("the checkpoint of the learner cannot be read: %s", error)
+            base = None
+        if base is not None and self._goes_on_from(base, self.ledger.read()):
+            logger.info("the learner goes on at step %d, from version %d", self.trainer.state.step, base)
+            self._base, self._tested_at = base, self.trainer.state.step
+        else:
+            self._restart()
+
+    @staticmethod
+    def _goes_on_from(base: int, ledger: Ledger) -> bool:
+        """Whether what was trained from a version is still of use.
+
+        A version that no drafter has taken may yet be refused, and nothing is to be lost by it.
+        """
+        return base in (ledger.served, ledger.settled)
 
     def turn(self) -> float:
         """A look, and a step or a part of a test; for how many seconds to rest then."""
@@ -106,10 +113,12 @@ class Learner:
 
     def _advance(self) -> None:
         steps = self.trainer.state.step
-        if self._test is not None and not self._test.done:
+        verdict, why = (Verdict.OPEN, "") if self._test is None else self._test.gate.decide()
+        if verdict is not Verdict.OPEN and self._is_settled():
+            self._conclude(verdict, why)
+        elif verdict is Verdict.OPEN and self._test is not None and not self._test.done:
             self.state = "testing a candidate"
             self._test.see_next()
-            self._judge()
         elif self._test is None and steps - self._tested_at >= self.settings.candidate_steps and self._may_test():
             self._begin_test()
         elif self._test is not None and steps - self._tested_at >= REPLACED_AFTER * self.settings.candidate_steps:
@@ -118,6 +127,11 @@ class Learner:
             self.state = "training"
             self.trainer.step()
             del self.trainer.state.losses[:-100]
+
+    def _is_settled(self) -> bool:
+        """Whether it is clear which version is served, and a verdict over that one can be carried out."""
+        ledger = self.ledger.read()
+        return ledger.settled == ledger.served
 
     def _may_test(self) -> bool:
         held = self.trainer.held
@@ -133,32 +147,40 @@ class Learner:
         kept = self.ring.tidy()
         self.trainer.refresh()
         ledger = self.ledger.read()
-        if ledger.served != self._seen_served:
-            self._follow(ledger)
+        if not self._goes_on_from(self._base, ledger):
+            logger.info("version %d is served in the place of %d", ledger.served, self._base)
+            self._restart()
         if self._test is not None:
-            self._test.renew(self.ring)
+            self._test.renew()
         if self._clock() - self._saved_at >= self.settings.checkpoint_s:
-            self._saved_at = self._clock()
-            self.trainer.save()
+            self._save()
         self._say(kept._asdict())
 
-    def _follow(self, ledger: Ledger) -> None:
-        """Another version is served: by this learner, by an operator, or as one was rolled back."""
-        version, before = ledger.version(ledger.served), self._seen_served
-        self._seen_served = ledger.served
-        self._test = None
-        last = ledger.decisions[-1].what if ledger.decisions else None
-        if version.source == "operator" or last in ("rolled_back", "refused"):
-            logger.info("version %d is served in the place of %d: the learner starts from it", ledger.served, before)
-            self.trainer.restart(self.ledger.folder_of(ledger.served))
-            self._tested_at = 0
+    def _save(self) -> None:
+        self._saved_at = self._clock()
+        self.trainer.save(self._base)
+
+    def _restart(self) -> None:
+        """Train from the version that is served, with a checkpoint of it: a kill must not bring back what went."""
+        self._base, folder = self._served_folder()
+        logger.info("the learner starts from version %d", self._base)
+        self.trainer.restart(folder)
+        self._test, self._tested_at = None, 0
+        self._save()
+
+    def _served_folder(self) -> tuple[int, Path]:
+        """Number and folder of the version that is served; one whose files are damaged is refused."""
+        while True:
+            number = self.ledger.read().served
+            try:
+                return number, self.ledger.checked_folder(number)
+            except LedgerError as error:
+                self.ledger.refuse(number, str(error))
 
     def _start_over(self, reason: str) -> None:
-        logger.error("the learner starts over from the head that is served: %s", reason)
         self.ledger.reject(f"training diverged: {reason}")
         self.trainer.change_pace(better=False)
-        self.trainer.restart(self.ledger.folder_of(self.ledger.read().served))
-        self._test, self._tested_at = None, 0
+        self._restart()
 
     def _begin_test(self) -> None:
         """Export what has been learnt, and load it as drafters will: what is measured is what would be served."""
@@ -166,34 +188,27 @@ class Learner:
         shutil.rmtree(folder, ignore_errors=True)
         self.trainer.export(folder)
         candidate = load_head(folder, self.trainer.target).eval()
-        ledger = self.ledger.read()
-        served = self._served_head(ledger.served)
-        number = self.ledger.count_test()
-        gate = Gate(number, self.settings.margin, self.trainer.chain + 1)
-        self._test = _Test(gate, ledger.served, candidate, served, self.trainer)
-        self._test.renew(self.ring)
+        against, folder = self._served_folder()
+        if self._served is None or self._served[0] != against:
+            self._served = against, load_head(folder, self.trainer.target).eval()
+        number, heads = self.ledger.count_test(), (candidate, self._served[1])
+        self._test = CandidateTest(number, self.settings.margin, against, heads, self.trainer, self.ring)
         self._tested_at = self.trainer.state.step
-        logger.info("candidate %d, after step %d, is tested against version %d", number, self._tested_at, ledger.served)
+        logger.info("candidate %d, after step %d, is tested against version %d", number, self._tested_at, against)
 
-    def _served_head(self, number: int) -> TrainedHead:
-        if self._served is None or self._served[0] != number:
-            self._served = number, load_head(self.ledger.folder_of(number), self.trainer.target).eval()
-        return self._served[1]
-
-    def _judge(self) -> None:
-        verdict, why = self._test.gate.decide()
-        if verdict is Verdict.BETTER:
-            number = self.ledger.add(lambda folder: _copy(self.settings.work / CANDIDATE, folder), "learner", why)
-            # Only over the head it was compared with.
-            if self.ledger.read().served == self._test.against:
-                self.ledger.promote(number, why)
-                self._seen_served = number
-            logger.info("version %d of the head is promoted: %s", number, why)
-            self.trainer.change_pace(better=True)
-            self._test = None
-        elif verdict is Verdict.NOT_BETTER:
-            self.trainer.change_pace(better=False)
+    def _conclude(self, verdict: Verdict, why: str) -> None:
+        self.trainer.change_pace(better=verdict is Verdict.BETTER)
+        if verdict is not Verdict.BETTER:
             self._end_test(why)
+            return
+        number = self.ledger.add(partial(_copy, self.settings.work / CANDIDATE), "learner", why)
+        if self.ledger.promote(number, why, over=self._test.against):
+            logger.info("version %d of the head is promoted: %s", number, why)
+            self._base = number
+        else:  # an operator was quicker, or the version it was compared with is gone
+            logger.info("version %d of the head waits, another one than %d is served", number, self._test.against)
+        self._test = None
+        self._save()
 
     def _end_test(self, why: str) -> None:
         gate = self._test.gate
@@ -224,49 +239,6 @@ class Learner:
         self.settings.work.mkdir(parents=True, exist_ok=True)
         text = json.dumps(figures) + "\n"
         write_atomically(self.settings.work / FIGURES_FILE, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-class _Test:
-    """A candidate and the requests that it is still to draft for."""
-
-    def __init__(
-        self, gate: Gate, against: int, candidate: TrainedHead, served: TrainedHead, trainer: OnlineTrainer
-    ) -> None:
-        self.gate, self.against = gate, against
-        self._candidate, self._served = candidate, served
-        self._family, self._chain = trainer.family, trainer.chain
-        self._seen = 0
-        """Held-out requests up to this moment, in nanoseconds since 1970."""
-        self._waiting: deque[tuple[RecordingReader, int]] = deque()
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to see for now."""
-        return not self._waiting
-
-    def renew(self, ring: RoundRing) -> None:
-        """Take the requests that came in since, each once; what they hold is read when it is its turn."""
-        new: list[tuple[RecordingReader, int]] = []
-        for made_at, folder in ring.held_since(self._seen):
-            self._seen = made_at
-            try:
-                reader = RecordingReader(folder)
-            except RecordingError:  # it is being written, or has made room: others are there
-                continue
-            new += [(reader, sequence) for sequence in range(reader.num_sequences)]
-        self._waiting += new[-MOST_HELD:]
-
-    def see_next(self) -> None:
-        """One request more, drafted for by both."""
-        reader, sequence = self._waiting.popleft()
-        record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
-        pair: list[Drafted | None] = [
-            draft_in_shadow(self._family, head, record, self._chain, columns)
-            for head in (self._candidate, self._served)
-        ]
-        new, old = pair
-        if new is not None and old is not None:
-            self.gate.see(new, old)
 
 
 def _copy(source: Path, folder: Path) -> None:

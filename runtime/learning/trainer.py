@@ -18,6 +18,7 @@ from wingbeat.runtime.learning.settings import LearnerSettings
 from wingbeat.runtime.recordings.format import RecordingError
 from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.recordings.ring import HELD, TRAIN
+from wingbeat.runtime.recordings.stored_files import make_private_folder
 from wingbeat.runtime.tensor_files import SAFETENSORS
 from wingbeat.runtime.training.families import FAMILIES
 from wingbeat.runtime.training.family import TrainedHead
@@ -82,23 +83,24 @@ class OnlineTrainer:
         """Twice the learning rate after a candidate that was better, half of it after one that was not."""
         self.pace = min(max(self.pace * (2.0 if better else 0.5), LEAST_PACE), 1.0)
 
-    def resume(self) -> bool:
-        """Go on from the last checkpoint; False where there is none that can be read."""
+    def resume(self) -> int | None:
+        """Go on from the last checkpoint; the version that it was trained from, None where there is no checkpoint."""
         path = self.settings.work / STATE_FILE
         if not path.is_file():
-            return False
+            return None
         try:
-            self.state.load(path, self.config, _CPU)
+            own = self.state.load(path, self.config, _CPU)
+            self.pace, self._average, base = own["pace"], own["average"], own["base"]
         except Exception:  # of any kind: a checkpoint of another program's version costs what was learnt since
             path.unlink(missing_ok=True)
             raise
-        self._begin_average()
-        return True
+        return base
 
-    def save(self) -> None:
-        """Write a checkpoint."""
-        self.settings.work.mkdir(parents=True, exist_ok=True)
-        self.state.save(self.settings.work / STATE_FILE, self.config)
+    def save(self, base: int) -> None:
+        """Write a checkpoint of what was trained from a version."""
+        make_private_folder(self.settings.work)
+        own = {"base": base, "pace": self.pace, "average": self._average}
+        self.state.save(self.settings.work / STATE_FILE, self.config, own)
 
     def refresh(self) -> None:
         """See what came in and what is gone; nothing is there before the first rounds are."""

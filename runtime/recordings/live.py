@@ -30,8 +30,8 @@ class FinishedSequence(NamedTuple):
     """[n, taps_size] pieces of what its positions yielded, in order."""
     position: int
     """Of its first row."""
-    num_prompt_tokens: int
-    """Of the text, the part before `position` included."""
+    prompt: list[int]
+    """Tokens of the text before the answer, the part before `position` included."""
     num_bytes: int
     adapter: str = ""
     """As in `Record`."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once nothing will be written any more."""
+        """False while nothing can be written."""
         ...
 
     def reserve(self, num_bytes: int) -> bool:
@@ -181,7 +181,7 @@ class LiveRecording(RoundObserver):
                 token_ids,
                 growing.taps,
                 growing.position,
-                growing.seq.num_prompt_tokens,
+                growing.seq.token_ids[: growing.seq.num_prompt_tokens],
                 growing.num_bytes,
                 "" if adapter is None else f"{adapter.name}@{adapter.digest}",
                 request_id,

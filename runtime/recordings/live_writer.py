@@ -1,4 +1,9 @@
-"""The thread that writes recorded sequences to disk, within bounds of memory and of disk."""
+"""The thread that writes recorded sequences to disk, within bounds of memory and of disk.
+
+A disk that is full or fails stops the recording until it is well: the thread tries, and requests are recorded again.
+Errors of any kind do so: those of libraries that write are no OSErrors, and without its thread nothing would ever be
+written again.
+"""
 
 import contextlib
 import logging
@@ -11,8 +16,9 @@ from pathlib import Path
 
 import torch
 
-from wingbeat.runtime.recordings.format import Record, RecordingSpec
-from wingbeat.runtime.recordings.live import FinishedSequence
+from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingSpec
+from wingbeat.runtime.recordings.live import MIN_TOKENS, FinishedSequence
+from wingbeat.runtime.recordings.stored_files import make_private, make_private_folder
 from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 logger = logging.getLogger(__name__)
@@ -21,6 +27,9 @@ MEMORY_BYTES = 256 * 2**20
 SHARD_BYTES = 32 * 2**20
 FLUSH_S = 300.0
 """Sequences wait no longer for a shard to fill."""
+RETRY_S = 10.0
+"""Between two looks at a disk that could not be written."""
+PROBE_FILE, PROBE_BYTES = "probe.tmp", 4096
 _NICENESS = 10
 
 
@@ -34,7 +43,7 @@ class RecordingStats:
     num_dropped: int = 0
     """For want of memory, or because the recording was full or could not be written."""
     stopped: str | None = None
-    """Why nothing is recorded any more."""
+    """Why nothing is recorded for now."""
 
 
 class LiveWriter:
@@ -55,6 +64,7 @@ class LiveWriter:
         memory_bytes: int = MEMORY_BYTES,
         shard_bytes: int = SHARD_BYTES,
         flush_s: float = FLUSH_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.stats = RecordingStats()
         self.spec = spec
@@ -63,9 +73,11 @@ class LiveWriter:
         self._max_bytes = max_bytes
         self._memory_bytes = memory_bytes
         self._shard_bytes = shard_bytes
-        self._flush_s = flush_s
+        self._flush_s, self._retry_s = flush_s, retry_s
         self._writer: RecordingWriter | None = None
         self._waiting = 0
+        self._unwritten = 0
+        """Bytes of the taps that could not be written."""
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._queue: queue.SimpleQueue[FinishedSequence | None] = queue.SimpleQueue()
@@ -74,7 +86,7 @@ class LiveWriter:
 
     @property
     def is_open(self) -> bool:
-        """False once nothing will be written any more."""
+        """False while nothing can be written."""
         return self.stats.stopped is None
 
     def reserve(self, num_bytes: int) -> bool:
@@ -103,14 +115,14 @@ class LiveWriter:
     def _run(self) -> None:
         if hasattr(os, "setpriority"):  # on Linux, of the calling thread alone
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
-        flush_at: float | None = None
+        due: float | None = None
         while True:
             try:
-                wait_s = None if flush_at is None else max(0.0, flush_at - time.monotonic())
+                wait_s = None if due is None else max(0.0, due - time.monotonic())
                 sequence = self._queue.get(timeout=wait_s)
             except queue.Empty:
-                self._flush()
-                flush_at = None
+                self._flush() if self.is_open else self._retry()
+                due = None if self.is_open else time.monotonic() + self._retry_s
                 continue
             if sequence is None:
                 self._flush()
@@ -118,9 +130,9 @@ class LiveWriter:
             self._add(sequence)
             if self._waiting >= self._shard_bytes:
                 self._flush()
-                flush_at = None
-            elif flush_at is None:
-                flush_at = time.monotonic() + self._flush_s
+                due = None
+            if due is None:
+                due = time.monotonic() + (self._flush_s if self.is_open else self._retry_s)
 
     def _add(self, sequence: FinishedSequence) -> None:
         if self.stats.stopped is not None:
@@ -128,15 +140,22 @@ class LiveWriter:
             return
         try:
             if self._writer is None:
-                self._writer = RecordingWriter(self._folder, self.spec, self._max_bytes)
+                self._writer = self._opened()
             self._writer.add(record_of(sequence))
             self._waiting += sequence.num_bytes
-        except (OSError, ValueError) as error:
+        except Exception as error:
             self.give_back(sequence.num_bytes, dropped=True)
-            self._stop(f"{type(error).__name__}: {error}")
+            if self._writer is None:
+                self._stop(error, sequence.num_bytes)
+            else:
+                logger.warning("A sequence is not recorded: %s", error)
+
+    def _opened(self) -> RecordingWriter:
+        make_private_folder(self._folder)
+        return RecordingWriter(self._folder, self.spec, self._max_bytes)
 
     def _flush(self) -> None:
-        """Write a shard of what waits; what cannot be written is dropped, and ends the recording."""
+        """Write a shard of what waits; what cannot be written is dropped, and stops the recording."""
         writer, waiting = self._writer, self._waiting
         self._waiting = 0
         if writer is None or not waiting:
@@ -145,18 +164,39 @@ class LiveWriter:
         lost = writer.num_pending
         try:
             writer.flush(used_bytes=_bytes_below(self._root))
+            make_private(self._folder)
             lost = 0
-        except (RecordingFull, OSError) as error:
-            self._stop(str(error))
+        except Exception as error:
+            self._writer = None
+            self._stop(error, waiting)
         with self._lock:
             self._used_bytes -= waiting
             self.stats.num_dropped += lost
             self.stats.num_sequences += writer.index.num_sequences - before.num_sequences
             self.stats.num_tokens += writer.index.num_tokens - before.num_tokens
 
-    def _stop(self, reason: str) -> None:
-        logger.warning("Live traffic is no longer recorded: %s", reason)
-        self.stats.stopped = reason
+    def _stop(self, error: Exception, num_bytes: int) -> None:
+        reason = str(error) if isinstance(error, RecordingFull) else f"{type(error).__name__}: {error}"
+        logger.warning("Live traffic is not recorded for now: %s", reason)
+        self.stats.stopped, self._unwritten = reason, num_bytes
+
+    def _retry(self) -> None:
+        """Record again, if what could not be written could be now."""
+        try:
+            self._try_disk(self._unwritten)
+        except Exception as error:
+            logger.debug("still not recorded: %s", error)
+            return
+        logger.warning("Live traffic is recorded again")
+        self.stats.stopped = None
+
+    def _try_disk(self, num_bytes: int) -> None:
+        """Raise what writing a shard with so many bytes of taps would raise."""
+        writer = self._opened()
+        num_tokens = -(-num_bytes // (self.spec.taps_size * DTYPES[self.spec.taps_dtype].itemsize))
+        writer.check_room(num_tokens, -(-num_tokens // MIN_TOKENS), _bytes_below(self._root))
+        write_probe(self._folder)
+        self._writer = writer
 
 
 def _bytes_below(root: Path) -> int:
@@ -168,10 +208,22 @@ def _bytes_below(root: Path) -> int:
     return total
 
 
+def write_probe(folder: Path) -> None:
+    """Raise OSError where a file cannot be written into a folder."""
+    path = folder / PROBE_FILE
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def record_of(sequence: FinishedSequence) -> Record:
     """A finished sequence as recordings have it: what its user wrote is not to be learnt."""
     num_tokens = len(sequence.token_ids)
-    learnt = torch.arange(num_tokens) + sequence.position >= sequence.num_prompt_tokens
+    learnt = torch.arange(num_tokens) + sequence.position >= len(sequence.prompt)
     return Record(
         token_ids=torch.tensor(sequence.token_ids, dtype=torch.int32),
         taps=torch.cat(sequence.taps)[:num_tokens],

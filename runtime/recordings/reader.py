@@ -154,6 +154,12 @@ class RecordingReader:
         """Every sequence as it was recorded, in order."""
         return map(self.record, range(self.num_sequences))
 
+    def token_ids(self, sequence: int) -> Tensor:
+        """int32 [num_tokens] of one sequence, from 0 on."""
+        begin = int(self._begins[sequence])
+        rows = slice(begin, begin + int(self._lengths[sequence]))
+        return self._shard(int(self._shard_of[sequence])).get_slice("token_ids")[rows]
+
     def record(self, sequence: int) -> Record:
         """One sequence as it was recorded, from 0 on."""
         parts = self._slices(sequence, 0, int(self._lengths[sequence]))

@@ -4,7 +4,9 @@ Every shard is a recording of its own, in `train` or, for a share of the prompts
 shard that has to make room is drawn at random from all but the newest quarter, so that samples of all ages stay.
 """
 
+import errno
 import hashlib
+import logging
 import random
 import shutil
 import time
@@ -15,18 +17,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wingbeat.runtime.file_lock import locked
-from wingbeat.runtime.recordings.format import HEADER_BYTES, RecordingSpec
+from wingbeat.runtime.recordings.format import HEADER_BYTES, RecordingError, RecordingSpec, read_index
 from wingbeat.runtime.recordings.live import FinishedSequence
-from wingbeat.runtime.recordings.live_writer import LiveWriter, record_of
+from wingbeat.runtime.recordings.live_writer import RETRY_S, LiveWriter, record_of, write_probe
+from wingbeat.runtime.recordings.stored_files import digest_of, make_private, make_private_folder
 from wingbeat.runtime.recordings.writer import RecordingWriter
 
+logger = logging.getLogger(__name__)
 TRAIN, HELD = "train", "held"
 HELD_SHARE = 0.2
 SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
 """Sequences are learnt from soon, and a shard is what goes when there is no room."""
 NEWEST = 0.25
-_LEAST_TOLD = 16
-"""Tokens of a sequence that decide on which side it is, where its prompt was cached."""
+CHECKSUM_FILE = "sha256"
 
 
 class Kept(NamedTuple):
@@ -50,6 +53,8 @@ class RoundRing:
     ) -> None:
         self.folder, self.max_bytes, self._expire_s, self._clock = folder, max_bytes, expire_s, clock
         self._random = random.Random(seed)
+        self._checked: set[str] = set()
+        """Names of the shards that were compared with their checksums."""
 
     def new_folder(self, held: bool) -> Path:
         """Of a shard to come; names go up with time."""
@@ -58,6 +63,7 @@ class RoundRing:
     @contextmanager
     def room_for(self, num_bytes: int) -> Iterator[bool]:
         """Hold the ring, with room for so many bytes; False where it is too small for them."""
+        make_private_folder(self.folder)
         with locked(self.folder / "ring.lock"):
             self._expire()
             if num_bytes <= self.max_bytes:
@@ -65,9 +71,11 @@ class RoundRing:
             yield num_bytes <= self.max_bytes
 
     def tidy(self) -> Kept:
-        """Let what is too old go, also where nothing new comes; what is left."""
+        """Let go what is too old, also where nothing new comes, and what was damaged on disk; what is left."""
         with self.room_for(0):
-            sizes = [_size(path) for path in self._shards()]
+            pass
+        self._remove_damaged()
+        sizes = [_size(path) for path in self._shards()]
         return Kept(sum(sizes), len(sizes))
 
     def held_since(self, moment: int) -> list[tuple[int, Path]]:
@@ -82,8 +90,18 @@ class RoundRing:
     def _expire(self) -> None:
         oldest = 1e9 * (self._clock() - self._expire_s)
         for path in self._shards():
-            if _made_at(path) < oldest:
+            # Whoever writes a shard holds the ring: one that is not complete is of a process that was killed.
+            if _made_at(path) < oldest or not _is_complete(path):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _remove_damaged(self) -> None:
+        """Rows that are no longer those that were written could end a training again and again."""
+        shards = self._shards()
+        for path in shards:
+            if path.name not in self._checked and _is_damaged(path):
+                logger.error("%s is damaged, and removed", path)
+                shutil.rmtree(path, ignore_errors=True)
+        self._checked = {path.name for path in shards}
 
     def _thin(self, num_bytes: int) -> None:
         shards = self._shards()
@@ -97,13 +115,21 @@ class RingWriter(LiveWriter):
     """Writes finished sequences into a ring; see `LiveWriter`."""
 
     def __init__(
-        self, ring: RoundRing, spec: RecordingSpec, *, shard_bytes: int = SHARD_BYTES, flush_s: float = FLUSH_S
+        self,
+        ring: RoundRing,
+        spec: RecordingSpec,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        flush_s: float = FLUSH_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         self._ring = ring
         self._pending: dict[bool, list[FinishedSequence]] = {False: [], True: []}
         # A shard is no larger than a tenth of the ring, of which the rest can then be of other times.
         shard_bytes = min(shard_bytes, max(ring.max_bytes // 10, 1))
-        super().__init__(ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s)
+        super().__init__(
+            ring.folder, ring.folder, spec, ring.max_bytes, shard_bytes=shard_bytes, flush_s=flush_s, retry_s=retry_s
+        )
 
     def _add(self, sequence: FinishedSequence) -> None:
         if self.stats.stopped is not None:
@@ -119,9 +145,9 @@ class RingWriter(LiveWriter):
             if sequences:
                 try:
                     self._write(held, sequences)
-                except (OSError, ValueError) as error:
+                except Exception as error:  # of any kind, as in `LiveWriter`
                     self.stats.num_dropped += len(sequences)
-                    self._stop(f"{type(error).__name__}: {error}")
+                    self._stop(error, waiting)
         self._pending = {False: [], True: []}
         self.give_back(waiting, dropped=False)
 
@@ -134,23 +160,56 @@ class RingWriter(LiveWriter):
             if not there_is:
                 self.stats.num_dropped += len(records)
                 return
-            writer = RecordingWriter(self._ring.new_folder(held), self.spec, needed)
-            for record in records:
-                writer.add(record)
-            writer.flush()
+            folder = self._ring.new_folder(held)
+            make_private_folder(folder)
+            try:
+                writer = RecordingWriter(folder, self.spec, needed)
+                for record in records:
+                    writer.add(record)
+                writer.flush()
+                (folder / CHECKSUM_FILE).write_text(digest_of(folder, "*.*"))
+                make_private(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
         self.stats.num_sequences += len(records)
         self.stats.num_tokens += num_tokens
 
+    def _try_disk(self, num_bytes: int) -> None:
+        with self._ring.room_for(num_bytes):
+            free = shutil.disk_usage(self._ring.folder).free
+            if num_bytes > free:
+                raise OSError(errno.ENOSPC, f"the disk has {free} bytes free and the next shard has {num_bytes}")
+            write_probe(self._ring.folder)
+
 
 def is_held_out(sequence: FinishedSequence) -> bool:
-    """Whether nothing is trained on a sequence: by its prompt alone, so that equal prompts are on one side."""
-    told = sequence.token_ids[: max(sequence.num_prompt_tokens - sequence.position, _LEAST_TOLD)]
-    digest = hashlib.sha256(array("q", told).tobytes()).digest()[:8]
+    """Whether nothing is trained on a sequence: by its whole prompt alone, so that equal prompts are on one side."""
+    digest = hashlib.sha256(array("q", sequence.prompt).tobytes()).digest()[:8]
     return int.from_bytes(digest, "big") < HELD_SHARE * 2**64
 
 
 def _made_at(path: Path) -> int:
     return int(path.name) if path.name.isdigit() else 0
+
+
+def _is_complete(path: Path) -> bool:
+    if (path / CHECKSUM_FILE).is_file():
+        return True
+    try:
+        return bool(read_index(path).shards)
+    except RecordingError:
+        return False
+
+
+def _is_damaged(path: Path) -> bool:
+    """A shard without a checksum, or that has just gone, is none."""
+    try:
+        return (path / CHECKSUM_FILE).read_bytes() != digest_of(path, "*.*").encode()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _size(path: Path) -> int:

@@ -1,6 +1,7 @@
 """What a resumed run needs, on disk: weights, optimizers, random state and history; written so that a kill is safe."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,8 +35,8 @@ class TrainingState:
         self.seconds = seconds
         return logged
 
-    def save(self, path: Path, config: TrainDrafterConfig) -> None:
-        """Write everything to `path`, at once."""
+    def save(self, path: Path, config: TrainDrafterConfig, own: dict[str, Any] | None = None) -> None:
+        """Write everything to `path`, at once; `own` is what the caller keeps beside it."""
         state = {
             "settings": config.resume_settings(),
             "model": self._model.state_dict(),
@@ -46,11 +47,12 @@ class TrainingState:
             "validations": [(step, acceptance._asdict()) for step, acceptance in self.validations],
             "num_tokens": self.num_tokens,
             "seconds": self.seconds,
+            "own": own or {},
         }
         write_atomically(path, lambda temporary: torch.save(state, temporary))
 
-    def load(self, path: Path, config: TrainDrafterConfig, device: torch.device) -> None:
-        """Continue from `path`.
+    def load(self, path: Path, config: TrainDrafterConfig, device: torch.device) -> dict[str, Any]:
+        """Continue from `path`; returns what the caller kept beside the state.
 
         Raises:
             ValueError: it was written by a run of other settings.
@@ -66,3 +68,4 @@ class TrainingState:
         self.step, self.num_tokens = state["step"], state["num_tokens"]
         self.losses, self.seconds = state["losses"], state["seconds"]
         self.validations = [(step, HeadAcceptance(**acceptance)) for step, acceptance in state["validations"]]
+        return state.get("own", {})

@@ -136,7 +136,7 @@ def pair_settings(config: AppConfig) -> PairSettings:
         engine=config.engine_config(),
         dtype=config.resolved_dtype(),
         threads=config.num_threads(),
-        allow_bad_drafter=config.allow_bad_drafter,
+        allow_bad_drafter=config.allow_bad_drafter or bool(first("keeps_weak_head", config)),
         engine_dir=config.engine_dir,
         fp8_drafter=config.drafter_weights == "fp8",
         eight_bits=config.rounds_weights(),

@@ -22,6 +22,7 @@ ANSWER = {
     "served": 3,
     "versions": VERSIONS,
     "learner": {"state": "training", "steps": 70, "samples": 12},
+    "recording": {"a": {"stopped": None}, "b": {"stopped": "OSError: no space"}, "c": None},
     "last_decision": {"what": "promoted", "reason": "better by 2%"},
 }
 
@@ -46,16 +47,20 @@ def test_versions_are_listed_with_what_was_measured(server, drafter):  # noqa: F
     assert "3.200 to 3.300" in out
     assert "learner: training, 70 steps, 12 requests held" in out
     assert "last decision: promoted: better by 2%" in out
+    assert "b records nothing for now: OSError: no space" in out
+    assert out.count("records nothing") == 1
     assert json.loads(drafter("list", "--json")[1]) == ANSWER
 
 
-def test_a_version_or_a_folder_is_promoted_and_the_last_one_rolled_back(server, drafter):  # noqa: F811
+def test_versions_are_promoted_and_rolled_back_and_a_ledger_repaired(server, drafter):  # noqa: F811
     assert drafter("promote", 3, "--reason", "why", "--operator-key", "k")[0] == 0
     assert server.asked[-1] == ("POST", "/v1/drafter/promote", "Bearer k", {"version": 3, "reason": "why"})
     drafter("promote", "--folder", "mine")
     assert server.asked[-1][3] == {"folder": "mine"}
     drafter("rollback")
     assert server.asked[-1][1:] == ("/v1/drafter/rollback", None, {})
+    drafter("repair")
+    assert server.asked[-1][1:] == ("/v1/drafter/repair", None, {})
 
 
 def test_one_of_both_is_needed_and_a_refusal_is_one_line(server, drafter):  # noqa: F811

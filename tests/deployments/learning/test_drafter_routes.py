@@ -12,19 +12,24 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.learning import routes as drafter_routes
 from wingbeat.deployments.learning.routes import INCOMING, HeadVersions, add_drafter_routes
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.runtime.learning.head_versions import HeadLedger
+from wingbeat.runtime.learning.head_versions import COPY_FILE, LEDGER_FILE, HeadLedger
 
 PATH = "/v1/drafter"
 
 
 class Fleet:
-    """Two engines' figures."""
+    """Three engines' figures."""
 
     async def snapshot(self):
         old, new = of_length(3.0, 600), of_length(3.5, 400)
         engines = {
-            "a": {"head_version": 1, "by_head": {0: old, 1: new}},
+            "a": {
+                "head_version": 1,
+                "by_head": {0: old, 1: new},
+                "recording": {"stopped": "OSError: no space"},
+            },
             "b": {"head_version": 0, "by_head": {0: old}},
+            "c": {"head_version": 1, "by_head": {}},
         }
         return FleetSnapshot("demo", engines)
 
@@ -68,7 +73,8 @@ def drafter_says(ledger, number, reason=None):
 
 def test_versions_are_shown_with_acceptance_over_all_engines_and_its_interval(ledger):
     found = asked(ledger).json()
-    assert (found["object"], found["served"], found["engines"]) == ("drafter", 0, {"a": 1, "b": 0})
+    assert (found["object"], found["served"], found["engines"]) == ("drafter", 0, {"a": 1, "b": 0, "c": 1})
+    assert found["recording"]["a"]["stopped"] == "OSError: no space"
     first, second = found["versions"]
     assert (first["state"], second["state"], found["learner"]) == ("configured", "waiting", None)
     seen = first["acceptance"]
@@ -98,6 +104,16 @@ def test_a_folder_is_added_and_one_that_drafters_refuse_is_an_error_that_says_wh
     assert "its numbers are not finite" in answer.json()["error"]["message"]
     assert ledger.read().served == 0
     assert ledger.read().version(2).source == "operator"
+
+
+def test_a_ledger_that_cannot_be_read_is_repaired_with_the_version_that_drafters_have(ledger):
+    assert "nothing to repair" in posted(ledger, "repair").json()["error"]["message"]
+    for name in (LEDGER_FILE, COPY_FILE):
+        (ledger.folder / name).write_text("{")
+    told = asked(ledger)
+    assert (told.status_code, "wingbeat drafter repair" in told.json()["error"]["message"]) == (409, True)
+    found = posted(ledger, "repair").json()
+    assert (found["served"], [version["number"] for version in found["versions"]]) == (1, [0, 1])
 
 
 @pytest.mark.parametrize("folder", ["../../etc", "missing", "/etc", ".", "0" * 300, "a\0b", "circle"])
@@ -140,7 +156,7 @@ def test_a_version_that_is_not_there_is_named(ledger):
 
 def test_operators_alone_change_what_is_served(ledger):
     access = Access(operator_keys=(SecretStr("k"),))
-    for what in ("promote", "rollback"):
+    for what in ("promote", "rollback", "repair"):
         assert asked(ledger, f"{PATH}/{what}", {"version": 1}, "POST", access=access).status_code == 401
     assert asked(ledger, access=access).status_code == 200
     assert ledger.read().served == 0

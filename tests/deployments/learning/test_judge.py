@@ -10,7 +10,7 @@ from wingbeat.deployments.learning.judge import HeadJudge
 from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.learning.head_counts import COUNTS_FILE
-from wingbeat.runtime.learning.head_versions import FIGURES_FILE, LEARNER, HeadLedger
+from wingbeat.runtime.learning.head_versions import COPY_FILE, FIGURES_FILE, LEARNER, LEDGER_FILE, HeadLedger
 
 
 @pytest.fixture
@@ -127,6 +127,41 @@ def test_a_version_that_is_promoted_again_is_judged_by_what_it_does_from_then_on
     engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
     assert ledger.read().served == 1
     engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 900))
+    assert ledger.read().served == 0
+
+
+def test_what_was_measured_of_a_version_outlives_a_push_that_is_refused(ledger):
+    engines = Engines(ledger)
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 200))
+    pushed = added(ledger, "noise", "operator", serve=True)
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 210))
+    ledger.refuse(pushed, "no head")
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 260))
+    found = ledger.read()
+    assert (found.served, found.version(1).state) == (0, "rolled_back")
+    assert "over 260 rounds" in found.version(1).reason
+
+
+def test_the_configured_head_that_was_promoted_by_hand_is_rolled_back_too(ledger):
+    engines = Engines(ledger)
+    engines.look(v0=of_length(2.0, 500), v1=of_length(3.0, 5000))
+    ledger.promote(0, "by hand")
+    engines.look(v0=of_length(2.0, 500 + 200), v1=of_length(3.0, 5000))
+    assert ledger.read().served == 0, "of what it did before its promotion nothing counts"
+    engines.look(v0=of_length(2.0, 500 + 300), v1=of_length(3.0, 5000))
+    assert (ledger.read().served, ledger.read().decisions[-1].what) == (1, "rolled_back")
+
+
+def test_a_ledger_that_cannot_be_read_is_logged_once(ledger, caplog):
+    engines = Engines(ledger)
+    texts = {name: (ledger.folder / name).read_text() for name in (LEDGER_FILE, COPY_FILE)}
+    for name in texts:
+        (ledger.folder / name).write_text("{")
+    for _ in range(3):
+        engines.look()
+    assert caplog.text.count("wingbeat drafter repair") == 1
+    (ledger.folder / LEDGER_FILE).write_text(texts[LEDGER_FILE])
+    engines.look(v0=of_length(3.0, 5000), v1=of_length(2.0, 600))
     assert ledger.read().served == 0
 
 

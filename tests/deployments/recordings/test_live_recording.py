@@ -6,6 +6,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.recordings.families import recording_families
 from wingbeat.deployments.recordings.live_recording import needs_with_recording, start_recording
 from wingbeat.deployments.recordings.part import observe, tapped
 from wingbeat.deployments.replica.engine.build import build_setup
@@ -77,6 +79,27 @@ def test_an_engine_of_the_configuration_writes_what_it_served(tiny_model, tmp_pa
     expected = torch.cat([states[layer][0] for layer in reader.spec.tap_layers], dim=-1)
     # Stored in bfloat16.
     torch.testing.assert_close(record.taps.float(), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_what_is_recorded_and_whether_anything_is_are_among_the_metrics():
+    engines = {
+        "a": {"recording": {"num_sequences": 5, "num_dropped": 2, "stopped": "OSError: no space"}},
+        "b": {"recording": {"num_sequences": 1, "num_dropped": 0, "stopped": None}},
+        "c": {"recording": None},
+    }
+    found = {
+        (sample.name, sample.labels["engine"]): sample.value
+        for family in recording_families(FleetSnapshot("demo", engines))
+        for sample in family.samples
+    }
+    assert found == {
+        ("wingbeat_recorded_requests_total", "a"): 5,
+        ("wingbeat_recorded_requests_total", "b"): 1,
+        ("wingbeat_recording_dropped_total", "a"): 2,
+        ("wingbeat_recording_dropped_total", "b"): 0,
+        ("wingbeat_recording_stopped", "a"): 1,
+        ("wingbeat_recording_stopped", "b"): 0,
+    }
 
 
 def test_an_engine_of_someone_else_is_refused(tiny_model, tmp_path):

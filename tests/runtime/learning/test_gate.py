@@ -6,7 +6,17 @@ from functools import partial
 
 import pytest
 
-from wingbeat.runtime.learning.gate import BUCKET_LEAST, ERROR, Bets, Gate, PairedTest, Verdict
+from wingbeat.runtime.learning.gate import (
+    BUCKET_LEAST,
+    ERROR,
+    GROUP_ERROR,
+    MOST_LOSS,
+    Bets,
+    Gate,
+    PairedTest,
+    Verdict,
+    error_of,
+)
 from wingbeat.runtime.learning.shadow import Drafted
 
 
@@ -30,7 +40,7 @@ def rare_losses(seed, count, rare=0.04):
 
 def looked_at_after_each(pairs, margin=0.0, number=1):
     """The verdict of a test of chains of five, and after how many requests."""
-    test, seen = PairedTest(number, margin, 6), 0
+    test, seen = PairedTest(margin, 6, error_of(number)), 0
     for seen, (new, old) in enumerate(pairs, 1):
         test.see(new, old)
         if test.verdict is not Verdict.OPEN:
@@ -70,12 +80,75 @@ def test_better_heads_are_promoted_and_worse_ones_given_up():
 
 
 def test_the_errors_of_all_candidates_add_up_to_one_percent():
-    total = sum(PairedTest(number, 0.02, 6).error for number in range(1, 2000))
+    total = sum(error_of(number) for number in range(1, 2000))
     assert 0.99 * ERROR < total <= ERROR
 
 
 def drafted(bucket, length):
-    return Drafted({bucket: 100}, {bucket: int(100 * length)})
+    return Drafted({bucket: 100}, {bucket: 100 * length})
+
+
+def judged(seed, gains, shares, count, grouped=True):
+    """The verdict over requests of groups, each of which gains so much, and after how many requests."""
+    gate, rng = Gate(1, 0.02, 6, len(gains) if grouped else 1), random.Random(seed)
+    by_group = [requests(1000 * seed + group, count, gain) for group, gain in enumerate(gains)]
+    for seen in range(1, count + 1):
+        [group] = rng.choices(range(len(gains)), shares)
+        new, old = next(by_group[group])
+        gate.see(drafted(0, new), drafted(0, old), group if grouped else 0)
+        if gate.verdict is not Verdict.OPEN:
+            return gate.verdict, seen
+    return Verdict.OPEN, count
+
+
+LOSERS = [(0.1, 1.3), (0.2, 1.4), (0.35, 1.6), (0.5, 2.0)]
+"""Share of the requests whose group loses 10 %, and by how much the others gain."""
+
+
+def promotions(seeds, **how):
+    """Series of 250 requests, so many for each of the losers, that end with a promotion."""
+    cases = [(seed, gain, share) for share, gain in LOSERS for seed in seeds]
+    found = [judged(seed, (0.9, gain), (share, 1 - share), 250, **how)[0] for seed, gain, share in cases]
+    return found.count(Verdict.BETTER)
+
+
+def test_a_group_that_loses_a_tenth_is_let_through_in_at_most_one_of_a_hundred_series():
+    assert promotions(range(250)) <= 10  # of 1,000
+    assert promotions(range(3), grouped=False) > 9, "the average alone lets nearly all of 12 through"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("honest", [0.9, 0.85, 0.8])
+def test_an_attacker_whose_own_requests_gain_does_not_have_a_head_served_by_which_all_others_lose(honest):
+    found = [judged(seed, (0.9, 3.0), (honest, 1 - honest), 600)[0] for seed in range(200)]
+    assert found.count(Verdict.BETTER) <= 2
+
+
+@pytest.mark.slow
+def test_a_group_that_loses_as_much_as_one_may_is_let_through_as_seldom_as_the_test_says():
+    found = [judged(seed, (1 - MOST_LOSS, 1.4), (0.3, 0.7), 600)[0] for seed in range(1000)]
+    assert found.count(Verdict.BETTER) <= 1000 * GROUP_ERROR
+
+
+def test_a_head_that_gains_in_every_group_or_leaves_one_as_it_was_is_promoted():
+    gains = [judged(seed, (1.15,) * 4, (0.25,) * 4, 3000) for seed in range(5)]
+    leaves = [judged(seed, (1.0, 1.4, 1.4), (0.3, 0.3, 0.4), 3000) for seed in range(5)]
+    assert {verdict for verdict, _ in gains + leaves} == {Verdict.BETTER}
+    assert sorted(seen for _, seen in gains)[2] < 600
+
+
+def test_a_group_that_nothing_was_seen_of_holds_a_candidate_back():
+    gate = Gate(1, 0.02, 6, 2)
+    for _ in range(300):
+        gate.see(drafted(0, 5.0), drafted(0, 3.0), 0)
+    verdict, why = gate.decide()
+    assert verdict is Verdict.OPEN
+    assert "perhaps not for 1 of 2 groups" in why
+    for _ in range(300):
+        gate.see(drafted(0, 2.0), drafted(0, 3.0), 1)
+    verdict, why = gate.decide()
+    assert verdict is Verdict.NOT_BETTER
+    assert "group 1 of requests loses 8% or more" in why
 
 
 def test_a_head_that_is_better_on_average_and_worse_on_long_contexts_is_not_promoted():

@@ -4,19 +4,13 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
 
 import pytest
 
-from wingbeat.runtime.learning.head_versions import (
-    LEAST_ROUNDS,
-    LEDGER_FILE,
-    MOST_TRIES,
-    MOST_UNUSED,
-    Accepted,
-    HeadLedger,
-    LedgerError,
-    fell_below,
-)
+from wingbeat.runtime.learning.head_counts import LEAST_ROUNDS, Accepted, HeadCounts, fell_below
+from wingbeat.runtime.learning.head_versions import COPY_FILE, LEDGER_FILE, MOST_TRIES, MOST_UNUSED, HeadLedger
+from wingbeat.runtime.learning.ledger import Ledger, LedgerError
 
 
 @pytest.fixture
@@ -24,8 +18,15 @@ def ledger(tmp_path):
     return HeadLedger(tmp_path / "ledger", tmp_path / "configured", "model")
 
 
-def added(ledger, text="weights", source="learner"):
-    return ledger.add(lambda folder: (folder / "model.safetensors").write_text(text), source, "made")
+def added(ledger, text="weights", source="learner", serve=False):
+    return ledger.add(lambda folder: (folder / "model.safetensors").write_text(text), source, "made", serve)
+
+
+def promoted(ledger):
+    """A version more, which is served and was taken; its number."""
+    number = added(ledger, serve=True)
+    ledger.took(number)
+    return number
 
 
 def test_without_a_file_the_configured_head_is_served(ledger, tmp_path):
@@ -100,11 +101,97 @@ def test_folders_of_versions_that_nobody_goes_back_to_are_removed(ledger):
     assert len(list((ledger.folder / "heads").iterdir())) == len(kept) - 1 <= MOST_UNUSED + 2
 
 
-def test_a_file_that_is_none_is_an_error_that_names_it(ledger):
-    added(ledger)
+def test_a_damaged_file_is_read_from_its_copy_and_written_anew_with_the_next_decision(ledger):
+    promoted(ledger)
     (ledger.folder / LEDGER_FILE).write_text("{")
-    with pytest.raises(LedgerError, match=LEDGER_FILE):
+    assert ledger.read().served == 1
+    ledger.roll_back("by hand")
+    assert json.loads((ledger.folder / LEDGER_FILE).read_text())["served"] == 0
+
+
+def test_with_a_damaged_copy_too_the_error_names_file_and_command_and_the_command_repairs_it(ledger):
+    numbers = [promoted(ledger), promoted(ledger)]
+    with pytest.raises(LedgerError, match="nothing to repair"):
+        ledger.repair()
+    for name in (LEDGER_FILE, COPY_FILE):
+        (ledger.folder / name).write_bytes(b"\xff{")
+    with pytest.raises(LedgerError, match=f"{LEDGER_FILE} cannot be read.*wingbeat drafter repair"):
         ledger.read()
+    ledger.repair(served=2)
+    found = ledger.read()
+    assert [version.number for version in found.versions] == [0, *numbers]
+    assert (found.served, found.previous, found.version(1).state) == (2, 0, "waiting")
+    assert (ledger.checked_folder(1) / "model.safetensors").read_text() == "weights"
+
+
+def test_a_file_of_a_ledger_without_further_roll_backs_is_read(ledger):
+    promoted(ledger)
+    content = json.loads((ledger.folder / LEDGER_FILE).read_text())
+    del content["earlier"]
+    (ledger.folder / LEDGER_FILE).write_text(json.dumps(content))
+    assert (ledger.read().served, ledger.read().previous) == (1, 0)
+
+
+def without_decisions(ledger) -> Ledger:
+    """What a ledger holds apart from the record of what was decided, and of the versions that were refused."""
+    found = ledger.read()
+    kept = tuple(version for version in found.versions if version.state != "refused")
+    return found.model_copy(update={"versions": kept, "counts": {}, "decisions": ()})
+
+
+def test_refused_versions_leave_nothing_but_a_line_and_take_no_way_back(ledger):
+    for _ in range(2):
+        promoted(ledger)
+    waiting = [added(ledger) for _ in range(MOST_UNUSED)]
+    before = without_decisions(ledger)
+    for number in range(7, 7 + 3 * MOST_UNUSED):
+        assert added(ledger, "noise", "operator", serve=True) == number
+        ledger.refuse(number, "its numbers are not finite")
+        assert without_decisions(ledger) == before
+    assert (before.served, before.previous, ledger.read().decisions[-1].what) == (2, 1, "refused")
+    assert sum(version.state == "refused" for version in ledger.read().versions) <= MOST_UNUSED + 1
+    names = {path.name for path in (ledger.folder / "heads").iterdir()}
+    assert names == {f"{number:05d}" for number in (1, 2, *waiting)}
+
+
+def test_several_pushes_that_are_refused_one_after_the_other_leave_the_way_back(ledger):
+    for _ in range(3):
+        promoted(ledger)
+    before = without_decisions(ledger)
+    pushed = [added(ledger, "noise", "operator", serve=True) for _ in range(5)]
+    for number in pushed:
+        ledger.refuse(number, "no head")
+    assert without_decisions(ledger) == before
+    for served in (2, 1, 0):
+        ledger.roll_back("by hand")
+        assert ledger.read().served == served
+
+
+def test_no_roll_back_leads_to_a_version_that_was_refused_later(ledger):
+    for _ in range(3):
+        promoted(ledger)
+    ledger.refuse(2, "a drafter was slow to read it")
+    ledger.roll_back("by hand")
+    assert ledger.read().served == 1
+
+
+def test_files_that_were_damaged_on_disk_are_told_by_their_checksum(ledger):
+    added(ledger)
+    assert ledger.checked_folder(1) == ledger.folder_of(1)
+    (ledger.folder_of(1) / "model.safetensors").write_text("weightz")
+    with pytest.raises(LedgerError, match="version 1 of the head are damaged"):
+        ledger.checked_folder(1)
+
+
+def test_nobody_but_their_owner_reads_what_a_ledger_holds(ledger):
+    promoted(ledger)
+    HeadCounts(ledger.folder).add({1: Accepted(1)}, ledger.read())
+    with ledger.turn():
+        pass
+    paths = [ledger.folder, *ledger.folder.rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600}
+    assert len(paths) > 6
 
 
 def test_writers_of_equal_process_ids_do_not_touch_each_others_files(ledger):
@@ -119,13 +206,16 @@ def test_writers_of_equal_process_ids_do_not_touch_each_others_files(ledger):
     assert sorted(path.name for path in (ledger.folder / "heads").iterdir()) == ["00001", "00002"]
 
 
-def test_what_a_killed_writer_left_is_removed_a_day_later_and_not_before(ledger):
-    left = [ledger.folder / "heads" / f"new.{name}.tmp" for name in ("old", "new")]
-    for folder in left:
-        folder.mkdir(parents=True)
-    os.utime(left[0], (0, 0))
-    added(ledger)
-    assert [folder.exists() for folder in left] == [False, True]
+def test_what_a_killed_writer_left_is_removed_by_the_next_one_and_what_is_being_written_is_not(ledger):
+    left = ledger.folder / "heads" / "new.killed.tmp"
+    left.mkdir(parents=True)
+
+    def write(folder):
+        added(ledger)
+        assert folder.exists()
+        assert not left.exists()
+
+    ledger.add(write, "operator", "made")
 
 
 def _promote_for_ever(folder, configured):

@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from tests.runtime.loaded_kind import Kind
 from tests.runtime.models import DEMO_PAIR, TREE, Run, engine_config, greedy_params, new_engine, reference
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.learning.gate import Verdict
 from wingbeat.runtime.learning.head_versions import FIGURES_FILE, HeadLedger
 from wingbeat.runtime.learning.learner import CANDIDATE, Learner
 from wingbeat.runtime.learning.settings import LearnerSettings
@@ -202,41 +205,153 @@ def test_a_busy_machine_pauses_the_learner_and_a_share_of_a_core_is_kept(tmp_pat
     assert learner.trainer.state.step == 1
 
 
-def test_it_goes_on_from_its_checkpoint_and_from_a_broken_one_anew(tmp_path):
-    kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
-    served_traffic(kind, root, prompts_of(kind, 40))
-    settings = settings_of(kind, root)
+class Taught:
+    """A learner of a pair after three steps, which writes a checkpoint at every look."""
+
+    def __init__(self, kind, root):
+        self.kind, self.root = kind, root
+        self.settings = settings_of(kind, root, checkpoint_s=1e-9)
+        self.ledger = HeadLedger(self.root, self.kind.source, "v")
+        self.learner = self.started()
+        self.turn(3)
+
+    def turn(self, count=1):
+        for _ in range(count):
+            self.learner.turn()
+
+    def started(self):
+        """Another process's learner."""
+        learner = Learner(self.settings)
+        learner.resume()
+        return learner
+
+    def push(self, taken=True):
+        """Noise as the version that is served."""
+        number = self.ledger.add(self._noise, "operator", "a mistake", serve=True)
+        if taken:
+            self.ledger.took(number)
+        return number
+
+    def _noise(self, into):
+        shutil.copytree(self.kind.source, into, dirs_exist_ok=True)
+        poison(into, "random")
+
+    def is_at(self, learner, number):
+        """Whether a learner has nothing but the weights of a version."""
+        weights = load_file(Path(self.ledger.folder_of(number)) / "model.safetensors")["fc.weight"].float()
+        return learner.trainer.state.step == 0 and torch.equal(learner.trainer.head.fc.weight.detach().float(), weights)
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory):
+    """A pair, and a folder with rounds that it served."""
+    folder = tmp_path_factory.mktemp("traffic")
+    kind = eagle3(folder / "pair")
+    served_traffic(kind, folder / "root", prompts_of(kind, 40))
+    return kind, folder / "root"
+
+
+@pytest.fixture
+def taught(traffic, tmp_path):
+    kind, root = traffic
+    return Taught(kind, shutil.copytree(root, tmp_path / "root"))
+
+
+def test_it_goes_on_from_its_checkpoint_and_from_a_broken_one_anew(taught):
+    settings = taught.settings
     first = OnlineTrainer(settings)
     first.refresh()
     for _ in range(3):
         first.step()
-    first.save()
+    first.change_pace(better=False)
+    first.save(5)
     second = OnlineTrainer(settings)
-    assert second.resume()
-    assert second.state.step == 3
+    assert second.resume() == 5
+    assert (second.state.step, second.pace) == (3, 0.5)
     assert torch.equal(second.head.fc.weight, first.head.fc.weight)
+    with first.averaged(), second.averaged():
+        assert torch.equal(second.head.fc.weight, first.head.fc.weight)
     (settings.work / STATE_FILE).write_bytes(b"cut short")
     learner = Learner(settings)
     learner.resume()
     assert learner.trainer.state.step == 0
-    assert not (settings.work / STATE_FILE).exists()
 
 
-@pytest.mark.slow
-def test_a_version_that_is_rolled_back_is_what_the_learner_starts_from_again(tmp_path):
-    kind, root = eagle3(tmp_path / "pair"), tmp_path / "root"
-    served_traffic(kind, root, prompts_of(kind, 40))
-    learner = Learner(settings_of(kind, root))
-    for _ in range(5):
-        learner.turn()
-    ledger = HeadLedger(root, kind.source, "v")
-    number = ledger.add(lambda into: shutil.copytree(kind.source, into, dirs_exist_ok=True), "learner", "")
-    ledger.promote(number, "better")
-    learner.turn()
-    assert learner.trainer.state.step == 6, "its own promotion changes nothing"
-    ledger.roll_back("worse")
-    learner.turn()
-    assert learner.trainer.state.step <= 1
+def test_a_killed_learner_does_not_go_on_from_a_version_that_was_rolled_back(taught):
+    taught.push()
+    taught.turn(3)
+    assert taught.started().trainer.state.step > 0, "it goes on while that version is served"
+    taught.ledger.roll_back("measured")
+    assert taught.is_at(taught.started(), 0)
+    # Its first checkpoint is of the version that it starts from, not of the one before.
+    assert taught.started().trainer.state.step == 0
+
+
+def test_a_learner_starts_from_the_version_that_came_to_be_served_while_it_was_gone(taught):
+    number = taught.push()
+    assert taught.is_at(taught.started(), number)
+    (taught.settings.work / STATE_FILE).unlink()
+    assert taught.is_at(taught.started(), number), "also without a checkpoint"
+
+
+def test_a_roll_back_is_followed_whatever_was_decided_since(taught):
+    taught.push()
+    taught.turn()
+    taught.ledger.roll_back("measured")
+    taught.ledger.reject("candidate 1: not better")
+    taught.learner._look()
+    assert taught.is_at(taught.learner, 0)
+
+
+def test_a_version_that_is_refused_costs_the_learner_nothing(taught):
+    number = taught.push(taken=False)
+    taught.turn(2)
+    assert taught.started().trainer.state.step >= 4
+    taught.ledger.refuse(number, "its numbers are not finite")
+    taught.turn()
+    assert taught.learner.trainer.state.step == 6
+
+
+def test_a_version_whose_files_were_damaged_is_refused_by_the_learner(taught):
+    number = taught.push()
+    (taught.ledger.folder_of(number) / "model.safetensors").write_bytes(b"damaged")
+    taught.turn()
+    found = taught.ledger.read()
+    assert (found.served, found.version(number).state) == (0, "refused")
+    assert "checksum" in found.version(number).reason
+
+
+def test_a_verdict_is_carried_out_over_the_version_it_is_about_and_waits_otherwise(taught, caplog):
+    learner = taught.learner
+    caplog.set_level("INFO")
+    learner._begin_test()
+    learner._conclude(Verdict.BETTER, "better")
+    assert taught.ledger.read().served == 1
+    assert "version 1 of the head is promoted" in caplog.text
+    taught.ledger.took(1)
+    taught.turn()
+    assert learner.trainer.state.step == 4, "its own promotion changes nothing"
+    assert taught.started().trainer.state.step == 3
+    caplog.clear()
+    learner._begin_test()
+    pushed = taught.push(taken=False)
+    learner._conclude(Verdict.BETTER, "better")
+    found = taught.ledger.read()
+    assert (found.served, found.versions[-1].state) == (pushed, "waiting")
+    assert "waits" in caplog.text
+    assert "is promoted" not in caplog.text
+
+
+def test_a_verdict_waits_for_drafters_to_take_the_version_that_was_pushed_meanwhile(taught, monkeypatch):
+    learner = taught.learner
+    learner._begin_test()
+    monkeypatch.setattr(learner._test.gate, "decide", lambda: (Verdict.BETTER, "better"))
+    pushed = taught.push(taken=False)
+    taught.turn()
+    assert (taught.ledger.read().served, learner.state) == (pushed, "training")
+    taught.ledger.refuse(pushed, "no head")
+    taught.turn()
+    assert taught.ledger.read().served == pushed + 1
 
 
 @pytest.mark.slow
@@ -264,11 +379,11 @@ def test_a_learner_that_is_killed_goes_on_and_leaves_one_version_served(tmp_path
         process.send_signal(signal.SIGKILL)
         process.wait()
         trainer = OnlineTrainer(settings)
-        assert trainer.resume()
+        assert trainer.resume() == 0
         assert trainer.state.step >= steps
         steps = trainer.state.step
         found = ledger.read()
         assert found.version(found.served).state in ("configured", "promoted")
         assert (ledger.folder_of(found.served) / "config.json").is_file()
     assert steps > 0
-    assert not (settings.work / CANDIDATE).is_file()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in settings.work.iterdir() if path.is_file()} == {0o600}

@@ -13,8 +13,8 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.inner_drafter import attach
+from wingbeat.runtime.learning.head_counts import Accepted
 from wingbeat.runtime.learning.head_follower import HeadFollower
-from wingbeat.runtime.learning.head_versions import Accepted
 from wingbeat.runtime.learning.learner import Learner
 from wingbeat.runtime.recordings.format import RecordingSpec
 from wingbeat.runtime.recordings.live import LiveRecording

@@ -22,6 +22,7 @@ from wingbeat.runtime.recordings.format import Record, RecordingSpec
 from wingbeat.runtime.recordings.live import MIN_TOKENS, LiveRecording, is_sampled
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 from wingbeat.runtime.recordings.reader import RecordingReader
+from wingbeat.runtime.recordings.ring import is_held_out
 
 pytestmark = pytest.mark.few(1)
 
@@ -176,6 +177,35 @@ def test_what_came_from_the_prefix_cache_is_left_out(ref, true_taps, engine_of, 
     assert assert_true([record], ref, true_taps) == [4]
 
 
+class Memory:
+    """A sink that keeps what it is given."""
+
+    is_open = True
+
+    def __init__(self):
+        self.sequences = []
+
+    def reserve(self, num_bytes):
+        return True
+
+    def give_back(self, num_bytes, dropped):
+        raise AssertionError("nothing was to be dropped")
+
+    def put(self, sequence):
+        self.sequences.append(sequence)
+
+
+def test_a_sequence_is_told_with_its_whole_prompt_also_where_that_was_cached(ref, engine_of):
+    engine, sink = engine_of("none"), Memory()
+    observed(engine, sink)
+    for tokens in (8, SHORT):
+        Run(engine, [ref.prompts[4]], greedy_params(tokens)).finish()
+    first, second = sink.sequences
+    assert (first.position, second.position) == (0, 48)
+    assert first.prompt == second.prompt == ref.prompts[4]
+    assert is_held_out(first) == is_held_out(second)
+
+
 def test_an_aborted_request_is_recorded_as_far_as_it_came(ref, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("none"), writer_of()
     observed(engine, writer)
@@ -305,7 +335,8 @@ for number in itertools.count():
     taps = torch.full((10, spec.taps_size), float(number % 256))
     while not writer.reserve(taps.nbytes):
         pass
-    writer.put(FinishedSequence([number % spec.vocab_size] * 10, [taps], 0, 3, taps.nbytes))
+    tokens = [number % spec.vocab_size] * 10
+    writer.put(FinishedSequence(tokens, [taps], 0, tokens[:3], taps.nbytes))
 """
 
 

@@ -1,12 +1,15 @@
 """The ring holds what it may, thins out what is old, and holds out prompts from training."""
 
+import random
+import stat
+
 import pytest
 import torch
 
 from wingbeat.runtime.recordings.format import RecordingSpec
 from wingbeat.runtime.recordings.live import FinishedSequence
 from wingbeat.runtime.recordings.reader import RecordingReader
-from wingbeat.runtime.recordings.ring import HELD, HELD_SHARE, TRAIN, RingWriter, RoundRing, is_held_out
+from wingbeat.runtime.recordings.ring import CHECKSUM_FILE, HELD, HELD_SHARE, TRAIN, RingWriter, RoundRing, is_held_out
 
 HIDDEN, TOKENS = 8, 50
 DAY_S = 86400.0
@@ -40,7 +43,7 @@ def sequence(number):
     """A request whose tokens are its number and what follows."""
     tokens = [(number + i) % 1000 for i in range(TOKENS)]
     taps = torch.full((TOKENS, SPEC.taps_size), float(number))
-    return FinishedSequence(tokens, [taps], 0, 20, taps.numel() * 4)
+    return FinishedSequence(tokens, [taps], 0, tokens[:20], taps.numel() * 4)
 
 
 def ring_of(folder, clock, max_bytes=100_000, expire_s=DAY_S):
@@ -127,6 +130,48 @@ def test_a_writer_that_was_killed_leaves_a_folder_that_readers_pass_over(tmp_pat
     folder.mkdir(parents=True)
     (folder / "shard-00000.safetensors.tmp").write_bytes(b"x" * 100)
     assert kept_numbers(tmp_path) == [0, 1, 2]
-    clock.now += DAY_S
-    ring.tidy()
+    assert ring.tidy().num_shards == 3
     assert not folder.exists()
+
+
+def test_a_shard_that_was_damaged_on_disk_is_removed(tmp_path):
+    ring = ring_of(tmp_path, Clock())
+    written(ring, range(4))
+    damaged = sorted(tmp_path.glob("*/*/shard-*"))[1]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert ring_of(tmp_path, Clock()).tidy().num_shards == 3
+    assert not damaged.exists()
+
+
+def test_a_shard_of_a_program_that_wrote_no_checksum_stays(tmp_path):
+    ring = ring_of(tmp_path, Clock())
+    written(ring, range(2))
+    for path in tmp_path.glob(f"*/*/{CHECKSUM_FILE}"):
+        path.unlink()
+    assert ring.tidy().num_shards == 2
+
+
+def test_nobody_but_their_owner_reads_the_rounds(tmp_path):
+    ring = ring_of(tmp_path / "root" / "rounds", Clock())
+    written(ring, range(20))
+    paths = list((tmp_path / "root").rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600}
+
+
+@pytest.mark.parametrize("cached", [0, 1, 16, 48, 99])
+def test_equal_prompts_are_on_one_side_however_much_of_them_was_cached_and_whatever_followed(cached):
+    rng = random.Random(cached)
+    held = 0
+    for _ in range(2000):
+        prompt = [rng.randrange(1000) for _ in range(rng.randrange(1, 100))]
+        begin = min(cached, len(prompt) - 1)
+        sides = set()
+        for position in (0, begin):
+            text = prompt + [rng.randrange(1000) for _ in range(20)]
+            sides.add(is_held_out(FinishedSequence(text[position:], [], position, prompt, 0)))
+        assert len(sides) == 1
+        held += sides.pop()
+    assert abs(held / 2000 - HELD_SHARE) < 0.05

@@ -1,0 +1,42 @@
+"""Metrics of live traffic that is recorded, for training or for a head that learns."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import Metric
+
+from wingbeat.deployments.metrics.families import counter, gauge
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.vllm_families import LABELS, Read, rows
+
+
+def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """What was written of the sampled requests, and whether anything is."""
+    yield counter(
+        "wingbeat_recorded_requests",
+        "Requests whose tokens and hidden states were written to disk.",
+        LABELS,
+        rows(snapshot, _of_recording(lambda found: found["num_sequences"])),
+    )
+    yield counter(
+        "wingbeat_recording_dropped",
+        "Requests that were to be recorded and were not, for want of memory or of a disk that can be written.",
+        LABELS,
+        rows(snapshot, _of_recording(lambda found: found["num_dropped"])),
+    )
+    yield gauge(
+        "wingbeat_recording_stopped",
+        "1 while nothing can be recorded, such as on a full disk.",
+        LABELS,
+        rows(snapshot, _of_recording(lambda found: int(found["stopped"] is not None))),
+    )
+
+
+def _of_recording(read: Read) -> Read:
+    """A figure of an engine's recording; None where there is none."""
+
+    def found(figures: dict[str, Any]) -> Any:
+        recording = figures.get("recording")
+        return None if recording is None else read(recording)
+
+    return found

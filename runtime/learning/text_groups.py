@@ -1,0 +1,71 @@
+"""Groups of requests that are alike: a head does well or badly by the text, whoever asks for it.
+
+Texts are grouped by their tokens alone, before anything is drafted for them: by k-means of token histograms on the unit
+sphere. No group is too small to be judged.
+"""
+
+import torch
+from torch import Tensor
+
+WIDTH = 1024
+"""Entries of a histogram; token ids are taken modulo it."""
+MOST_GROUPS = 4
+LEAST_TEXTS, LEAST_SHARE = 24, 0.1
+"""Of the texts that are grouped, in each group."""
+_RESTARTS, _ROUNDS = 8, 20
+
+
+def histogram(token_ids: Tensor) -> Tensor:
+    """Square roots of the shares of tokens: the dot product of two is how alike their texts are, 0 to 1.
+
+    Args:
+        token_ids: [num_tokens]
+
+    Returns:
+        [WIDTH], of norm 1.
+    """
+    counts = torch.bincount(token_ids.long() % WIDTH, minlength=WIDTH).float()
+    return (counts / counts.sum().clamp(min=1)).sqrt()
+
+
+class TextGroups:
+    """Groups that were found in some texts.
+
+    Args:
+        histograms: [num_texts, WIDTH]; one group where they are few.
+    """
+
+    def __init__(self, histograms: Tensor) -> None:
+        count = min(max(len(histograms) // LEAST_TEXTS, 1), MOST_GROUPS)
+        generator = torch.Generator().manual_seed(0)
+        found = [self._clustered(histograms, count, generator) for _ in range(_RESTARTS if count > 1 else 1)]
+        centres = max(found, key=lambda centres: float((histograms @ centres.T).amax(1).sum()))
+        least = max(LEAST_TEXTS, LEAST_SHARE * len(histograms))
+        while len(centres) > 1:
+            sizes = torch.bincount((histograms @ centres.T).argmax(1), minlength=len(centres))
+            if float(sizes.min()) >= least:
+                break
+            centres = centres[torch.arange(len(centres)) != sizes.argmin()]
+        self._centres = centres
+        """[num_groups, WIDTH]"""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._centres)
+
+    def of(self, token_ids: Tensor) -> int:
+        """The group of a text, from 0 on."""
+        return int((self._centres @ histogram(token_ids)).argmax())
+
+    @staticmethod
+    def _clustered(histograms: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        if not len(histograms):
+            return torch.zeros(1, WIDTH)
+        centres = histograms[torch.randperm(len(histograms), generator=generator)[:count]]
+        for _ in range(_ROUNDS):
+            members = (histograms @ centres.T).argmax(1)
+            sums = torch.zeros_like(centres).index_add_(0, members, histograms)
+            # A centre without members stays where it is.
+            centres = torch.where(sums.any(1, keepdim=True), torch.nn.functional.normalize(sums, dim=1), centres)
+        return centres
