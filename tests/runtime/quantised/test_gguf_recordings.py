@@ -36,4 +36,4 @@ def test_what_is_recorded_is_what_the_file_computes(tmp_path):
     batch = reader.batch(0, 1, 32)
     with torch.no_grad():
         states = meant(batch.token_ids, output_hidden_states=True).hidden_states
-    torch.testing.assert_close(batch.taps, torch.cat((states[0], states[2]), dim=-1))
+    torch.testing.assert_close(batch.taps, torch.cat((states[0], states[2]), dim=-1), rtol=1e-3, atol=1e-4)
