@@ -10,10 +10,11 @@
 constexpr int64_t PANEL = 2 * LANES;
 
 // Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` rows of a byte a column. `pair` reads two neighbouring
-// inputs of a vector's columns, from `at` within the first row. The name of a form has one byte, as its unit is counted in.
+// inputs of a vector's columns, from `at` within the first row. So many `BLOCKS` of rows are multiplied by numbers as they
+// lie; more of them share what a panel is unpacked to. The name of a form has one byte, as its unit is counted in.
 struct grouped_bytes {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 2;
+    static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 2;
     static void pair(const uint8_t* at, int, vec& first, vec& second) {
         first = load_whole((const int8_t*)at), second = load_whole((const int8_t*)at + PANEL);
     }
@@ -22,7 +23,7 @@ struct grouped_bytes {
 // Two numbers of four bits, the earlier input in the lower half.
 struct grouped_nibbles {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 1;
+    static constexpr int INPUTS = 2, ROWS = 1, BLOCKS = 2;
     static void pair(const uint8_t* at, int, vec& first, vec& second) {
         words both = load_bytes(at);
         first = as_floats(both & 15), second = as_floats(both >> 4);
@@ -33,7 +34,7 @@ struct grouped_nibbles {
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
-    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, MASK = (1 << BITS) - 1;
+    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, BLOCKS = 1, MASK = (1 << BITS) - 1;
     static void pair(const uint8_t* at, int index, vec& first, vec& second) {
         words both = load_bytes(at + index * PANEL), more = load_bytes(at + INPUTS / 2 * PANEL) >> 2 * BITS * index;
         first = as_floats((both & 15) | (more & MASK) << 4);
@@ -44,7 +45,7 @@ struct grouped_planes {
 // Floats of few bits as float16 has them but for the exponent: their scales are multiplied by `FACTOR`.
 struct grouped_e4m3 {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 2;
+    static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 1;
     static constexpr float FACTOR = 0x1p8f;
     static vec read(const uint8_t* at) {
         halves bits = load_short(at);
