@@ -277,6 +277,10 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     auto place = [&](int64_t key) {
         return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
     };
+    // Heads of a key lie apart, and a processor does not foresee the next.
+    auto fetch = [](const T* from, int64_t count) {
+        for (int64_t i = 0; i < count; i += CACHE_LINE / (int64_t)sizeof(T)) __builtin_prefetch(from + i, 0, 3);
+    };
     auto take_value = [&](int64_t index, int64_t key) {
         values[index] = whole_value(value_cache + place(key) * value_dim, value_dim, at.copies + index * wide);
     };
@@ -311,7 +315,9 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
         end = std::min((start / KEYS_PER_PASS + 1) * KEYS_PER_PASS, shared + most_own);
         int64_t num_shared = std::clamp<int64_t>(shared - start, 0, end - start), skipped = start + num_shared - shared;
         for (int64_t index = 0; index < num_shared; index += KEYS_AT_ONCE) {
-            int64_t some = std::min(KEYS_AT_ONCE, num_shared - index);
+            int64_t some = std::min(KEYS_AT_ONCE, num_shared - index), later = std::min(KEYS_AT_ONCE, num_shared - index - some);
+            for (int64_t i = 0; i < later; i++) fetch(key_cache + place(start + index + some + i) * dim, dim);
+            for (int64_t i = 0; i < some; i++) fetch(value_cache + place(start + index + i) * value_dim, value_dim);
             score_keys([&](int64_t i) { return start + index + i; }, some, index, 0, rows.count, at.queries);
             for (int64_t i = 0; i < some; i++) take_value(index + i, start + index + i);
         }

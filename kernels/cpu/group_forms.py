@@ -15,31 +15,19 @@ class Layout(NamedTuple):
     kind: int
     """As `matrices.h` has it."""
     inputs: int
-    """Of a unit."""
-    pack: Callable[[Tensor], Tensor]
-    """uint8 [columns, inputs] -> uint8 [columns, rows]"""
+    """Of a unit; `rows` likewise."""
+    rows: int
     unpack: Callable[[Tensor], Tensor]
-    """The inverse."""
-
-
-def _nibbles(values: Tensor) -> Tensor:
-    return values[:, ::2] & 15 | values[:, 1::2] << 4
+    """uint8 [columns, rows] -> uint8 [columns, inputs]"""
 
 
 def _from_nibbles(packed: Tensor) -> Tensor:
     return torch.stack([packed & 15, packed >> 4], dim=2).flatten(1)
 
 
-def _planes(num_bits: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+def _from_planes(num_bits: int) -> Callable[[Tensor], Tensor]:
     """Four bits of each number, and behind those of a unit a row of the `num_bits` above them."""
     inputs = 8 // num_bits
-
-    def pack(values: Tensor) -> Tensor:
-        more = values[:, ::inputs] >> 4
-        for index in range(1, inputs):
-            more |= values[:, index::inputs] >> 4 << num_bits * index
-        low = _nibbles(values).unflatten(1, (-1, inputs // 2))
-        return torch.cat([low, more[:, :, None]], dim=2).flatten(1)
 
     def unpack(packed: Tensor) -> Tensor:
         units = packed.unflatten(1, (-1, inputs // 2 + 1))
@@ -47,7 +35,7 @@ def _planes(num_bits: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor
         shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8)
         return (low | (units[:, :, -1:] >> shifts & 2**num_bits - 1) << 4).flatten(1)
 
-    return pack, unpack
+    return unpack
 
 
 def _as_they_are(values: Tensor) -> Tensor:
@@ -55,9 +43,9 @@ def _as_they_are(values: Tensor) -> Tensor:
 
 
 LAYOUTS = {
-    INT8: Layout(6, 2, _as_they_are, _as_they_are),
-    UINT4: Layout(7, 2, _nibbles, _from_nibbles),
-    UINT5: Layout(8, 8, *_planes(1)),
-    UINT6: Layout(9, 4, *_planes(2)),
-    E4M3: Layout(10, 2, _as_they_are, _as_they_are),
+    INT8: Layout(6, 2, 2, _as_they_are),
+    UINT4: Layout(7, 2, 1, _from_nibbles),
+    UINT5: Layout(8, 8, 5, _from_planes(1)),
+    UINT6: Layout(9, 4, 3, _from_planes(2)),
+    E4M3: Layout(10, 2, 2, _as_they_are),
 }

@@ -24,29 +24,21 @@ class GroupPanels(NamedTuple):
     parts: tuple[int, ...]
     inputs: int
     dtype: torch.dtype
+    """Of the numbers that the weight stands for."""
     bias: Tensor | None
     meant: GroupedWeight
     """The weight without `values`, and with numbers of groups by panel [num_panels, num_groups, width]."""
     matrices: ctypes.Array
 
     @classmethod
-    def pack(
-        cls,
-        weight: GroupedWeight,
-        width: int,
-        dtype: torch.dtype = torch.float32,
-        bias: Tensor | None = None,
-    ) -> "GroupPanels":
-        """A copy of a weight on the CPU.
+    def of(cls, weight: GroupedWeight, storage: Tensor, bias: Tensor | None) -> "GroupPanels":
+        """A weight whose numbers lie in panels.
 
         Args:
-            width: columns of a panel, as the library has it.
-            dtype: of the numbers that the weight stands for.
-            bias: float32 [columns].
+            storage: as the field; `bias` likewise, float32 [columns].
         """
         columns, inputs = weight.values.shape
-        layout = LAYOUTS[weight.form]
-        storage = _panels(layout.pack(weight.values), width)
+        width, layout = storage.shape[2], LAYOUTS[weight.form]
         scales = _packed(weight.scales, width)
         minima = None if weight.minima is None else _packed(weight.minima, width)
         zeros = None if weight.zeros is None else _panels(weight.zeros, width)
@@ -55,7 +47,7 @@ class GroupPanels(NamedTuple):
         address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
         matrix = Matrix(storage.data_ptr(), address, columns, width, size, layout.kind, None, groups)
         meant = weight._replace(values=weight.values.new_empty(0, 0), scales=scales, minima=minima, zeros=zeros)
-        return cls(storage, (columns,), inputs, dtype, bias, meant, (Matrix * 1)(matrix))
+        return cls(storage, (columns,), inputs, torch.float32, bias, meant, (Matrix * 1)(matrix))
 
     @property
     def order(self) -> Tensor | None:

@@ -10,48 +10,78 @@
 constexpr int64_t PANEL = 2 * LANES;
 
 // Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` rows of a byte a column. `pair` reads two neighbouring
-// inputs of a vector's columns, from `at` within the first row. The name of a form has one byte, as its unit is counted in.
+// inputs of a vector's columns, from `at` within the first row; `put` stores a unit of one column. So many `BLOCKS` of rows are multiplied by numbers as they
+// lie; more of them share what a panel is unpacked to. The name of a form has one byte, as its unit is counted in.
 struct grouped_bytes {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 2;
+    static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 2;
     static void pair(const uint8_t* at, int, vec& first, vec& second) {
         first = load_whole((const int8_t*)at), second = load_whole((const int8_t*)at + PANEL);
     }
+    static void put(const uint8_t* unit, uint8_t* to) { to[0] = unit[0], to[PANEL] = unit[1]; }
 };
 
 // Two numbers of four bits, the earlier input in the lower half.
 struct grouped_nibbles {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 1;
+    static constexpr int INPUTS = 2, ROWS = 1, BLOCKS = 2;
     static void pair(const uint8_t* at, int, vec& first, vec& second) {
         words both = load_bytes(at);
         first = as_floats(both & 15), second = as_floats(both >> 4);
     }
+    static void put(const uint8_t* unit, uint8_t* to) { to[0] = (unit[0] & 15) | unit[1] << 4; }
 };
 
 // Numbers of four bits and BITS more, which lie in a row behind those of the unit, the first input's lowest.
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
-    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, MASK = (1 << BITS) - 1;
+    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, BLOCKS = 1, MASK = (1 << BITS) - 1;
     static void pair(const uint8_t* at, int index, vec& first, vec& second) {
         words both = load_bytes(at + index * PANEL), more = load_bytes(at + INPUTS / 2 * PANEL) >> 2 * BITS * index;
         first = as_floats((both & 15) | (more & MASK) << 4);
         second = as_floats(both >> 4 | (more >> BITS & MASK) << 4);
+    }
+    static void put(const uint8_t* unit, uint8_t* to) {
+        int more = 0;
+        for (int i = 0; i < INPUTS; i++) more |= unit[i] >> 4 << BITS * i;
+        for (int i = 0; i < INPUTS; i += 2) grouped_nibbles::put(unit + i, to + i / 2 * PANEL);
+        to[INPUTS / 2 * PANEL] = more;
     }
 };
 
 // Floats of few bits as float16 has them but for the exponent: their scales are multiplied by `FACTOR`.
 struct grouped_e4m3 {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 2;
+    static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 1;
     static constexpr float FACTOR = 0x1p8f;
     static vec read(const uint8_t* at) {
         halves bits = load_short(at);
         return from_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7);
     }
     static void pair(const uint8_t* at, int, vec& first, vec& second) { first = read(at), second = read(at + PANEL); }
+    static void put(const uint8_t* unit, uint8_t* to) { grouped_bytes::put(unit, to); }
 };
+
+// Numbers [columns, inputs], a byte each, as panels; the last panel is left as it is where it has no columns. Rows are copied
+// by cache lines first: a panel's columns may lie a multiple of the nearest cache's size apart.
+template <class T>
+static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t input_stride, int64_t columns, int64_t inputs,
+                        T, uint8_t* into) {
+    uint8_t rows[PANEL][CACHE_LINE];
+    for (int64_t column = 0; column < columns; column += PANEL) {
+        int64_t width = std::min(columns - column, PANEL);
+        for (int64_t begin = 0; begin < inputs; begin += CACHE_LINE) {
+            int64_t count = std::min<int64_t>(inputs - begin, CACHE_LINE);
+            const uint8_t* from = values + column * column_stride + begin * input_stride;
+            for (int64_t i = 0; i < width && input_stride == 1; i++) memcpy(rows[i], from + i * column_stride, count);
+            for (int64_t k = 0; k < count && input_stride != 1; k++)
+                for (int64_t i = 0; i < width; i++) rows[i][k] = from[k * input_stride + i * column_stride];
+            for (int64_t k = 0; k < count; k += T::INPUTS, into += T::ROWS * PANEL)
+                for (int64_t i = 0; i < width; i++) T::put(rows[i] + k, into + i);
+        }
+    }
+}
 
 // run(a unit of the form of that index)
 template <class Run>

@@ -65,6 +65,12 @@ static inline void by_number(const Matrix& matrix, const Run& run) {
     else by_kind(matrix.kind, run);
 }
 
+static int64_t blocks_as_they_lie(int64_t kind) {
+    int64_t found = 0;
+    by_form(kind - FIRST_GROUPED, [&](auto form) { found = decltype(form)::BLOCKS; });
+    return found;
+}
+
 // A panel of a matrix from `column` on, as a packed one of floats in `into`.
 static Matrix packed_panel(const Matrix& matrix, int64_t inputs, int64_t column, std::vector<float>& into) {
     if ((int64_t)into.size() < inputs * PANEL) into.resize(inputs * PANEL);

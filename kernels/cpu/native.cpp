@@ -23,6 +23,13 @@ void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Ma
     products(x, inputs, num_rows, inputs, matrices, num_matrices, nullptr, nullptr, 0, out, columns);
 }
 
+void wingbeat_pack(const uint8_t* values, int64_t column_stride, int64_t input_stride, int64_t columns, int64_t inputs,
+                   int64_t kind, uint8_t* into) {
+    by_form(kind - FIRST_GROUPED, [&](auto form) {
+        pack_panels(values, column_stride, input_stride, columns, inputs, form, into);
+    });
+}
+
 void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {
     for (int64_t row = 0; row < num_rows; row++) norm_row(x + row * width, weight, eps, width, out + row * width);
 }

@@ -18,6 +18,7 @@ from wingbeat.kernels.cpu import accept
 from wingbeat.kernels.cpu.choice import NativeChoice
 from wingbeat.kernels.cpu.draft_structs import BlockHead, Channel, Decided, Head, Roots, Sequences, declare_drafts
 from wingbeat.kernels.cpu.drafted import DraftIntake, Present, Shape
+from wingbeat.kernels.cpu.group_forms import LAYOUTS
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import NoLibraryError, kept_in, open_library
 from wingbeat.kernels.cpu.panels import Panels
@@ -29,6 +30,7 @@ from wingbeat.kernels.cpu.structs import (
     Segment,
     declare,
 )
+from wingbeat.kernels.grouped_weight import GroupedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,21 @@ class CpuKernels:
         if panels.order is not None:
             x = x[..., panels.order]
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
+
+    def pack_groups(self, weight: GroupedWeight, bias: Tensor | None = None) -> GroupPanels:
+        """A copy of a weight on the CPU, in panels.
+
+        Args:
+            bias: float32 [columns].
+        """
+        values, layout = weight.values, LAYOUTS[weight.form]
+        columns, inputs = values.shape
+        rows = inputs // layout.inputs * layout.rows
+        storage = values.new_zeros(-(-columns // self.panel), rows, self.panel)
+        self._library.wingbeat_pack(
+            values.data_ptr(), *values.stride(), columns, inputs, layout.kind, storage.data_ptr()
+        )
+        return GroupPanels.of(weight, storage, bias)
 
     def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:
         rows = x.float()

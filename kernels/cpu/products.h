@@ -13,9 +13,7 @@
 
 // Sums of so many rows and of a panel fit into the registers, beside what they are made of.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6, MOST_PANELS = 4;
-constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, CACHE_LINE = 64, WORTH_PACKING = 3, FEW_SETS = 1024;
-// Rows by which groups are multiplied as they lie; more of them share what a panel is unpacked to.
-constexpr int ROWS_OF_GROUPS = 4;
+constexpr int AHEAD_BYTES = 4096, AHEAD_ROWS = 16, WORTH_PACKING = 3, FEW_SETS = 1024;
 
 // Some panels of a matrix, and what is multiplied behind them, so that it is fetched meanwhile: where these panels were
 // read before, `again`, all of it.
@@ -26,7 +24,7 @@ struct Strip {
     int64_t last;  // columns of the last vector, and of panels that are whole all that are left
     const float* scales;  // of those columns, where a sum is multiplied by one
     const T* next;
-    bool again;
+    int64_t again;  // a wide one: what is spilled as a byte and read as a word waits for all stores before it
     Groups groups;
 };
 
@@ -53,25 +51,25 @@ __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_
                 __builtin_prefetch(weight + panel * strip.panel + AHEAD_BYTES / PANELS + ahead, 0, 3);
         for (int64_t unit = 0; unit < units; unit++, weight += UNIT, x += T::INPUTS) {
             for (int index = 0; index < T::INPUTS / 2; index++) {
-                vec inputs[ROWS][2];
-#pragma GCC unroll 4
-                for (int row = 0; row < ROWS; row++)
-                    inputs[row][0] = all(x[row * x_stride + 2 * index]), inputs[row][1] = all(x[row * x_stride + 2 * index + 1]);
+                vec first[VECTORS], second[VECTORS];
 #pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) {
-                    vec first, second;
-                    T::pair(weight + v / EACH * strip.panel + v % EACH * LANES, index, first, second);
-                    first = fused(first, scale[v], shift[v]), second = fused(second, scale[v], shift[v]);
-#pragma GCC unroll 4
-                    for (int row = 0; row < ROWS; row++)
-                        kept[row][v] = fused(inputs[row][1], second, fused(inputs[row][0], first, kept[row][v]));
+                    T::pair(weight + v / EACH * strip.panel + v % EACH * LANES, index, first[v], second[v]);
+                    first[v] = fused(first[v], scale[v], shift[v]), second[v] = fused(second[v], scale[v], shift[v]);
+                }
+#pragma GCC unroll 16
+                for (int row = 0; row < ROWS; row++) {
+                    vec one = all(x[row * x_stride + 2 * index]), other = all(x[row * x_stride + 2 * index + 1]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++)
+                        kept[row][v] = fused(other, second[v], fused(one, first[v], kept[row][v]));
                 }
             }
         }
     }
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
 
@@ -138,9 +136,8 @@ struct Multiplies {
 
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 static constexpr Multiply<T> way() {
-    if constexpr (!IS_GROUPED<T>) return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
-    else if constexpr (ROWS <= ROWS_OF_GROUPS) return multiply_groups<T, ROWS, PANELS, NARROW>;
-    else return nullptr;
+    if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
+    else return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
 }
 
 template <class T, int ROWS>
@@ -173,10 +170,10 @@ struct Tile {
     int64_t skipped;      // columns before those that the matrices have
 };
 
-// Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns. `begin` begins
+// Columns [begin, end) of `count` rows from `row`; `again`, not 0, where rows before these had the same columns. `begin` begins
 // a vector of a panel.
 template <class T>
-static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, bool again) {
+static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, int64_t again) {
     const Multiplies<T>& ways = MULTIPLIES<T>[count];
     const float* x = tile.x + row * tile.x_stride;
     vec sums[MOST_ROWS * 2 * MOST_PANELS], others[MOST_ROWS * 2 * MOST_PANELS];
@@ -201,6 +198,10 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
             }
         };
         int64_t width = vectors * LANES;
+        for (int64_t r = 0; r < count; r++) {  // lines of a few numbers each, which a processor does not foresee
+            __builtin_prefetch(tile.out + (row + r) * tile.out_stride + column, 1, 3);
+            if (tile.residual) __builtin_prefetch(tile.residual + (row + r) * tile.residual_stride + column, 0, 3);
+        }
         bool turns = tile.gated && !again;
         multiplied(*tile.matrix, sums, turns ? *tile.gated : *tile.matrix, turns ? 0 : width);
         biased(*tile.matrix, sums);
@@ -224,6 +225,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
 // Whether a copy of its columns, as floats, pays where so many blocks of rows pass over them: the set of a cache line follows from
 // its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
 static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
+    if (matrix.is_grouped()) return num_blocks > blocks_as_they_lie(matrix.kind);
     if (matrix.is_packed() || num_blocks < WORTH_PACKING) return false;
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
 }
@@ -232,7 +234,7 @@ static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
 static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
     static thread_local std::vector<float> own, others;
     int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    bool copied = tile.matrix->is_grouped() ? num_rows > ROWS_OF_GROUPS : worth_packing(*tile.matrix, num_blocks);
+    bool copied = worth_packing(*tile.matrix, num_blocks);
     const Matrix *matrix = tile.matrix, *gated = tile.gated;
     Matrix first, second;
     for (int64_t column = begin, until = end; column < end; column = until) {
@@ -248,7 +250,7 @@ static void all_rows(Tile tile, int64_t num_rows, int64_t begin, int64_t end) {
         for (int64_t block = 0; block < num_blocks; block++) {
             int64_t from = num_rows * block / num_blocks, to = num_rows * (block + 1) / num_blocks;
             by_number(*tile.matrix, [&](auto number) {
-                strip<decltype(number)>(tile, from, to - from, column, until, block > 0);
+                strip<decltype(number)>(tile, from, to - from, column, until, block);
             });
         }
     }

@@ -27,6 +27,8 @@ constexpr int REGISTERS = 16;
 #endif
 #endif
 
+constexpr int CACHE_LINE = 64;
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));

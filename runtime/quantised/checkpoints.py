@@ -15,6 +15,8 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -140,6 +142,14 @@ def _gguf(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     return load_gguf(config, load, packed)
 
 
+def _stored(file: "Path", name: str) -> "Tensor":
+    """A tensor in a mapping of its own, which ends with it: the pages of one that is kept count as memory."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        return opened.get_tensor(name)
+
+
 def _packed(
     config: ConfigFile,
     load: "Load",
@@ -165,8 +175,8 @@ def _packed(
         raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
     tensors = {}
     for file in files:
-        opened = safe_open(file, framework="pt")
-        tensors |= {name: partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: partial(_stored, file, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
     layers = {name.rpartition(".")[0]: {} for name in tensors if name.rpartition(".")[2] in marks}
     plain = {}
     for name, stored in tensors.items():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +23,28 @@ class Blocks(NamedTuple):
 
 def _halves(blocks: Tensor, begin: int) -> Tensor:
     """float16 [columns, blocks] that lie in the bytes from `begin` on."""
-    return blocks[:, :, begin : begin + 2].contiguous().view(torch.float16).squeeze(2)
+    return _part(blocks, begin, begin + 2).view(torch.float16).flatten(1)
 
 
 def _nibbles(blocks: Tensor, begin: int) -> Tensor:
     """Numbers of four bits [columns, inputs], the first half of a block in the lower halves of its bytes."""
-    pairs = blocks[:, :, begin:]
-    return torch.cat([pairs & 15, pairs >> 4], dim=2).flatten(1)
+    return _bits(_part(blocks, begin), [0, 4], 15).flatten(1)
+
+
+def _part(blocks: Tensor, begin: int, end: int | None = None) -> Tensor:
+    """A copy of some bytes of each block: by NumPy, which copies those of a block together."""
+    size = blocks.shape[2]
+    within = slice(*slice(begin, end).indices(size))
+    kind = np.dtype({"names": ["part"], "formats": [f"V{within.stop - begin}"], "offsets": [begin], "itemsize": size})
+    part = blocks.contiguous().numpy().view(kind)["part"].copy()
+    return torch.from_numpy(part.view(np.uint8))
+
+
+def _bits(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
+    """uint8 [..., n] -> [..., shifts, n]: some bits of each byte, by words of eight bytes."""
+    words = rows.view(torch.int64)
+    mask *= 0x0101010101010101
+    return torch.stack([words >> shift & mask for shift in shifts], dim=-2).view(torch.uint8)
 
 
 def _fives(blocks: Tensor, begin: int) -> Tensor:
@@ -68,29 +84,29 @@ def _k_scales(blocks: Tensor) -> tuple[Scales, Scales]:
 
 def _thirty_twos(rows: Tensor, shifts: list[int], mask: int) -> Tensor:
     """[columns, blocks, n * 32] -> [columns, blocks, n, shifts, 32]: some bits of each byte."""
-    return rows.unflatten(2, (-1, 1, 32)) >> torch.tensor(shifts, dtype=torch.uint8)[:, None] & mask
+    return _bits(rows.unflatten(2, (-1, 32)), shifts, mask)
 
 
 def _q4_k(blocks: Tensor) -> GroupedWeight:
-    return GroupedWeight(UINT4, _thirty_twos(blocks[:, :, 16:], [0, 4], 15).flatten(1), *_k_scales(blocks))
+    return GroupedWeight(UINT4, _thirty_twos(_part(blocks, 16), [0, 4], 15).flatten(1), *_k_scales(blocks))
 
 
 def _q5_k(blocks: Tensor) -> GroupedWeight:
-    high = _thirty_twos(blocks[:, :, 16:48], list(range(8)), 1)
-    low = _thirty_twos(blocks[:, :, 48:], [0, 4], 15)
+    high = _thirty_twos(_part(blocks, 16, 48), list(range(8)), 1)
+    low = _thirty_twos(_part(blocks, 48), [0, 4], 15)
     return GroupedWeight(UINT5, low.flatten(1) | high.flatten(1) << 4, *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor) -> GroupedWeight:
-    low = blocks[:, :, :128].unflatten(2, (2, 1, 64)) >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
-    high = _thirty_twos(blocks[:, :, 128:192], [0, 2, 4, 6], 3)
+    low = _bits(_part(blocks, 0, 128).unflatten(2, (2, 64)), [0, 4], 15)
+    high = _thirty_twos(_part(blocks, 128, 192), [0, 2, 4, 6], 3)
     scales = Scales(blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1), _halves(blocks, 208))
     return GroupedWeight(UINT6, low.flatten(1) | high.flatten(1) << 4, scales, offset=-32.0)
 
 
 def _q3_k(blocks: Tensor) -> GroupedWeight:
-    high = _thirty_twos(blocks[:, :, :32], list(range(8)), 1)
-    low = _thirty_twos(blocks[:, :, 32:96], [0, 2, 4, 6], 3)
+    high = _thirty_twos(_part(blocks, 0, 32), list(range(8)), 1)
+    low = _thirty_twos(_part(blocks, 32, 96), [0, 2, 4, 6], 3)
     lower = torch.cat([blocks[:, :, 96:104] & 15, blocks[:, :, 96:104] >> 4], dim=2)
     upper = torch.cat([blocks[:, :, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)
     scales = (lower | upper << 4).to(torch.int8) - 32
@@ -101,7 +117,7 @@ def _q3_k(blocks: Tensor) -> GroupedWeight:
 
 def _q2_k(blocks: Tensor) -> GroupedWeight:
     both = blocks[:, :, :16].flatten(1)
-    values = _thirty_twos(blocks[:, :, 16:80], [0, 2, 4, 6], 3).flatten(1)
+    values = _thirty_twos(_part(blocks, 16, 80), [0, 2, 4, 6], 3).flatten(1)
     scales, minima = Scales(both & 15, _halves(blocks, 80)), Scales(both >> 4, -_halves(blocks, 82))
     return GroupedWeight(UINT4, values, scales, minima)
 

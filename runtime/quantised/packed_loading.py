@@ -11,6 +11,7 @@ from wingbeat.runtime.hugging_face import build_model, generation_of, make_confi
 from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -66,6 +67,8 @@ def load_packed(
         else:
             kept[name] = held
             state[name] = _placeholder(weight.values.shape)
+        del weight
+        give_back_freed()  # else each weight's copies lie between those that stay
     model, info = load(type(shell), None, config=shell.config, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
         model.generation_config = generation_of(config.folder)["generation_config"]
@@ -80,8 +83,9 @@ def _placeholder(shape: tuple[int, ...]) -> Tensor:
 
 
 def _is_finite(weight: GroupedWeight) -> bool:
-    if weight.form is E4M3 and bool((weight.values & 127 == 127).any()):
+    if weight.form is E4M3 and int((weight.values & 127).amax()) == 127:
         return False
     parts = [*weight.scales, *(weight.minima or ())]
+    # Differences to themselves: what is not finite leaves NaN, which sums keep.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
-    return all(bool(part.float().isfinite().all()) for part in floats)
+    return all(float((part - part).sum()) == 0 for part in floats)

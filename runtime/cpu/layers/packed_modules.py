@@ -86,7 +86,7 @@ def pack_weight(module: nn.Module | None, weight: GroupedWeight, bias: Tensor | 
     kernels, may_be = cpu_kernels(), type(module) is nn.Linear or isinstance(module, nn.Embedding)
     if kernels is None or not may_be or not can_pack(weight):
         return None
-    return GroupPanels.pack(weight, kernels.panel, bias=None if bias is None else bias.float())
+    return kernels.pack_groups(weight, None if bias is None else bias.float())
 
 
 def keep_packed(model: "PreTrainedModel", packed: Mapping[str, GroupPanels]) -> None:

@@ -6,7 +6,7 @@ Formats: GPTQ packs eight (at four bits) inputs of an output to a number, AWQ ei
 order of their own (`_AWQ_ORDER`), GPTQ's older files hold zeros less one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def read_linear(layer: str, parts: Mapping[str, Tensor], settings: Mapping[str, 
     is_awq, num_bits = settings["quant_method"] == "awq", _bits(settings)
     _check(layer, parts, num_bits, by_input=is_awq)
     if is_awq:
-        numbers, zeros = (unpacked(parts[name], 4)[..., _AWQ_ORDER].flatten(1) for name in ("qweight", "qzeros"))
+        numbers, zeros = (unpacked(parts[name], 4, _AWQ_ORDER).flatten(1) for name in ("qweight", "qzeros"))
         groups = None
     else:
         numbers = unpacked(parts["qweight"], num_bits).transpose(1, 2).flatten(0, 1)  # [in, out]
@@ -106,10 +106,16 @@ def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: boo
         raise ModelCheckpointError(f"tensor {layer}.g_idx does not name one of {num_groups} groups for {inputs} inputs")
 
 
-def unpacked(packed: Tensor, num_bits: int) -> Tensor:
-    """int32 [a, b] -> uint8 [a, b, numbers in each]"""
-    parts = [(packed >> shift & 2**num_bits - 1).byte() for shift in range(0, 32, num_bits)]
-    return torch.stack(parts, dim=-1)
+def unpacked(packed: Tensor, num_bits: int, order: Sequence[int] | None = None) -> Tensor:
+    """int32 [a, b] -> uint8 [a, b, numbers in each]
+
+    Args:
+        order: where the first and the later numbers lie; None is from the lowest bits on.
+    """
+    found = packed.new_empty(*packed.shape, 32 // num_bits, dtype=torch.uint8)
+    for index, place in enumerate(order or range(32 // num_bits)):
+        found[..., index] = packed >> place * num_bits & 2**num_bits - 1
+    return found
 
 
 def in_groups(numbers: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None, num_bits: int) -> GroupedWeight:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.grouped_weight import E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
@@ -59,15 +58,22 @@ CASES = [
 def test_a_product_has_the_bits_of_that_of_the_numbers(form, scaled, columns, inputs, group, num_threads):
     kernels, weight = cpu_kernels(), random_weight(form, columns, inputs, group, scaled)
     bias = torch.linspace(-1, 1, columns)
-    panels = GroupPanels.pack(weight, kernels.panel, bias=bias)
+    panels = kernels.pack_groups(weight, bias)
     assert torch.equal(panels.dense(), weight.dense())
     plain = Panels.pack(weight.dense(), kernels.panel, None, torch.float32, bias)
     before = kernels.num_threads
     kernels.use_threads(num_threads)  # tiles of several threads begin within panels
-    for num_rows in (1, 2, 3, 7, 40):
+    for num_rows in (1, 2, 3, 7, 15, 40):
         rows = torch.randn(num_rows, inputs, generator=torch.Generator().manual_seed(num_rows))
         assert torch.equal(kernels.packed_linear(rows, panels), kernels.packed_linear(rows, plain)), num_rows
     kernels.use_threads(before)
+
+
+@pytest.mark.parametrize("form", [*LARGEST, E4M3], ids=lambda form: form.name)
+def test_numbers_that_lie_input_by_input_are_packed_as_others(form):
+    kernels, weight = cpu_kernels(), random_weight(form, 129, 96, 32)
+    turned = weight._replace(values=weight.values.t().contiguous().t())
+    assert torch.equal(kernels.pack_groups(turned).storage, kernels.pack_groups(weight).storage)
 
 
 def test_inputs_in_another_order_are_multiplied_by_their_own_weights():
@@ -75,7 +81,7 @@ def test_inputs_in_another_order_are_multiplied_by_their_own_weights():
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
     weight = random_weight(UINT4, 40, 64, 32)._replace(order=order)
     rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
-    found = kernels.packed_linear(rows, GroupPanels.pack(weight, kernels.panel))
+    found = kernels.packed_linear(rows, kernels.pack_groups(weight))
     dense = weight.dense()
     assert torch.equal(dense[:, order], weight._replace(order=None).dense())
     torch.testing.assert_close(found, rows @ dense.t())
