@@ -74,7 +74,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
+    *("bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
     *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
     *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
 )

@@ -69,6 +69,17 @@ FEATURES = {
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
     ),
+    "bench": Feature(("deployments/bench", "tests/deployments/bench"), words=("bench",)),
+    "inspection": Feature(
+        (
+            *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),
+            "tests/runtime/one_pass/test_one_pass_inspected.py",
+        ),
+        words=("inspect",),
+    ),
+    "offline": Feature(
+        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py")
+    ),
     "doctor": Feature(
         (
             *("deployments/doctor", "tests/deployments/doctor"),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, FalconConfig, Gemma4TextConfig
 from tests.runtime.eagle_formula import random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
 from tests.runtime.models import WINDOW, random_model
-from wingbeat.deployments.cli.inspect_command import inspect_head, inspect_model
+from wingbeat.deployments.inspection.command import inspect_head, inspect_model
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
