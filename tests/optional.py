@@ -162,6 +162,15 @@ FEATURES = {
         ),
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
     ),
+    "gpu_kernels": Feature(
+        (
+            *("kernels/gpu", "tests/kernels/gpu", "tests/kernels/*/launches.py", "tests/ptx", "tests/gpu_of_numbers"),
+            *("tests/runtime/checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
+            *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
+            *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
+            *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
+        ),
+    ),
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
         words=("awq", "gptq", "gguf", "unknown quantisation"),

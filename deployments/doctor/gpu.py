@@ -57,15 +57,17 @@ def _gpu() -> tuple[Verdict, str]:
 def _gpu_kernels() -> tuple[Verdict, str]:
     import torch
 
-    from wingbeat.kernels.comparison import CASES, FP8_CAPABILITY, Shape, differences
+    from wingbeat.kernels.choice import KERNELS
+    from wingbeat.kernels.comparison_inputs import Shape
+    from wingbeat.kernels.parts import hooks
 
     if shutil.which(os.environ.get("CC", "cc")) is None and shutil.which("gcc") is None:
         return Verdict.FAILED, "Triton needs a C compiler: install gcc, or serve with --kernels torch"
     device = torch.device("cuda", 0)
-    found = differences(device, Shape(), torch.cuda.get_device_capability(device) < FP8_CAPABILITY)
+    found = [difference for check in hooks("replace_wrong") for difference in check(device, Shape())]
     if found:
         return Verdict.WARNING, f"torch runs in the place of {'; '.join(map(str, found))}"
-    return Verdict.OK, f"{len(CASES)} kernels compile and compute what torch does"
+    return Verdict.OK, f"{len(KERNELS)} kernels compile and compute what torch does"
 
 
 def _ipc() -> tuple[Verdict, str]:
