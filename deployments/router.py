@@ -23,7 +23,6 @@ from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.http_server import HttpServer
 from wingbeat.deployments.log import set_log_level, show_log
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.parts import hooks
@@ -72,10 +71,8 @@ class Router(HandleCalls):
         gc.freeze()
 
     def _new_monitor(self) -> Monitor:
-        config, fronts, tracer = self._config, self._fronts, None
-        if config.otlp_traces_endpoint is not None:
-            names = ", ".join(front.config.model_name() for front in fronts)
-            tracer = RequestTracer(exporting_provider(config.otlp_traces_endpoint, names))
+        config, fronts = self._config, self._fronts
+        watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
         def engine_ids() -> frozenset[str]:
             return frozenset().union(*(front.pool.engine_ids for front in fronts))
@@ -86,7 +83,7 @@ class Router(HandleCalls):
 
         # Answers are the router's, and counted once.
         fleets = [front.figures for front in fronts]
-        return Monitor(fronts[0].own, fleets, engine_ids, record, tracer, config.access_log)
+        return Monitor(fronts[0].own, fleets, engine_ids, record, watchers, config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook: takes over what can change while it runs, in a running replica and after a start.
@@ -160,8 +157,8 @@ class Router(HandleCalls):
             timeout_s = self._config.shutdown_timeout_s
             await asyncio.gather(self.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await asyncio.gather(*(front.pool.close() for front in self._fronts))
-        if self._monitor.tracer is not None:
-            await asyncio.to_thread(self._monitor.tracer.close)
+        for watcher in self._monitor.watchers:
+            await asyncio.to_thread(watcher.close)
 
 
 async def bound_host() -> str | None:

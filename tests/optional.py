@@ -80,6 +80,10 @@ FEATURES = {
     "offline": Feature(
         ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py")
     ),
+    "memory_check": Feature(
+        ("deployments/memory_check", "tests/deployments/memory_check"),
+        words=("of memory are free", "this machine has"),
+    ),
     "doctor": Feature(
         (
             *("deployments/doctor", "tests/deployments/doctor"),
@@ -98,6 +102,26 @@ FEATURES = {
             "tests/runtime/tensor_parallel/test_rank_embeddings.py",
         ),
         words=("/v1/embeddings", "embeddings"),
+    ),
+    "tokens": Feature(
+        ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
+        words=("/tokenize", "/detokenize", "/tokenizer_info"),
+    ),
+    "description": Feature(
+        (
+            *("deployments/api/description", "tests/deployments/api/test_description.py"),
+            *("tests/deployments/learning/test_described_routes.py", "tests/clients/*schemathesis*.py"),
+        ),
+        words=("/openapi.json", "/docs"),
+    ),
+    "foreign": Feature(
+        (
+            *("deployments/api/foreign", "tests/deployments/api/test_foreign_fields.py"),
+            "tests/deployments/api/foreign_fields.*",
+        ),
+    ),
+    "spans": Feature(
+        ("deployments/spans", "tests/deployments/spans"), words=("otlp_traces_endpoint", "--otlp-traces-endpoint")
     ),
     "prefixes": Feature(
         (
@@ -252,6 +276,13 @@ FEATURES = {
             *("remote", "drafter_resources", "drafter on another node"),
             "drafters of two nodes for verifiers of two",
         ),
+    ),
+    "gpu_memory": Feature(
+        (
+            *("cluster/channels/cuda", "deployments/gpu_memory", "tests/cluster/channels/cuda"),
+            *("tests/deployments/gpu_memory", "benchmarks/gpu/hop.py", "benchmarks/gpu/two_processes.py"),
+        ),
+        words=("cuda_ipc", "fake-cuda"),
     ),
     "shared_drafters": Feature(
         (

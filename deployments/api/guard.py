@@ -66,6 +66,9 @@ class RequestWatcher:
     def ended(self, scope: Scope, context: RequestContext) -> None:
         """Its answer is complete, or was given up; the status is in the context."""
 
+    def close(self) -> None:
+        """The router ends; may block."""
+
 
 class HttpGuard:
     """Middleware that refuses what breaks a rule, reads bodies, and answers errors that nothing else answered."""

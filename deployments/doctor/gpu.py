@@ -73,14 +73,15 @@ def _gpu_kernels() -> tuple[Verdict, str]:
 def _ipc() -> tuple[Verdict, str]:
     import torch
 
-    from wingbeat.cluster.channels.cuda.ipc_trial import try_cuda_ipc
     from wingbeat.cluster.channels.header import ChannelError
+    from wingbeat.deployments.parts import hooks
 
     first, carried = torch.device("cuda", 0), []
     for index in range(min(torch.cuda.device_count(), 2)):
         peer = torch.device("cuda", index)
         try:
-            try_cuda_ipc(first, peer)
+            for try_channel in hooks("try_device_channel"):
+                try_channel(first, peer)
         except ChannelError as error:
             done = f"{', '.join(carried)}: carries; " if carried else ""
             return Verdict.WARNING, f"{done}{first} to {peer}: {error}; --channel auto takes host memory there"

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from tests.needs import needs
 from tests.optional import kept
 from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
@@ -92,6 +93,10 @@ def test_all_of_them_are_listed_each_with_its_limit(world: World):
     assert cards == {"demo": (None, 64), "other": (None, 32), "second": (None, 32), "clerk": ("other", 32)}
     assert world.ask("/v1/models/second").json()["max_model_len"] == 32
     assert world.ask("/v1/models/third").status_code == 404
+
+
+@needs("tokens")
+def test_a_tokenizer_is_asked_for_by_its_models_name(world: World):
     assert world.ask("/tokenizer_info?model=other").status_code == 200
     assert world.ask("/tokenizer_info").status_code == 400
 

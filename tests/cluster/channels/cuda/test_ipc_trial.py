@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.cuda.ipc_trial import try_cuda_ipc
 from wingbeat.cluster.channels.header import ChannelError
@@ -14,7 +14,7 @@ DEVICE = torch.device("cuda", 0)
 ON_A_FAKE = """
 import sys
 import torch
-from tests.cluster.fake_cuda import FakeCuda
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.cuda.ipc_trial import attach_until_input_ends
 sys.exit(attach_until_input_ends(sys.argv[2], torch.device("cuda", int(sys.argv[3])), FakeCuda(fail=sys.argv[1])))
 """

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.metrics.tracing import RequestTracer
-from wingbeat.deployments.options.span_packages import EXPORTER
+from wingbeat.deployments.spans.settings import EXPORTER
+from wingbeat.deployments.spans.tracing import RequestTracer
+from wingbeat.deployments.spans.watcher import SpanWriter
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-7"}
@@ -24,7 +25,7 @@ CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-7"}
 def spans_of(pool: FakePool, headers: dict[str, str] | None = None, path: str | None = None, **fields: object) -> list:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    client = Client(replace(Engines(a=engine_stats()).monitor(), tracer=RequestTracer(provider)), pool)
+    client = Client(replace(Engines(a=engine_stats()).monitor(), watchers=[SpanWriter(RequestTracer(provider))]), pool)
     asyncio.run(client.complete(headers, **fields) if path is None else client.get(path))
     return list(exporter.get_finished_spans())
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE
 from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError
 from wingbeat.cluster.channels.cuda.lent_memory import Borrower, LentTensor, Loan, lend
 
 BORROWS = """
 import pickle, sys, torch
-from tests.cluster.fake_cuda import FakeCuda
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.cuda.lent_memory import Borrower
 loan = pickle.loads(bytes.fromhex(sys.stdin.readline()))
 borrowed = Borrower(loan, torch.device("cuda", 0), FakeCuda()).tensor("b")

@@ -1,11 +1,26 @@
-"""A verifier and a drafter on a channel through GPU memory, without a GPU."""
+"""Channels through GPU memory, and a verifier and a drafter on one without a GPU."""
 
 import pytest
 
-from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE, SPEC
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda.cuda_runtime import TorchCudaRuntime
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+
+class CudaChannels:
+    """Channels through the memory of a fake GPU, which needs none, or of the real one."""
+
+    def __init__(self, kind: str) -> None:
+        self._runtime = FakeCuda() if kind == "fake-cuda" else TorchCudaRuntime()
+
+    def create(self, name: str, spec: ChannelSpec) -> CudaIpcChannel:
+        return CudaIpcChannel.create(name, spec, DEVICE, self._runtime)
+
+    def attach(self, name: str, incarnation: int) -> DrafterSide:
+        return CudaIpcChannel.attach(name, incarnation, DEVICE, self._runtime)
 
 
 class Pair:

@@ -76,7 +76,7 @@ class CountingCuda(TorchCudaRuntime):
 def start(role: str, name: str) -> subprocess.Popen:
     """Another process of this file."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.channels.test_cuda_ipc_gpu", role, name],
+        [sys.executable, "-m", "tests.cluster.channels.cuda.test_cuda_ipc_gpu", role, name],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -23,7 +23,7 @@ class Process:
     """Another one that has borrowed `weight`."""
 
     def __init__(self, loan: Loan) -> None:
-        command = [sys.executable, "-m", "tests.cluster.channels.test_lent_memory_gpu"]
+        command = [sys.executable, "-m", "tests.cluster.channels.cuda.test_lent_memory_gpu"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._say(pickle.dumps(loan).hex())
 

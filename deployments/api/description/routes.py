@@ -11,14 +11,11 @@ from pydantic import BaseModel
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
-from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.parts import hooks
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
 }
 for bodies in hooks("bodies"):
     BODIES |= bodies()

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from tests.cluster.channels.cuda_pair import Pair
-from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.channels.cuda.cuda_pair import Pair
+from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SPEC, publish
 from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel, host_bytes
 from wingbeat.cluster.channels.header import ChannelError, Word

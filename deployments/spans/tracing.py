@@ -7,7 +7,7 @@ import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.options.span_packages import EXPORTER
+from wingbeat.deployments.spans.settings import EXPORTER
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from tests.cluster.channels.cuda_pair import Pair
-from tests.cluster.fake_cuda import FakeMachine
+from tests.cluster.channels.cuda.cuda_pair import Pair
+from tests.cluster.channels.cuda.fake_cuda import FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
 from wingbeat.cluster.channels.cuda import cuda_ipc
 from wingbeat.cluster.channels.cuda.cuda_runtime import tensor_at
