@@ -14,6 +14,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
+- `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is
+  certain in them, in as many nodes, or on the host in as many as it takes, where there may be no trees before.
 - `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
 - `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
