@@ -27,6 +27,7 @@ The command and HTTP:
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
+- `router_base()`: a class with more methods of a router, which other deployments call by its handle.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
 - `operator_paths()`: those of them that are for operators.
 - `add_last(app)`: routes about all that were added before.
@@ -83,8 +84,8 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("memory_check", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
-    *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.parsed"),
-    *("api.responses_api", "api.messages_api", "page", "spans", "prefixes", "weights", "two_nodes"),
+    *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
+    *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
     *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
 )
 """Their folders, in the order in which they add."""

@@ -14,7 +14,6 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.api.access import is_loopback
-from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
@@ -37,9 +36,11 @@ CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
 """How long a router that listens itself may wait for a connection to an engine before it answers that it has none."""
 
 
-class Router(HandleCalls):
-    """The HTTP surface: an engine pool per model and the FastAPI application over them; other deployments call it by
-    handles."""
+RouterBase: Any = type("RouterBase", tuple(base() for base in hooks("router_base")), {})
+
+
+class Router(RouterBase):
+    """The HTTP surface: an engine pool per model and the FastAPI application over them."""
 
     async def __init__(
         self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
@@ -74,16 +75,9 @@ class Router(HandleCalls):
         config, fronts = self._config, self._fronts
         watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
-        def engine_ids() -> frozenset[str]:
-            return frozenset().union(*(front.pool.engine_ids for front in fronts))
-
-        async def record(engine_id: str, seconds: float) -> list[tuple]:
-            front = next((front for front in fronts if engine_id in front.pool.engine_ids), fronts[0])
-            return await front.source.call(engine_id, "trace", seconds=seconds)
-
         # Answers are the router's, and counted once.
         fleets = [front.figures for front in fronts]
-        return Monitor(fronts[0].own, fleets, engine_ids, record, watchers, config.access_log)
+        return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook: takes over what can change while it runs, in a running replica and after a start.

@@ -107,6 +107,7 @@ FEATURES = {
         ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
         words=("/tokenize", "/detokenize", "/tokenizer_info"),
     ),
+    "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
     "description": Feature(
         (
             *("deployments/api/description", "tests/deployments/api/test_description.py"),
@@ -120,6 +121,7 @@ FEATURES = {
             "tests/deployments/api/foreign_fields.*",
         ),
     ),
+    "round_traces": Feature(("deployments/round_traces", "tests/deployments/round_traces"), words=("/trace",)),
     "spans": Feature(
         ("deployments/spans", "tests/deployments/spans"), words=("otlp_traces_endpoint", "--otlp-traces-endpoint")
     ),
@@ -156,7 +158,7 @@ FEATURES = {
             *("deployments/ray_llm", "examples/ray_llm", "tests/deployments/ray_llm"),
             *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
-        needs=("vllm_words", "several_models"),
+        needs=("vllm_words", "several_models", "handles"),
     ),
     "grammars": Feature(
         (

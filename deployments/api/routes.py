@@ -37,7 +37,7 @@ def create_app(
     marks: Mapping[str, str] | None = None,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
+    """The application: every endpoint of `docs/http_api.md`; `/metrics` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `marks`: headers of
     every answer. `more_routes`: add routes that need more than this.

@@ -1,4 +1,4 @@
-"""`/metrics` and `/trace`, and what looks at every request: counts, the access log."""
+"""`/metrics`, and what looks at every request: counts, the access log."""
 
 import asyncio
 import logging
@@ -9,22 +9,19 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.types import Scope
 
-from wingbeat.deployments.api.errors import ApiError, shown
+from wingbeat.deployments.api.errors import shown
 from wingbeat.deployments.api.guard import RequestWatcher
-from wingbeat.deployments.metrics.chrome_trace import recorded
 from wingbeat.deployments.metrics.exposition import exposed
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
-DEFAULT_TRACE_S = 3.0
-MAX_TRACE_S = 30.0
 POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
 """Asked every second or so by pages, probes and scrapers: logged only where they fail."""
 
 
 def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
-    """The endpoints that only look."""
+    """The endpoint that only looks."""
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -32,12 +29,6 @@ def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
         # In a thread: thousands of lines, and other requests' streams must keep moving.
         body, media_type = await asyncio.to_thread(exposed, snapshots, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
-
-    @app.get("/trace")
-    async def trace(request: Request) -> Response:
-        seconds = _seconds(request.query_params.get("seconds"))
-        body = await recorded(monitor.engine_ids(), monitor.record, seconds)
-        return Response(body, media_type="application/json")
 
 
 def watchers(monitor: Monitor) -> list[RequestWatcher]:
@@ -77,19 +68,3 @@ class AccessLog(RequestWatcher):
             1e3 * (time.perf_counter() - context.arrived_at),
             context.request_id,
         )
-
-
-def _seconds(text: str | None) -> float:
-    """How long to record.
-
-    Raises:
-        ApiError: it is no number, or out of range.
-    """
-    try:
-        seconds = DEFAULT_TRACE_S if text is None else float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_TRACE_S:
-        message = f"seconds is {shown(text or '')!r}: must be a number above 0, at most {MAX_TRACE_S:g}"
-        raise ApiError(message, param="seconds", code="invalid_value")
-    return seconds

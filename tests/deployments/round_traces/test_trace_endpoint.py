@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import httpx
 import pytest
@@ -9,13 +10,29 @@ from pydantic import SecretStr
 
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.round_traces.chrome_trace import Record
+from wingbeat.deployments.round_traces.routes import add_trace_route
 
 KEY, OPERATOR = SecretStr("key"), SecretStr("operator")
 
 
+async def at_once(engine_id: str, seconds: float) -> list[tuple]:
+    """What `Verifier.trace` answers."""
+    return [
+        ("schedule", 100.0, 0.001, None, "phases"),
+        ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds, "requests": ["r:1"]}, "rounds"),
+        ("levels", 100.001, 0.002, {"requests": ["r:1"]}, "drafter"),
+    ]
+
+
+def client_of(access: Access | None = None, record: Record = at_once) -> Client:
+    engines = Engines(b=engine_stats(), a=engine_stats())
+    add_route = partial(add_trace_route, engine_ids=engines.ids, record=record)
+    return Client(engines.monitor(), access=access, more_routes=[add_route])
+
+
 def traced(path: str = "/trace?seconds=0.5", access: Access | None = None, **headers: str) -> httpx.Response:
-    monitor = Engines(b=engine_stats(), a=engine_stats()).monitor()
-    return asyncio.run(Client(monitor, access=access).get(path, **headers))
+    return asyncio.run(client_of(access).get(path, **headers))
 
 
 def test_every_engine_is_a_process():
@@ -34,15 +51,12 @@ def test_every_engine_is_a_process():
 
 
 def test_an_engine_that_hands_over_nothing_is_named():
-    engines = Engines(a=engine_stats(), b=engine_stats())
-
     async def record(engine_id: str, seconds: float) -> list[tuple]:
         if engine_id == "b":
             raise ConnectionError("killed by the test")
-        return await Engines.record(engines, engine_id, seconds)
+        return await at_once(engine_id, seconds)
 
-    engines.record = record
-    got = json.loads(asyncio.run(Client(engines.monitor()).get("/trace")).text)
+    got = json.loads(asyncio.run(client_of(record=record).get("/trace")).text)
     assert got["otherData"] == {"silent": ["b"]}
     assert {event["pid"] for event in got["traceEvents"] if event["ph"] == "X"} == {0}
 
@@ -76,9 +90,8 @@ def test_only_operators_may_look(access, key, status):
 
 def test_an_operator_key_is_no_api_key():
     access = of_server(api_keys=[KEY], operator_keys=[OPERATOR])
-    monitor = Engines(a=engine_stats()).monitor()
     got = [
-        asyncio.run(Client(monitor, access=access).get("/v1/models", authorization=f"Bearer {key}")).status_code
+        asyncio.run(client_of(access).get("/v1/models", authorization=f"Bearer {key}")).status_code
         for key in ("key", "operator")
     ]
     assert got == [200, 401]
