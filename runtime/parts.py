@@ -43,6 +43,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.
 - `check_quantiser(config)`: raises ModelCheckpointError for a quantised checkpoint that is not read.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
+- `render_apart(template, messages, variables, special_tokens)`: a conversation by a template that a request brings.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
@@ -67,8 +68,9 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
-    *("user_drafter", "conventions", "training.mtp", "training.one_pass", "grammar", "state", "quantised"),
-    *("tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
+    *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
+    *("quantised", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media"),
+    "tensorrt.media",
 )
 """Their folders, in the order in which they are asked."""
 

@@ -257,6 +257,7 @@ FEATURES = {
         ),
         words=("int8", "deterministic", "CPU kernels"),
     ),
+    "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "parsing": Feature(
         (

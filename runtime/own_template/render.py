@@ -41,7 +41,7 @@ def render_apart(
         raise ValueError(f"other requests' chat templates have kept the server busy for {MOST_WALL_S:g} s")
     try:
         done = subprocess.run(
-            module_command("wingbeat.runtime.own_template"),
+            module_command("wingbeat.runtime.own_template.render"),
             input=json.dumps(asked).encode(),
             capture_output=True,
             check=False,
