@@ -15,6 +15,7 @@ from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
 from wingbeat.deployments.parts import first, hooks
+from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class ModelFront:
             self.own,
             first("prompt_reader", config, self.pool.info.takes, self._folder, self._tokenizer),
             config.max_answer_bytes,
-            takes_templates=config.chat_template == OF_REQUESTS,
+            takes_templates=config.chat_template == OF_REQUESTS and bool(runtime_parts.hooks("render_apart")),
             aliases=config.model_names()[1:],
             beside=beside,
             of_parts={name: made for surface in hooks("surface") for name, made in surface(config).items()},

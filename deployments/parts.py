@@ -9,6 +9,7 @@ Settings:
   the `panel` of `cli.panels` that they stand in.
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
+- `check_memory(config, file)`: the same for the memory of this machine, where the application runs on it alone.
 - `ram_settings()`: settings that say how much of the RAM a router may take.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
 - `engine_limits(config)`: limits of an engine, in the place of settings of their names.
@@ -26,9 +27,12 @@ The command and HTTP:
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
+- `router_base()`: a class with more methods of a router, which other deployments call by its handle.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
 - `operator_paths()`: those of them that are for operators.
+- `add_last(app)`: routes about all that were added before.
 - `bodies()`: what is posted to these routes, by path.
+- `unserved_fields(path)`: fields that are not served at an endpoint, see `api.bodies.unserved_fields`.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
 - `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
 - `chat_fields()`, `message_fields()`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
@@ -39,6 +43,7 @@ The command and HTTP:
 - `prompt_details(spans)`: `prompt_tokens_details` of an answer's usage.
 - `needs_torch(folder)`: whether requests of a checkpoint are prepared with torch.
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
+- `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request; None where nothing is asked for.
 - `families(snapshot)`: metrics of Prometheus.
 - `live_settings()`: fields of `LiveOptions`, as `settings()` has those of `AppConfig`.
 - `follow_live(fronts)`: something whose `take(live)` lets a router's `LiveOptions` hold, before its models do.
@@ -58,6 +63,10 @@ A replica and its processes:
 - `wait_for_any(bells, ready, timeout_s, quiet_since)`: for a round of several verifiers.
 - `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
 - `network_channel()`: a kind of channel made as `(address, spec, device)`, whose name is no string.
+- `device_channel()`: a kind of channel through the memory of a GPU, whose name is a string.
+- `try_device_channel(device, peer)`: raises ChannelError where that does not carry between these GPUs.
+- `lend(config, loaded, device)`: weights that a verifier lends its drafter, in `DrafterTerms`;
+  `borrow(config, device)`: a `Lender` that is told of them. None where the two share no GPU.
 - `launch_ranks(config)`: launches the others of an engine, see `replica.engine_life.OtherRanks`.
 - `serve_grammars(grammars)`: what compiles those of requests beside an engine, see `replica.engine.engine_setup`.
 - `refuses_weights(config)`: why other weights of the verifier cannot be pushed.
@@ -75,9 +84,10 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("doctor", "tensorrt", "training", "recordings", "learning", "grammars", "ranks"),
-    *("embeddings", "api.parsed", "api.responses_api", "api.messages_api", "page", "prefixes", "weights"),
-    *("two_nodes", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
+    *("memory_check", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
+    *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
+    *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
+    *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
 )
 """Their folders, in the order in which they add."""
 

@@ -14,7 +14,6 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.api.access import is_loopback
-from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
@@ -23,7 +22,6 @@ from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.http_server import HttpServer
 from wingbeat.deployments.log import set_log_level, show_log
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.model_front import ModelFront
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.parts import hooks
@@ -38,9 +36,11 @@ CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
 """How long a router that listens itself may wait for a connection to an engine before it answers that it has none."""
 
 
-class Router(HandleCalls):
-    """The HTTP surface: an engine pool per model and the FastAPI application over them; other deployments call it by
-    handles."""
+RouterBase: Any = type("RouterBase", tuple(base() for base in hooks("router_base")), {})
+
+
+class Router(RouterBase):
+    """The HTTP surface: an engine pool per model and the FastAPI application over them."""
 
     async def __init__(
         self, config: AppConfig, engines: Sequence[DeploymentHandle], door: DoorKey | None = None
@@ -72,21 +72,12 @@ class Router(HandleCalls):
         gc.freeze()
 
     def _new_monitor(self) -> Monitor:
-        config, fronts, tracer = self._config, self._fronts, None
-        if config.otlp_traces_endpoint is not None:
-            names = ", ".join(front.config.model_name() for front in fronts)
-            tracer = RequestTracer(exporting_provider(config.otlp_traces_endpoint, names))
-
-        def engine_ids() -> frozenset[str]:
-            return frozenset().union(*(front.pool.engine_ids for front in fronts))
-
-        async def record(engine_id: str, seconds: float) -> list[tuple]:
-            front = next((front for front in fronts if engine_id in front.pool.engine_ids), fronts[0])
-            return await front.source.call(engine_id, "trace", seconds=seconds)
+        config, fronts = self._config, self._fronts
+        watchers = [watcher for made in hooks("request_watcher") if (watcher := made(config)) is not None]
 
         # Answers are the router's, and counted once.
         fleets = [front.figures for front in fronts]
-        return Monitor(fronts[0].own, fleets, engine_ids, record, tracer, config.access_log)
+        return Monitor(fronts[0].own, fleets, watchers, config.access_log)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's hook: takes over what can change while it runs, in a running replica and after a start.
@@ -160,8 +151,8 @@ class Router(HandleCalls):
             timeout_s = self._config.shutdown_timeout_s
             await asyncio.gather(self.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await asyncio.gather(*(front.pool.close() for front in self._fronts))
-        if self._monitor.tracer is not None:
-            await asyncio.to_thread(self._monitor.tracer.close)
+        for watcher in self._monitor.watchers:
+            await asyncio.to_thread(watcher.close)
 
 
 async def bound_host() -> str | None:

@@ -1,39 +1,31 @@
 """Which calls on a GPU run a compiled kernel, and which the torch reference that stands beside it.
 
 A kernel that does not compile here, or computes other numbers than its reference, is replaced before anything is
-captured: see `wingbeat.kernels.comparison`. The choice holds for the process.
+captured: see `wingbeat.kernels.gpu.comparison`. The choice holds for the process.
 """
+
+from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
 from wingbeat.kernels.parts import hooks
 
-KERNELS = (
-    "attention",
-    "store_kv",
-    "move_kv",
-    "add_rms_norm",
-    "rotate_and_store",
-    "silu_mul",
-    "fp8_linear",
-    "ancestors",
-    "path_token_ids",
-    "walk_tree",
-    "grow_tree",
-    "top_candidates",
-    "noise",
-    "choose_tokens",
-    "count_tokens",
-    *(name for names in hooks("kernels") for name in names()),
-)
-"""The names that are chosen by: what is launched for one call, or for calls that share their memory."""
+KERNELS: dict[str, str] = {name: module for kernels in hooks("kernels") for name, module in kernels().items()}
+"""The names that are chosen by, of what is launched for one call or for calls that share their memory; each with the
+module that has it."""
 
 _replaced: set[str] = set()
 
 
-def compiled(name: str, tensor: Tensor) -> bool:
-    """Whether a call on a tensor runs the kernel of that name."""
-    return tensor.is_cuda and name not in _replaced
+def compiled(name: str, tensor: Tensor) -> Any:
+    """The module whose kernel a call on a tensor runs; None where the reference runs."""
+    return module_of(name) if tensor.is_cuda else None
+
+
+def module_of(name: str) -> Any:
+    """The module that has a kernel; None where there is none, or its reference runs on GPUs too."""
+    return None if name in _replaced or name not in KERNELS else import_module(KERNELS[name])
 
 
 def replace(*names: str) -> None:

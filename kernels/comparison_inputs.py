@@ -1,4 +1,4 @@
-"""Inputs that kernels are compared on: see `wingbeat.kernels.comparison`."""
+"""Inputs that kernels are compared on: see `wingbeat.kernels.gpu.comparison`."""
 
 from typing import NamedTuple
 

@@ -3,8 +3,9 @@
 A part's module `part` has what it adds, under the names below, and is light to import: a function, or the path
 `module:function` of one that is imported when it is first asked for. See `runtime.parts` for those of the runtime.
 
-- `kernels()`: names of its compiled kernels, as `choice.KERNELS`.
-- `cases()`: each of them held against its reference, as `comparison.CASES`.
+- `kernels()`: modules of its compiled kernels by name, as `choice.KERNELS`.
+- `cases()`: each of them held against its reference, as `gpu.comparison.CASES`.
+- `replace_wrong(device, shape)`: runs references in the place of kernels that differ from them, and returns those.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("lora", "state")
+PARTS = ("gpu", "lora", "state")
 """Their folders, in the order in which they add."""
 
 

@@ -14,6 +14,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
+- `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is
+  certain in them, in as many nodes, or on the host in as many as it takes, where there may be no trees before.
 - `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
 - `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
@@ -44,6 +46,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `own_head(source)`: the folder of the draft head that comes with Wingbeat for such a name; None where there is none.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `files_of(folder)`: the files of the model that such a folder stands for; None for other folders.
+- `render_apart(template, messages, variables, special_tokens)`: a conversation by a template that a request brings.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
@@ -68,17 +71,9 @@ from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
-    *(
-        "user_drafter",
-        "conventions",
-        "training.mtp",
-        "training.one_pass",
-        "grammar",
-        "state",
-        "quantised",
-        "named_models",
-    ),
-    *("tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora", "media", "tensorrt.media"),
+    *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
+    *("quantised", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora"),
+    *("media", "tensorrt.media"),
 )
 """Their folders, in the order in which they are asked."""
 

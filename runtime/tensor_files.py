@@ -4,10 +4,8 @@ Loads no torch. Nothing of a tensor's values is read.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,22 +72,6 @@ def stored_dtype(folder: Path) -> str | None:
             if isinstance(part.get(name), str):
                 return part[name]
     return None
-
-
-def weights_dtype(folder: Path) -> str:
-    """What the weights are, by torch's name: what config.json says, else the most of their numbers, else float32.
-
-    Raises:
-        ModelCheckpointError: a file cannot be read.
-    """
-    stored = stored_dtype(folder)
-    if stored is not None:
-        return stored
-    numbers: Counter[str] = Counter()
-    for header in read_headers(weight_files(folder)).values():
-        numbers[header.dtype] += prod(header.shape)
-    names = {"F16": "float16", "BF16": "bfloat16"}
-    return names.get(numbers.most_common(1)[0][0], "float32") if numbers else "float32"
 
 
 def num_positions(folder: Path) -> int | None:

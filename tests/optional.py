@@ -74,6 +74,21 @@ FEATURES = {
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
     ),
+    "bench": Feature(("deployments/bench", "tests/deployments/bench"), words=("bench",)),
+    "inspection": Feature(
+        (
+            *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),
+            "tests/runtime/one_pass/test_one_pass_inspected.py",
+        ),
+        words=("inspect",),
+    ),
+    "offline": Feature(
+        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py")
+    ),
+    "memory_check": Feature(
+        ("deployments/memory_check", "tests/deployments/memory_check"),
+        words=("of memory are free", "this machine has"),
+    ),
     "doctor": Feature(
         (
             *("deployments/doctor", "tests/deployments/doctor"),
@@ -92,6 +107,28 @@ FEATURES = {
             "tests/runtime/tensor_parallel/test_rank_embeddings.py",
         ),
         words=("/v1/embeddings", "embeddings"),
+    ),
+    "tokens": Feature(
+        ("deployments/api/tokens", "tests/deployments/api/endpoints/test_token_routes.py"),
+        words=("/tokenize", "/detokenize", "/tokenizer_info"),
+    ),
+    "handles": Feature(("deployments/api/handles", "tests/deployments/api/test_by_handle.py")),
+    "description": Feature(
+        (
+            *("deployments/api/description", "tests/deployments/api/test_description.py"),
+            *("tests/deployments/learning/test_described_routes.py", "tests/clients/*schemathesis*.py"),
+        ),
+        words=("/openapi.json", "/docs"),
+    ),
+    "foreign": Feature(
+        (
+            *("deployments/api/foreign", "tests/deployments/api/test_foreign_fields.py"),
+            "tests/deployments/api/foreign_fields.*",
+        ),
+    ),
+    "round_traces": Feature(("deployments/round_traces", "tests/deployments/round_traces"), words=("/trace",)),
+    "spans": Feature(
+        ("deployments/spans", "tests/deployments/spans"), words=("otlp_traces_endpoint", "--otlp-traces-endpoint")
     ),
     "prefixes": Feature(
         (
@@ -126,7 +163,7 @@ FEATURES = {
             *("deployments/ray_llm", "examples/ray_llm", "tests/deployments/ray_llm"),
             *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
-        needs=("vllm_words", "several_models"),
+        needs=("vllm_words", "several_models", "handles"),
     ),
     "grammars": Feature(
         (
@@ -155,6 +192,15 @@ FEATURES = {
             "tests/e2e/test_ranks.py",
         ),
         words=("tensor_parallel_size", "--tensor-parallel-size", "ranks", "two ranks"),
+    ),
+    "gpu_kernels": Feature(
+        (
+            *("kernels/gpu", "tests/kernels/gpu", "tests/kernels/*/launches.py", "tests/ptx", "tests/gpu_of_numbers"),
+            *("tests/runtime/checks/test_kernel_check.py", "tests/runtime/state/test_hybrid_launches.py"),
+            *("tests/runtime/test_launch_counts.py", "tests/runtime/test_host_counts.py"),
+            *("tests/runtime/test_fake_gpu.py", "tests/runtime/test_compiled_before_requests.py"),
+            *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
+        ),
     ),
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
@@ -224,6 +270,7 @@ FEATURES = {
         ),
         words=("int8", "deterministic", "CPU kernels"),
     ),
+    "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "parsing": Feature(
         (
@@ -245,6 +292,13 @@ FEATURES = {
             *("remote", "drafter_resources", "drafter on another node"),
             "drafters of two nodes for verifiers of two",
         ),
+    ),
+    "gpu_memory": Feature(
+        (
+            *("cluster/channels/cuda", "deployments/gpu_memory", "tests/cluster/channels/cuda"),
+            *("tests/deployments/gpu_memory", "benchmarks/gpu/hop.py", "benchmarks/gpu/two_processes.py"),
+        ),
+        words=("cuda_ipc", "fake-cuda"),
     ),
     "shared_drafters": Feature(
         (

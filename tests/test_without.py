@@ -13,7 +13,7 @@ from tests.without import LAYERS, ROOT, Broken, check_links, files_of
 from wingbeat.deployments.parts import PARTS
 from wingbeat.runtime.parts import PARTS as RUNTIME_PARTS
 
-LIBRARIES = {"deployments/media/opening.py", "runtime/checks/kernel_check.py"}
+LIBRARIES = {"deployments/media/opening.py"}
 """Files that import ours under `try`, for a library that an environment need not have: Pillow or soundfile, Triton."""
 
 

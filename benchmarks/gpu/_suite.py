@@ -115,9 +115,15 @@ def script(name: str, most_s: float = MOST_S, *options: str) -> Part:
     return Part(name, [sys.executable, str(HERE / f"{name}.py"), *options], most_s)
 
 
-def scripts(name: str, most_s: float) -> list[Part]:
+def scripts(name: str, most_s: float, *options: str) -> list[Part]:
     """A script of what can be deleted; none where it is."""
-    return [part for part in [script(name, most_s)] if (HERE / f"{name}.py").is_file()]
+    return [script(name, most_s, *options)] if (HERE / f"{name}.py").is_file() else []
+
+
+def cases(name: str, most_s: float) -> list[Part]:
+    """Cases that a GPU computes as a CPU does; none where what they are of is deleted."""
+    path = f"tests/gpu_of_numbers/{name}_cases.py"
+    return [pytest_part(f"{name}_cases", [path], most_s, only="-m ''", workers=1)] if (ROOT / path).is_file() else []
 
 
 def sessions() -> dict[str, list[Part]]:
@@ -131,7 +137,7 @@ def sessions() -> dict[str, list[Part]]:
             pytest_part("tests_graphs", ["tests/runtime/graphs"], 45, only="-m gpu", workers=1),
             # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
             pytest_part("tests_kernels", ["tests/kernels"], 110, only="-m 'not slow'"),
-            script("hop", 40),
+            *scripts("hop", 40),
             pytest_part("tests_runtime", gpu_files("tests/runtime"), 70, only="-m 'gpu and not ray'", workers=6),
             pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
             # Last, and alone: a stream that hangs would take the others with it.
@@ -147,7 +153,7 @@ def sessions() -> dict[str, list[Part]]:
             script("attention", 50),
             script("bandwidth", 30),
         ],
-        "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
+        "peers": [*scripts("hop", 60), *scripts("two_processes", 200), script("plain_decode", 300, "--peer")],
         "served": [script("served_8b", 240), script("served", 200), script("prompt_rounds", 90)],
         "next": [
             *scripts("doctor", 40),
@@ -156,8 +162,8 @@ def sessions() -> dict[str, list[Part]]:
             *scripts("adapter_profile", 40),
             script("served_8b", 130, "--only", "start", "64 at once", "killed"),
             script("moe", 60),
-            script("two_processes", 60, "--only", "batch 1,"),
-            pytest_part("pair_cases", ["tests/gpu_of_numbers/pair_cases.py"], 70, only="-m ''", workers=1),
+            *scripts("two_processes", 60, "--only", "batch 1,"),
+            *cases("pair", 70),
             pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
         ],
         "next2": [
@@ -167,11 +173,7 @@ def sessions() -> dict[str, list[Part]]:
         ],
         "kinds": [
             *scripts("drafter_kinds", 240),
-            *(
-                pytest_part(f"{name}_cases", [f"tests/gpu_of_numbers/{name}_cases.py"], 110, only="-m ''", workers=1)
-                for name in ("engine", "drafter", "pair", "adapter")
-                if (ROOT / "tests" / "gpu_of_numbers" / f"{name}_cases.py").is_file()
-            ),
+            *(part for name in ("engine", "drafter", "pair", "adapter") for part in cases(name, 110)),
         ],
     }
 

@@ -18,12 +18,10 @@ from wingbeat.deployments.api.answers.responses import (
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.endpoints.load import add_load
 from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
 from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
-from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, version_of_package
-from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
+from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.deployments.metrics.monitor import Monitor
@@ -39,7 +37,7 @@ def create_app(
     marks: Mapping[str, str] | None = None,
     more_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
+    """The application: every endpoint of `docs/http_api.md`; `/metrics` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `marks`: headers of
     every answer. `more_routes`: add routes that need more than this.
@@ -60,7 +58,6 @@ def create_app(
     if monitor is not None:
         add_monitoring(app, monitor)
 
-    add_token_routes(app, models)
     add_server_routes(app, models)
     add_model_routes(app, models)
 
@@ -81,7 +78,8 @@ def create_app(
     for add_routes in hooks("add_routes"):
         add_routes(app, models)
     add_load(app, models.pools)
-    add_description(app, version_of_package())
+    for add_last in hooks("add_last"):
+        add_last(app)
     return app
 
 

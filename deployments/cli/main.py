@@ -3,15 +3,13 @@
 import os
 import sys
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
-from wingbeat.deployments.cli.bench import BenchConfig, bench_command
-from wingbeat.deployments.cli.commands import JsonOption, Level, add_late_command, new_app, show_log_from
+from wingbeat.deployments.cli.commands import JsonOption, Level, new_app, show_log_from
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
@@ -20,9 +18,6 @@ from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.start_up import StartUp
-
-if TYPE_CHECKING:
-    from wingbeat.deployments.cli.inspect_options import InspectConfig
 
 USAGE_ERROR = 2
 
@@ -84,15 +79,8 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         show_log_from(log_level)
         generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
 
-    def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
-        """Compare speculative with plain decoding in this process."""
-        show_log_from(log_level)
-        bench_command(config, as_json, open_engine)
-
     app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     app.command("generate", cls=GroupedCommand)(model_command(GenerateConfig, generate))
-    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench))
-    _add_inspect(app, open_engine)
     for add_commands in hooks("add_commands"):
         add_commands(app, open_engine)
     return app
@@ -151,21 +139,3 @@ def _serve(
         raise UserError(str(error)) from error
     finally:
         start_up.close()
-
-
-def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
-    def inspect(
-        config: "InspectConfig",
-        folder: Annotated[
-            Path, typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False)
-        ],
-        as_json: JsonOption = False,
-    ) -> None:
-        """Show what a checkpoint holds, and how it drafts for a verifier."""
-        from wingbeat.deployments.cli.inspect_command import inspect_command
-
-        inspect_command(config, folder, as_json, open_engine)
-
-    add_late_command(
-        app, "inspect", "wingbeat.deployments.cli.inspect_options:InspectConfig", inspect, takes_folder=True
-    )

@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.door import bind
 from wingbeat.deployments.parts import hooks
 from wingbeat.kernels.parts import load_function
@@ -47,7 +46,7 @@ def _check_model(config: AppConfig, here: bool) -> None:
     check_positions(config, file.name, file.size("max_position_embeddings"))
     if wingbeats_own:
         check_files(file)
-        if here:
+        for check_memory in hooks("check_memory") if here else ():
             check_memory(config, file)
     check_tokenizer_file(folder, file.size("vocab_size"))
     for check in hooks("check_before_start"):

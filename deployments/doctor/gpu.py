@@ -57,28 +57,31 @@ def _gpu() -> tuple[Verdict, str]:
 def _gpu_kernels() -> tuple[Verdict, str]:
     import torch
 
-    from wingbeat.kernels.comparison import CASES, FP8_CAPABILITY, Shape, differences
+    from wingbeat.kernels.choice import KERNELS
+    from wingbeat.kernels.comparison_inputs import Shape
+    from wingbeat.kernels.parts import hooks
 
     if shutil.which(os.environ.get("CC", "cc")) is None and shutil.which("gcc") is None:
         return Verdict.FAILED, "Triton needs a C compiler: install gcc, or serve with --kernels torch"
     device = torch.device("cuda", 0)
-    found = differences(device, Shape(), torch.cuda.get_device_capability(device) < FP8_CAPABILITY)
+    found = [difference for check in hooks("replace_wrong") for difference in check(device, Shape())]
     if found:
         return Verdict.WARNING, f"torch runs in the place of {'; '.join(map(str, found))}"
-    return Verdict.OK, f"{len(CASES)} kernels compile and compute what torch does"
+    return Verdict.OK, f"{len(KERNELS)} kernels compile and compute what torch does"
 
 
 def _ipc() -> tuple[Verdict, str]:
     import torch
 
-    from wingbeat.cluster.channels.cuda.ipc_trial import try_cuda_ipc
     from wingbeat.cluster.channels.header import ChannelError
+    from wingbeat.deployments.parts import hooks
 
     first, carried = torch.device("cuda", 0), []
     for index in range(min(torch.cuda.device_count(), 2)):
         peer = torch.device("cuda", index)
         try:
-            try_cuda_ipc(first, peer)
+            for try_channel in hooks("try_device_channel"):
+                try_channel(first, peer)
         except ChannelError as error:
             done = f"{', '.join(carried)}: carries; " if carried else ""
             return Verdict.WARNING, f"{done}{first} to {peer}: {error}; --channel auto takes host memory there"

@@ -1,12 +1,11 @@
 """What one router shows of the application, beside the API that it serves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from wingbeat.deployments.metrics.chrome_trace import Record
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
-from wingbeat.deployments.metrics.tracing import RequestTracer
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,7 @@ class Monitor:
     """What this router measures."""
     fleets: Sequence[FleetFigures]
     """What all engines and routers measured, by model."""
-    engine_ids: Callable[[], frozenset[str]]
-    """The engines that are live now."""
-    record: Record
-    """Records one engine's rounds."""
-    tracer: RequestTracer | None = None
-    """Writes spans of requests; None writes none."""
+    watchers: Sequence[Any] = ()
+    """What of parts looks at requests, each an `api.guard.RequestWatcher`."""
     access_log: bool = False
     """Whether every request is logged."""

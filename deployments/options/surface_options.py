@@ -2,14 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator
 
 from wingbeat.deployments.host_names import host_name, origin_name
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES, MAX_BODY_BYTES
 from wingbeat.deployments.options.model_options import ModelOptions
-from wingbeat.deployments.options.span_packages import check_packages
 from wingbeat.deployments.options.words import listed
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
@@ -42,11 +41,6 @@ class SurfaceOptions(ModelOptions):
         f"send one as Bearer token; by default those in {OPERATOR_KEY_VARIABLE}.",
     )
     access_log: bool = Field(False, description="Log every request: id, path, status, time.")
-    otlp_traces_endpoint: str | None = Field(
-        None,
-        description="Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes "
-        "none.",
-    )
     allowed_hosts: tuple[str, ...] | None = Field(
         None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
     )
@@ -105,9 +99,3 @@ class SurfaceOptions(ModelOptions):
         if self.chat_template in (None, OF_REQUESTS):
             return None
         return Path(self.chat_template).read_text(encoding="utf-8")
-
-    @model_validator(mode="after")
-    def _packages_exist(self) -> Self:
-        if self.otlp_traces_endpoint is not None:
-            check_packages()
-        return self

@@ -10,13 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.deployments.tensorrt.build_engine_options import ENGINE_DTYPES, BuildEngineConfig
-from wingbeat.runtime.tensor_files import weights_dtype
+from wingbeat.deployments.tensorrt.build_engine_options import ENGINE_DTYPES, BuildEngineConfig, weights_dtype
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 from wingbeat.runtime.tensorrt.export import check_exporter
-from wingbeat.runtime.verifier.loading.rounding import rounding_between
+from wingbeat.runtime.tensorrt.rounding import rounding_between
 
 
 def build_engine_command(config: BuildEngineConfig) -> None:

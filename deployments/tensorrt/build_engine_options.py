@@ -1,5 +1,7 @@
 """Options of `wingbeat build-engine`; loads no torch."""
 
+from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.deployments.options.model_options import ModelFolder
 from wingbeat.runtime.config_fields import dtype_name
 from wingbeat.runtime.drafters.choice import parse_drafter
-from wingbeat.runtime.tensor_files import weights_dtype
+from wingbeat.runtime.tensor_files import read_headers, stored_dtype, weight_files
 from wingbeat.runtime.tensorrt.limits import Limits, PartLimits
 
 if TYPE_CHECKING:
@@ -108,3 +110,19 @@ class BuildEngineConfig(PartLimits, ModelFolder):
                 "round its text; give one, or onnx_only"
             )
         return stored if stored in ENGINE_DTYPES else "float32"
+
+
+def weights_dtype(folder: Path) -> str:
+    """What the weights are, by torch's name: what config.json says, else the most of their numbers, else float32.
+
+    Raises:
+        ModelCheckpointError: a file cannot be read.
+    """
+    stored = stored_dtype(folder)
+    if stored is not None:
+        return stored
+    numbers: Counter[str] = Counter()
+    for header in read_headers(weight_files(folder)).values():
+        numbers[header.dtype] += prod(header.shape)
+    names = {"F16": "float16", "BF16": "bfloat16"}
+    return names.get(numbers.most_common(1)[0][0], "float32") if numbers else "float32"

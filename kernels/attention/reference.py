@@ -1,7 +1,7 @@
 """Attention of query rows over a paged KV cache: the torch reference, which is the CPU path, and the front of both.
 
 Prompt chunks, plain decodes and token trees differ only in their mask, so one function serves all three. The reference
-attends under an additive mask; on CUDA `tree_attention` runs `wingbeat.kernels.attention.triton`, without one, up to
+attends under an additive mask; on GPUs `tree_attention` runs `kernels.gpu.attention.launch`, without one, up to
 `MAX_HEAD_DIM`. Wider heads (Gemma 4) take the reference there too, whose shapes are as fixed.
 """
 
@@ -56,7 +56,7 @@ def tree_attention(
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
-        workspace: float32 scratch on CUDA, see `wingbeat.kernels.attention.splits.workspace_size`.
+        workspace: float32 scratch on CUDA, see `wingbeat.kernels.gpu.attention.splits.workspace_size`.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim] in the query's dtype.
@@ -69,10 +69,8 @@ def tree_attention(
         softcap, sinks, out,
     )  # fmt: skip
     widest = max(query.shape[3], value_cache.shape[3])
-    if widest <= MAX_HEAD_DIM and choice.compiled("attention", query):
-        from wingbeat.kernels.attention import triton as triton_attention
-
-        return triton_attention.tree_attention(
+    if widest <= MAX_HEAD_DIM and (kernels := choice.compiled("attention", query)):
+        return kernels.tree_attention(
             query,
             key_cache,
             value_cache,

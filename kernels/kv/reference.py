@@ -1,4 +1,4 @@
-"""Writes into a paged KV cache: the torch reference, which is the CPU path; on CUDA `triton` does them."""
+"""Writes into a paged KV cache: the torch reference, which is the CPU path; on GPUs `kernels.gpu.kv` does them."""
 
 import torch
 from torch import Tensor
@@ -30,10 +30,8 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     rounds = key_cache.dtype == _FP8
     if key_cache.is_cuda or rounds:
         _check_store(key, value, key_cache, value_cache, slot_mapping)
-    if choice.compiled("store_kv", key_cache):
-        from wingbeat.kernels.kv import triton as triton_kv_cache
-
-        triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
+    if kernels := choice.compiled("store_kv", key_cache):
+        kernels.store_kv(key, value, key_cache, value_cache, slot_mapping)
         return
     if rounds:
         key, value = (part.float().clamp(-_FP8_MAX, _FP8_MAX).to(_FP8).view(torch.uint8) for part in (key, value))
@@ -49,11 +47,8 @@ def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
     Raises:
         ValueError: a cache on CUDA is not contiguous, or lies on another device than the first.
     """
-    if not caches or not choice.compiled("move_kv", caches[0][0]):
-        return None
-    from wingbeat.kernels.kv import triton as triton_kv_cache
-
-    return triton_kv_cache.pool_table(caches)
+    kernels = choice.compiled("move_kv", caches[0][0]) if caches else None
+    return None if kernels is None else kernels.pool_table(caches)
 
 
 def move_kv(
@@ -67,10 +62,8 @@ def move_kv(
             are dropped ones. No request's targets are another's sources, and no two moves that count share a target.
         table: `pool_table` of the caches; made anew where None.
     """
-    if choice.compiled("move_kv", from_slots):
-        from wingbeat.kernels.kv import triton as triton_kv_cache
-
-        triton_kv_cache.move_kv(caches, from_slots, to_slots, table)
+    if kernels := choice.compiled("move_kv", from_slots):
+        kernels.move_kv(caches, from_slots, to_slots, table)
     else:
         copy_kv(caches, from_slots, to_slots)
 

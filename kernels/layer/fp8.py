@@ -1,6 +1,6 @@
 """Products by weights of eight bits: float8 values with a float32 scale for each output channel.
 
-The torch reference; on CUDA `fp8_triton` reads the weights as they are stored, which is half of bfloat16's bytes.
+The torch reference; on GPUs `kernels.gpu.fp8` reads the weights as they are stored, which is half of bfloat16's bytes.
 """
 
 from typing import NamedTuple
@@ -47,9 +47,7 @@ def fp8_linear(inputs: Tensor, weight: Fp8Weight, bias: Tensor | None = None) ->
     values, scales = weight
     if values.dtype != torch.float8_e4m3fn or inputs.shape[-1:] != values.shape[1:] or len(scales) != len(values):
         raise ValueError(f"weight is {values.dtype} {list(values.shape)} and inputs are {list(inputs.shape)}")
-    if choice.compiled("fp8_linear", inputs):
-        from wingbeat.kernels.layer import fp8_triton
-
-        return fp8_triton.fp8_linear(inputs, values, scales, bias)
+    if kernels := choice.compiled("fp8_linear", inputs):
+        return kernels.fp8_linear(inputs, values, scales, bias)
     out = (inputs.to(torch.float32) @ values.to(torch.float32).t()) * scales
     return (out if bias is None else out + bias.to(torch.float32)).to(inputs.dtype)

@@ -1,4 +1,4 @@
-"""Steps of a decoder layer between its products: the torch reference; on CUDA `triton` does each in one launch.
+"""Steps of a decoder layer between its products: the torch reference; on GPUs `kernels.gpu.layer` has a launch of each.
 
 They round where transformers' modules round, so that a layer made of them gives the same numbers up to the order in
 which a norm sums its squares.
@@ -10,6 +10,9 @@ from torch.nn import functional
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.kv.reference import store_kv
+
+MOST_HIDDEN = 1 << 15
+"""Longest row that a kernel norms: one program keeps it in registers."""
 
 
 def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -23,10 +26,8 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     Returns:
         [num_tokens, hidden_size] each, of which the second is `hidden` itself where nothing was added.
     """
-    if choice.compiled("add_rms_norm", hidden):
-        from wingbeat.kernels.layer import triton as triton_layer
-
-        return triton_layer.add_rms_norm(hidden, residual, weight, eps)
+    if kernels := choice.compiled("add_rms_norm", hidden):
+        return kernels.add_rms_norm(hidden, residual, weight, eps)
     total = hidden if residual is None else residual + hidden
     return _rms_norm(total, weight, eps), total
 
@@ -34,11 +35,9 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The root-mean-square norm of [..., hidden_size]; of contiguous rows on a GPU by the kernel of `add_rms_norm`."""
     # On an H100 that takes a third of the time of torch's, and a level of a draft has three.
-    if choice.compiled("add_rms_norm", rows) and rows.is_contiguous() and rows.dtype == weight.dtype:
-        from wingbeat.kernels.layer import triton as triton_layer
-
-        if rows.shape[-1] <= triton_layer.MOST_HIDDEN:
-            return triton_layer.add_rms_norm(rows, None, weight, eps)[0]
+    fits = rows.is_contiguous() and rows.dtype == weight.dtype and rows.shape[-1] <= MOST_HIDDEN
+    if fits and (kernels := choice.compiled("add_rms_norm", rows)):
+        return kernels.add_rms_norm(rows, None, weight, eps)[0]
     return functional.rms_norm(rows, weight.shape, weight, eps)
 
 
@@ -71,11 +70,9 @@ def rotate_and_store(
     Raises:
         ValueError: slots are not contiguous int64; on CUDA, shapes or dtypes do not fit each other.
     """
-    if choice.compiled("rotate_and_store", qkv):
-        from wingbeat.kernels.layer import triton as triton_layer
-
+    if kernels := choice.compiled("rotate_and_store", qkv):
         norms = (query_norm, key_norm, eps)
-        return triton_layer.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms)
+        return kernels.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms)
     num_kv_heads = key_cache.shape[2]
     query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
@@ -87,10 +84,8 @@ def rotate_and_store(
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, of a gated MLP: [num_tokens, 2 * size] -> [num_tokens, size]; contiguous, gates first."""
-    if choice.compiled("silu_mul", gate_up):
-        from wingbeat.kernels.layer import triton as triton_layer
-
-        return triton_layer.silu_mul(gate_up)
+    if kernels := choice.compiled("silu_mul", gate_up):
+        return kernels.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 

@@ -24,10 +24,8 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
     """
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
-    if choice.compiled("add_adapters", x):
-        from wingbeat.kernels.lora import adapters_triton
-
-        return adapters_triton.add_adapters(out, x, adapters, rows.tiles)
+    if kernels := choice.compiled("add_adapters", x):
+        return kernels.add_adapters(out, x, adapters, rows.tiles)
     if rows.runs is None:
         for adapter_id in range(1, len(adapters.a) + 1):
             # Rows of others add zeros: nobody looks at whose they are.

@@ -1,4 +1,4 @@
-"""Rows of two adapters, as `wingbeat.kernels.comparison` compares them."""
+"""Rows of two adapters, as `wingbeat.kernels.gpu.comparison` compares them."""
 
 import torch
 from torch import Tensor

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from wingbeat.kernels.comparison_inputs import Shape
 
 
-def kernels() -> tuple[str, ...]:
-    """Its name."""
-    return ("add_adapters",)
+def kernels() -> dict[str, str]:
+    """Its module."""
+    return {"add_adapters": "wingbeat.kernels.lora.adapters_triton"}
 
 
 def cases() -> "dict[str, Callable[[torch.device, Shape], list[Tensor]]]":

@@ -28,10 +28,8 @@ def count_tokens(
         in_prompt: bool [num_rows, num_columns], contiguous.
         in_output: int32 likewise.
     """
-    if choice.compiled("count_tokens", in_output):
-        from wingbeat.kernels.sampling import history_triton
-
-        history_triton.count_tokens(histories, sorted_ids, columns, in_prompt, in_output)
+    if kernels := choice.compiled("count_tokens", in_output):
+        kernels.count_tokens(histories, sorted_ids, columns, in_prompt, in_output)
         return
     token_ids, lens, num_prompt_tokens, slots = histories
     token_ids = token_ids[slots]

@@ -1,6 +1,6 @@
 """Counter-based noise: a value is a function of (seed, position, token) alone; the torch reference and the CPU path.
 
-CUDA tensors go to the kernel of `triton`, which has the same bits.
+CUDA tensors go to the kernel of `kernels.gpu.sampling.noise`, which has the same bits.
 """
 
 import torch
@@ -66,10 +66,8 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         int32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
-        from wingbeat.kernels.sampling import noise_triton as triton_noise
-
-        return triton_noise.noise(seeds, positions, token_ids, bits=True)
+    if kernels := choice.compiled("noise", seeds):
+        return kernels.noise(seeds, positions, token_ids, bits=True)
     keys = _row_keys(seeds, positions)
     tokens = _triple32_(_low_word(token_ids) ^ _TOKEN_LANE)
     words = tokens ^ keys[0][:, None]
@@ -92,9 +90,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         float32 [num_rows, vocab_size or num_tokens].
     """
-    if choice.compiled("noise", seeds):
-        from wingbeat.kernels.sampling import noise_triton as triton_noise
-
-        return triton_noise.noise(seeds, positions, token_ids, bits=False)
+    if kernels := choice.compiled("noise", seeds):
+        return kernels.noise(seeds, positions, token_ids, bits=False)
     uniform = noise_bits(seeds, positions, token_ids).to(torch.float32).add_(0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()

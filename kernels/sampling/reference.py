@@ -3,12 +3,10 @@
 The token of a row is argmax(processed logits + noise(seed, position, token)), which is an exact sample of
 softmax(processed logits) (the Gumbel-max trick) and depends on nothing but the row: not on the batch, the tree around
 it or the device's random state. History, bias and grammar come in as tensors (`processors`). CUDA tensors go to
-the kernels of `triton`.
+the kernels of `kernels.gpu.sampling`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +14,6 @@ from torch import Tensor
 from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
-
-if TYPE_CHECKING:
-    from wingbeat.kernels.sampling.scratch import SamplingWorkspace
 
 # Tokens looked at before a CPU row is sorted whole; a nucleus of real text is rarely larger, and a sort costs 10x more.
 _WINDOW = 128
@@ -102,10 +97,8 @@ def process_logits(
     Raises:
         ValueError: see `processors.check_processors`.
     """
-    if choice.compiled("choose_tokens", logits):
-        from wingbeat.kernels.sampling import triton as triton_sampling
-
-        return triton_sampling.process_logits(
+    if kernels := choice.compiled("choose_tokens", logits):
+        return kernels.process_logits(
             logits,
             temperatures,
             top_ks,
@@ -151,7 +144,7 @@ def choose_tokens(
     any_sampled: bool,
     any_filtered: bool,
     processors: LogitProcessors | None = None,
-    workspace: SamplingWorkspace | None = None,
+    workspace: Any = None,
 ) -> Tensor:
     """The token of each row: argmax at temperature 0, else argmax(processed logits + Gumbel noise).
 
@@ -174,10 +167,8 @@ def choose_tokens(
     Raises:
         ValueError: see `processors.check_processors`; or the workspace is too small.
     """
-    if choice.compiled("choose_tokens", logits) and (any_sampled or processors is not None):
-        from wingbeat.kernels.sampling import triton as triton_sampling
-
-        return triton_sampling.choose_tokens(
+    if (kernels := choice.compiled("choose_tokens", logits)) and (any_sampled or processors is not None):
+        return kernels.choose_tokens(
             logits,
             temperatures,
             top_ks,
@@ -198,10 +189,7 @@ def choose_tokens(
     return processed.add_(noise.masked_fill_((temperatures == 0)[:, None], 0.0)).argmax(dim=-1)
 
 
-def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> SamplingWorkspace | None:
+def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> Any:
     """Memory for `choose_tokens` of up to max_rows rows, to share between CUDA graphs; None where none is used."""
-    if torch.device(device).type != "cuda":
-        return None
-    from wingbeat.kernels.sampling.scratch import SamplingWorkspace
-
-    return SamplingWorkspace(max_rows, vocab_size, device)
+    kernels = choice.module_of("choose_tokens") if torch.device(device).type == "cuda" else None
+    return None if kernels is None else kernels.SamplingWorkspace(max_rows, vocab_size, device)

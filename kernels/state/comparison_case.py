@@ -1,4 +1,4 @@
-"""The gated delta rule over two trees, as `wingbeat.kernels.comparison` compares it."""
+"""The gated delta rule over two trees, as `wingbeat.kernels.gpu.comparison` compares it."""
 
 import torch
 from torch import Tensor

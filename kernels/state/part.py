@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from wingbeat.kernels.comparison_inputs import Shape
 
 
-def kernels() -> tuple[str, ...]:
-    """Its name."""
-    return ("delta_rule",)
+def kernels() -> dict[str, str]:
+    """Its module."""
+    return {"delta_rule": "wingbeat.kernels.state.triton"}
 
 
 def cases() -> "dict[str, Callable[[torch.device, Shape], list[Tensor]]]":

@@ -67,11 +67,8 @@ def delta_rule(
         states: [num_states, num_heads, key_dim, value_dim].
         epsilon: queries and keys are divided by their lengths first, with this added to the squares; None leaves them.
     """
-    if choice.compiled("delta_rule", value):
-        from wingbeat.kernels.state import triton as triton_state
-
-        if triton_state.fits(query):
-            return triton_state.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
+    if (kernels := choice.compiled("delta_rule", value)) and kernels.fits(query):
+        return kernels.delta_rule(query, key, value, decay, beta, states, rows, epsilon)
     dtype = value.dtype
     query, key, value, decay, beta = (part.float() for part in (query, key, value, decay, beta))
     if epsilon is not None:

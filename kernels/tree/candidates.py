@@ -1,6 +1,6 @@
 """Candidates for the nodes of a tree: the likeliest continuations by a drafter's logits, or by the target's own noise.
 
-The torch reference and the CPU path; CUDA tensors go to the kernel of `triton_candidates`.
+The torch reference and the CPU path; CUDA tensors go to the kernel of `kernels.gpu.tree.candidates`.
 """
 
 import torch
@@ -31,10 +31,8 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
         raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
     if draft_token_ids.shape != (vocab_size,):
         raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
-    if choice.compiled("top_candidates", logits):
-        from wingbeat.kernels.tree import candidates_triton as triton_candidates
-
-        return triton_candidates.top_candidates(logits, draft_token_ids, top_k, coupling)
+    if kernels := choice.compiled("top_candidates", logits):
+        return kernels.top_candidates(logits, draft_token_ids, top_k, coupling)
     scores = logits.to(torch.float32)
     if coupling is not None:
         sampled = (coupling.temperatures > 0)[:, None]

@@ -3,7 +3,7 @@
 A tree is `token_ids` and `parents` [num_reqs, num_nodes]: node 0 is the root (parent -1), every other node's parent has
 a smaller index, and nodes from num_valid on are padding. Nothing here loops over nodes or requests, changes shape with
 the data or waits for the device, so all of it can be captured in a CUDA graph. CUDA tensors go to the kernels of
-`triton`. Knows nothing of models or caches.
+`kernels.gpu.tree.walk`. Knows nothing of models or caches.
 """
 
 import torch
@@ -27,10 +27,8 @@ def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
     Returns:
         bool [num_reqs, num_nodes, num_nodes]: row node sees column node.
     """
-    if choice.compiled("ancestors", parents):
-        from wingbeat.kernels.tree import triton as triton_tree
-
-        return triton_tree.ancestors(parents, max_depth, pack=False)
+    if kernels := choice.compiled("ancestors", parents):
+        return kernels.ancestors(parents, max_depth, pack=False)
     num_reqs, num_nodes = parents.shape
     up = parents.clamp(min=0)
     ancestor = torch.arange(num_nodes, device=parents.device).expand(num_reqs, num_nodes)
@@ -60,10 +58,8 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 def ancestor_words(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """`ancestor_mask`, packed as `pack_mask` does: int64 [num_reqs, num_nodes, ceil(num_nodes / 64)]."""
-    if choice.compiled("ancestors", parents):
-        from wingbeat.kernels.tree import triton as triton_tree
-
-        return triton_tree.ancestors(parents, max_depth, pack=True)
+    if kernels := choice.compiled("ancestors", parents):
+        return kernels.ancestors(parents, max_depth, pack=True)
     return pack_mask(ancestor_mask(parents, max_depth))
 
 
@@ -78,10 +74,8 @@ def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor
     Returns:
         int64 [num_reqs, num_nodes, max_depth]: the node's own token, its parent's and so on; -1 from the root on.
     """
-    if choice.compiled("path_token_ids", parents):
-        from wingbeat.kernels.tree import triton as triton_tree
-
-        return triton_tree.path_token_ids(token_ids, parents, max_depth)
+    if kernels := choice.compiled("path_token_ids", parents):
+        return kernels.path_token_ids(token_ids, parents, max_depth)
     up = parents.clamp(min=0)
     path = torch.empty(*token_ids.shape, max_depth, dtype=torch.int64, device=token_ids.device)
     node = torch.arange(token_ids.shape[1], device=token_ids.device).expand(token_ids.shape)
@@ -119,10 +113,8 @@ def walk_tree(
         target_token_ids: int64 [num_reqs, num_nodes]: the token the target chooses after each node.
         max_path: most tokens a walk may emit, at least 1.
     """
-    if choice.compiled("walk_tree", token_ids):
-        from wingbeat.kernels.tree import triton as triton_tree
-
-        return triton_tree.walk_tree(token_ids, parents, num_valid, target_token_ids, max_path)
+    if kernels := choice.compiled("walk_tree", token_ids):
+        return kernels.walk_tree(token_ids, parents, num_valid, target_token_ids, max_path)
     num_reqs, num_nodes = token_ids.shape
     index = torch.arange(num_nodes, device=token_ids.device)
     up = parents.clamp(min=0)

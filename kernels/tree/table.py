@@ -1,7 +1,7 @@
 """Growth of EAGLE-2 trees: a table of candidates, level by level; the torch reference and the CPU path.
 
 Like `tree`, whose tensors come out of it, nothing here loops over nodes or requests, changes shape with the data or
-waits for the device. CUDA tensors go to the kernels of `table_triton`.
+waits for the device. CUDA tensors go to the kernels of `kernels.gpu.tree.table`.
 """
 
 import torch
@@ -61,12 +61,10 @@ class TreeTable:
             raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
-        if choice.compiled("grow_tree", self._scores):
-            from wingbeat.kernels.tree import table_triton as triton_tree_growth
-
+        if kernels := choice.compiled("grow_tree", self._scores):
             previous = None if level == 0 else self._frontier
             table = (self._token_ids, self._parents, self._scores)
-            self._frontier = triton_tree_growth.add_level(
+            self._frontier = kernels.add_level(
                 candidate_token_ids, candidate_log_probs, previous, table, self.level_start(level)
             )
             return self._frontier
@@ -113,11 +111,9 @@ class TreeTable:
         """
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
-        if choice.compiled("grow_tree", self._scores):
-            from wingbeat.kernels.tree import table_triton as triton_tree_growth
-
+        if kernels := choice.compiled("grow_tree", self._scores):
             table = (self._token_ids, self._parents, self._scores)
-            return triton_tree_growth.finalize(table, self._depths, root_token_ids, num_nodes)
+            return kernels.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
         # Missing candidates sort behind every real one, so that valid nodes come first.

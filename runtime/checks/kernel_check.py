@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from wingbeat.kernels import choice
+from wingbeat.kernels.comparison_inputs import Shape
+from wingbeat.kernels.parts import hooks
 from wingbeat.runtime.checks.bounded_step import bounded_step
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -36,22 +38,21 @@ def choose_kernels(
     """
     if device.type != "cuda":
         return ()
-    if kernels == "torch":
+    if kernels == "torch" or not choice.KERNELS:
         choice.replace(*choice.KERNELS)
         return ("kernels are torch's: Triton is not asked",)
     try:
-        from wingbeat.kernels.comparison import FP8_CAPABILITY, Shape, replace_wrong
+        replace_wrong = hooks("replace_wrong")
     except ImportError as error:
         choice.replace(*choice.KERNELS)
         lines = (f"Triton cannot be imported ({error}): torch references run in the place of all kernels",)
     else:
-        without_fp8 = torch.cuda.get_device_capability(device) < FP8_CAPABILITY
-        shape = Shape(dtype, fp8_cache=fp8_cache and not without_fp8)._replace(**_heads(model))
+        shape = Shape(dtype, fp8_cache=fp8_cache)._replace(**_heads(model))
         found = bounded_step(
             "checking the kernels",
             LIMIT_S,
             "start with --kernels torch, which needs no compiler, and report it",
-            lambda: replace_wrong(device, shape, without_fp8),
+            lambda: [difference for check in replace_wrong for difference in check(device, shape)],
         )
         lines = tuple(f"{difference}; its torch reference runs instead, which is slower" for difference in found)
     for line in lines:

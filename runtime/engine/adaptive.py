@@ -23,12 +23,9 @@ from wingbeat.runtime.speculation.acceptance import (
     unpack_evidence,
 )
 from wingbeat.runtime.speculation.following import Following
-from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
+from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, PolicyStats, Reason, SpeculationPolicy
 
 logger = logging.getLogger(__name__)
-
-LEARN_EVERY = 8
-"""Rounds: what trees are worth costs more to learn than to use, and behind the first few every eighth says enough."""
 
 NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
@@ -134,10 +131,13 @@ class AdaptiveSpeculation(Speculation):
                 self._pruner.upload(self.acceptance.table)
 
     def _is_observed(self, this: LaunchedRound) -> bool:
-        """Whether it is seen what the trees of this round are worth; asked once of each that has some."""
+        """Whether it is seen what the trees of this round are worth; asked once of each that has some.
+
+        That costs more to learn than to use: behind the first few rounds, one for each plan says enough.
+        """
         self._num_drafted += 1
         count = self._num_drafted
-        return this.plan.reason == Reason.PROBE_DRAFT or count <= LEARN_EVERY**2 or count % LEARN_EVERY == 0
+        return this.plan.reason == Reason.PROBE_DRAFT or count <= HOLD**2 or count % HOLD == 0
 
     def _learn(
         self, this: LaunchedRound, evidence: np.ndarray, path_nodes: np.ndarray, live: list[bool], *, observes: bool

@@ -20,8 +20,8 @@ from wingbeat.runtime.speculation.curves import DraftCurve, PassCurve
 from wingbeat.runtime.verifier.compiled import replay_ms
 from wingbeat.runtime.verifier.model import VerifierModel
 
-POINTS, REPEATS = 4, 3
-"""Passes of a curve, and how often each is run."""
+POINTS = 4
+"""Passes of a curve, and runs of each, of which the first one warms up."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
 """Rows of the largest pass on a host, and seconds beyond which none is run."""
 LONG_CONTEXT = 1024
@@ -44,7 +44,7 @@ def pass_curve(
 
     def seconds(num_reqs: int, rows: int, width: int = short) -> float:
         batch = dummy_decode_batch(cache, num_reqs, rows // num_reqs, width)
-        return replay_ms(lambda: model(batch), graphs, REPEATS) / 1e3 if graphs else _least_s(lambda: model(batch))
+        return replay_ms(lambda: model(batch), graphs, POINTS) / 1e3 if graphs else _least_s(lambda: model(batch))
 
     most = most_reqs * num_nodes if graphs else min(most_reqs * num_nodes, HOST_ROWS)
     rows, taken = [], []
@@ -80,7 +80,7 @@ def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> Dr
     points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
     waits = []
     for point in points:
-        times = [_draft_once(end, *point, patience_s) for _ in range(1 + REPEATS)]
+        times = [_draft_once(end, *point, patience_s) for _ in range(POINTS)]
         if None in times:
             return None
         waits.append(statistics.median(times[1:]))
@@ -118,7 +118,7 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
 def _least_s(run: Callable[[], object]) -> float:
     """Seconds of a pass: the least of a few behind a first one."""
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(POINTS):
         started = time.perf_counter()
         run()
         if torch.cuda.is_available():

@@ -37,16 +37,12 @@ from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
-from wingbeat.runtime.speculation.policy import DraftPlan, Reason
+from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, Reason
 
 logger = logging.getLogger(__name__)
 
 FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
-
-
-PLAN_EVERY = 8
-"""Rounds of sequences that nobody drafts for: one plan is made for so many of them."""
 
 
 class DrafterState(StrEnum):
@@ -225,13 +221,13 @@ class DrafterClient(RoundObserver):
     def _publish_unfollowed(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """`publish` of a round of which the drafter is told nothing, unless it is to follow somebody from now on.
 
-        That is decided once in some rounds: it takes as long as some hundredths of a small model's round, and plain
-        decoding has been better for long.
+        That is decided once in as many rounds as a plan holds: a decision takes some hundredths of a small model's
+        round, and plain decoding has been better for long.
         """
         if self._end is None or not any(seq.draft.may_be_followed for seq in plan.decodes):
             return
         self._num_unplanned += 1
-        if self._num_unplanned < PLAN_EVERY and not self._asked:
+        if self._num_unplanned < HOLD and not self._asked:
             return
         _, draft = self._plan_draft(plan, flight, [])
         self._ask([], draft)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from wingbeat.kernels import choice
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
@@ -266,23 +267,21 @@ def _run_short_prompts(engine: Engine, longest: int) -> None:
 
 
 def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int]) -> int:
-    """Memory of attention's splits of one launch on a GPU, by the layer that takes most; 0 on the CPU.
+    """Memory of attention's splits of one launch on a GPU, by the layer that takes most; 0 where torch attends.
 
     Contexts are as long as they may be.
 
     Args:
         rows: requests of the launch, and rows of each.
     """
-    if loaded.device.type != "cuda":
+    kernels = choice.module_of("attention") if loaded.device.type == "cuda" else None
+    if kernels is None:
         return 0
-    from wingbeat.kernels.attention.device import device_limits
-    from wingbeat.kernels.attention.triton import partial_bytes
-
-    limits = device_limits(loaded.device.index or 0)
+    limits = kernels.device_limits(loaded.device.index or 0)
     longest = min(config.max_model_len, loaded.max_position_embeddings)
     return max(
         (
-            partial_bytes(
+            kernels.partial_bytes(
                 loaded.dtype,
                 rows,
                 (layer.num_heads, layer.num_kv_heads),

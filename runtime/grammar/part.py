@@ -6,6 +6,9 @@ if TYPE_CHECKING:
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
 
+add_certain = "wingbeat.runtime.grammar.certain_trees:add_certain"
+with_certain = "wingbeat.runtime.grammar.certain_trees:with_certain"
+
 
 def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: frozenset[int]) -> "Grammars | None":
     """The compiler of a model; None without a tokenizer."""

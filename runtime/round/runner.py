@@ -16,9 +16,10 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.device_clock import DeviceClock
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.round.allowed_tokens import TokenMasks, add_certain
+from wingbeat.runtime.round.allowed_tokens import TokenMasks
 from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.decode_graphs import DecodeGraphs
@@ -146,7 +147,9 @@ class ModelRunner:
         if drafted is None or (captured and not plan.is_masked):
             return drafted
         trees = drafted.checked(rows)
-        return add_certain(plan, trees, self.config.speculation) if plan.is_masked else trees
+        for add_certain in hooks("add_certain") if plan.is_masked else ():
+            trees = add_certain(plan, trees, self.config.speculation)
+        return trees
 
     @torch.inference_mode()
     def launch(

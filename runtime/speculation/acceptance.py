@@ -15,8 +15,8 @@ from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
 PRIOR_TRIALS = 4.0
-FORGET = 1.0 - 1.0 / 2048
-"""Per recorded round: evidence fades over some thousand rounds."""
+FORGET_ROUNDS = 2048
+"""Recorded rounds over which evidence fades."""
 NO_CONFIDENCE = -50.0
 """Log-probability of what no drafter can have meant."""
 
@@ -93,16 +93,22 @@ def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
     return path
 
 
+def prior_table() -> np.ndarray:
+    """Acceptance before any evidence, as `Acceptance.table`.
+
+    A greedy target agrees with EAGLE heads far more often than these believe.
+    """
+    centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
+    log_odds = np.stack([1.2 * centres + 2.4, 0.7 * centres + 0.7])
+    return 1.0 / (1.0 + np.exp(-log_odds))
+
+
 class Acceptance:
     """Acceptance by confidence, of greedy and of sampled requests; its arrays stay where they are."""
 
     def __init__(self) -> None:
-        centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
-        # Before any evidence: what a greedy target agrees with far more often than heads believe, as EAGLE heads go.
-        greedy = 1.0 / (1.0 + np.exp(-(1.2 * centres + 2.4)))
-        sampled = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
         self.trials = np.full((2, NUM_BINS), PRIOR_TRIALS)
-        self.successes = PRIOR_TRIALS * np.stack([greedy, sampled])
+        self.successes = PRIOR_TRIALS * prior_table()
         self.table = self.successes / self.trials
         """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
         self.expected_accepted = 0.0
@@ -122,8 +128,8 @@ class Acceptance:
         self.num_accepted += int(accepted.sum())
         # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
         old = self.trials > PRIOR_TRIALS
-        self.trials[old] *= FORGET
-        self.successes[old] *= FORGET
+        self.trials[old] *= 1.0 - 1.0 / FORGET_ROUNDS
+        self.successes[old] *= 1.0 - 1.0 / FORGET_ROUNDS
         for counts, part in ((self.trials, tried), (self.successes, accepted)):
             counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
         np.divide(self.successes, self.trials, out=self.table)

@@ -4,10 +4,12 @@ A drafter that takes in prompts and tokens which no draft follows costs time of 
 cores. Some requests are followed all the same, or no probe could show that drafts pay again.
 """
 
-SURE = 96
+from wingbeat.runtime.speculation.policy import HOLD
+
+SURE = 12 * HOLD
 """Rounds by which plain decoding has to be ahead for requests to go unfollowed; each round that drafts would pay takes
 four of them back."""
-ONE_OF = 16
+ONE_OF = 2 * HOLD
 """Requests from one that is followed while plain decoding wins to the next one."""
 
 

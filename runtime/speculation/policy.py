@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import DraftedTrees
+from wingbeat.runtime.speculation.acceptance import FORGET_ROUNDS, DraftedTrees, prior_table
 from wingbeat.runtime.speculation.curves import FADE, RoundCosts
 
 HOLD = 8
 """Rounds that a plan holds at one load, and until the first probe."""
-PROBE_ROUNDS, RAREST_PROBE = 3, 512
-"""Rounds in a row that try plain decoding, since the first of them shows little, and one less for drafts; and rounds at
-most until the next probe."""
+PROBE_ROUNDS = 3
+"""Rounds in a row that try plain decoding, since the first of them shows little; one less for drafts."""
+RAREST_PROBE = FORGET_ROUNDS // 4
+"""Rounds at most until the next probe: several come before evidence has faded."""
 PROBE_LOSS = 0.01
 """Share of the time that probes may cost."""
-LEAST_GAIN, DOUBTS = 1.08, 2.0
-"""Gain over plain decoding, and standard errors of it, by which drafts are chosen: of many guesses the best is one too
-high, and a drafter slows the plain rounds that it follows."""
-PRIOR_ACCEPTANCE = 0.65
+DOUBTS = 2.0
+"""Standard errors of the gain over plain decoding by which drafts are chosen: of many guesses the best is one too high,
+and a drafter slows the plain rounds that it follows. An average is known no better than by the share that fades."""
 
 
 class Reason(StrEnum):
@@ -100,13 +100,14 @@ class SpeculationPolicy:
         self.max_levels, self.num_nodes, self.widths = max_levels, num_nodes, widths
         self._nodes = np.arange(num_nodes) if widths is None else np.array(widths) - 1
         """Drafted nodes of a tree that may be verified."""
-        reached = np.append(0.0, PRIOR_ACCEPTANCE ** np.arange(1, num_nodes)).cumsum()
+        prior = float(prior_table()[0].mean())
+        reached = np.append(0.0, prior ** np.arange(1, num_nodes)).cumsum()
         levels, nodes = np.ogrid[: max_levels + 1, :num_nodes]
         self._gain = reached[np.minimum(levels, nodes)]
         """[levels, nodes]: expected accepted nodes per drafted sequence, of the best `nodes` of its first `levels`."""
         self._grown = np.arange(max_levels + 1.0)
         """[levels]: that are grown where so many may be."""
-        self._onward = PRIOR_ACCEPTANCE
+        self._onward = prior
         """Probability mass of a level over that of the level before."""
         self._num_observed = 0
         self._until_probe = HOLD
@@ -198,7 +199,7 @@ class SpeculationPolicy:
         levels, column = divmod(int(rates[1:].argmax()), rates.shape[1])
         levels += 1
         plain, drafted = float(rates[0, 0]), float(rates[levels, column])
-        self.pays = drafted > plain * max(LEAST_GAIN, 1.0 + DOUBTS * self.costs.doubt(num_reqs))
+        self.pays = drafted > plain * (1.0 + DOUBTS * max(self.costs.doubt(num_reqs), FADE))
         self._token_s = 1.0 / plain, 1.0 / drafted
         self._prices.clear()
         # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.channels.cuda_pair import Pair
-from tests.cluster.fake_cuda import FakeMachine
 from tests.cluster.peers import Nursery
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 
@@ -34,13 +32,3 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     for path in left:
         path.unlink()
     assert not left
-
-
-@pytest.fixture
-def pair(name: str) -> Iterator[Pair]:
-    """Both ends of a channel through the memory of a fake GPU."""
-    pair = Pair(name, FakeMachine())
-    yield pair
-    pair.machine.busy = False
-    pair.drafter.close()
-    pair.verifier.close()

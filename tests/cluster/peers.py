@@ -14,16 +14,15 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.cluster.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.kernels.parts import load_function
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TreeReply
 
 ROOT = Path(__file__).parents[2]
@@ -45,25 +44,19 @@ LONG_S = 30.0
 SHORT_S = 0.05
 
 
-def cuda_runtime(kind: str) -> CudaRuntime:
-    """The fake, which needs no GPU, or the real one."""
-    return FakeCuda() if kind == "fake-cuda" else TorchCudaRuntime()
+def channels_of(kind: str) -> Any:
+    """What makes channels between processes and attaches to them: "shm", "fake-cuda" or "cuda_ipc"."""
+    return ShmChannel if kind == "shm" else load_function("tests.cluster.channels.cuda.cuda_pair:CudaChannels")(kind)
 
 
-def create_channel(kind: str, name: str, spec: ChannelSpec = SPEC) -> ShmChannel | CudaIpcChannel:
-    """A channel between processes: kind "shm", "fake-cuda" or "cuda_ipc"."""
-    return (
-        ShmChannel.create(name, spec)
-        if kind == "shm"
-        else CudaIpcChannel.create(name, spec, DEVICE, cuda_runtime(kind))
-    )
+def create_channel(kind: str, name: str, spec: ChannelSpec = SPEC) -> Any:
+    """A channel of that kind."""
+    return channels_of(kind).create(name, spec)
 
 
 def attach_channel(kind: str, name: str, incarnation: int) -> DrafterSide:
     """The drafter's end of a channel of that kind."""
-    if kind == "shm":
-        return ShmChannel.attach(name, incarnation)
-    return CudaIpcChannel.attach(name, incarnation, DEVICE, cuda_runtime(kind))
+    return channels_of(kind).attach(name, incarnation)
 
 
 def fill_reply(outcome: Outcome, token_ids: Tensor, reply: TreeReply, incarnation: int) -> None:

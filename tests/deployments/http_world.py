@@ -16,6 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import ChatReader, CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.prompts import PromptReader
@@ -27,12 +30,16 @@ from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, Variant
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 URL = "http://wingbeat"
+BODIES: dict[str, type[RequestBody]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+for bodies in hooks("bodies"):
+    BODIES |= bodies()
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.fakes import expected_tokens
+from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.drafters.choice import FALLBACK
@@ -222,6 +223,7 @@ def test_a_scrape_shows_the_engine_and_what_its_client_saw(demo_app: Any):
     assert values[f"wingbeat_engine_up{labels}"] == "1.0"
 
 
+@needs("round_traces")
 @pytest.mark.slow
 def test_a_trace_of_rounds_is_chromes(real_app: httpx.Client):
     with ThreadPoolExecutor(1) as thread:

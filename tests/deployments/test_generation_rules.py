@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from wingbeat.deployments.offline.llm import LLM
+from wingbeat.deployments.cli.local import LocalConfig, open_engine
 from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.generation_config import BY_REQUEST, HONOURED, NOT_APPLIED, WITHOUT_EFFECT, read_rules
+from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -60,9 +62,12 @@ def plain_text(folder: Path) -> list[int]:
 
 
 def our_text(folder: Path, drafter: str) -> list[int]:
-    llm = LLM(folder, drafter=drafter, max_num_seqs=1, max_model_len=64)
-    (got,) = llm.generate([PROMPT], max_tokens=NUM_TOKENS, temperature=0.0)
+    (got,) = opened(folder, drafter).generate([PROMPT], [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)])
     return got.token_ids
+
+
+def opened(folder: Path, drafter: str) -> LLM:
+    return open_engine(LocalConfig(model=folder, drafter=drafter, max_model_len=64), 1)
 
 
 RULES = {
@@ -107,7 +112,7 @@ def test_a_field_that_cannot_be_right_is_one_line(fields: dict[str, Any], tmp_pa
 def test_a_start_names_what_is_not_applied(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = copied(tiny_model, tmp_path / "model", temperature=0.6, forced_eos_token_id=3)
     with caplog.at_level(logging.WARNING, "wingbeat"):
-        LLM(folder, drafter="none", max_num_seqs=1, max_model_len=64)
+        opened(folder, "none")
     (line,) = (one.getMessage() for one in caplog.records if "generation_config.json" in one.getMessage())
     assert "temperature 0.6" in line
     assert "forced_eos_token_id" in line

@@ -8,12 +8,8 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tests.optional import is_gone
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.deployments.options.model_options import ModelFolder
-from wingbeat.runtime.drafters.choice import FALLBACK
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -53,7 +49,7 @@ def option_models() -> list[type[BaseModel]]:
     """Every model of settings, those inside settings included."""
     root = importlib.import_module("wingbeat.deployments")
     for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
-        if re.match(r"wingbeat\.deployments\.(options|cli|app_config)", module.name):
+        if re.match(r"wingbeat\.deployments\.(options|cli|bench|inspection|app_config)", module.name):
             importlib.import_module(module.name)
     found: list[type[BaseModel]] = []
     values = [kind for field in AppConfig.model_fields.values() for kind in get_args(field.annotation)]
@@ -70,41 +66,3 @@ def test_no_model_of_settings_takes_a_field_that_it_does_not_know():
     models = option_models()
     assert len(models) > 10
     assert not [model.__name__ for model in models if model.model_config.get("extra") != "forbid"]
-
-
-def refusal(name: str) -> str | None:
-    """What is said to a setting of a number that nobody can mean."""
-    try:
-        config = AppConfig.model_validate({name: 10**15})
-        check_memory(config, ConfigFile.read(config.model_dir()))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.MonkeyPatch):
-    """What is no quota of a disk or of a moment ends in an error that names it, not in a machine without memory."""
-    quotas = {"recording_max_bytes", "max_queued_requests", "max_ongoing_requests"}
-    ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_media_memory_bytes"}
-    ram = {name for name in ram if not is_gone(name)}
-    monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.free_memory", lambda: 2**33)
-    monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.total_memory", lambda: 2**34)
-    unbounded = set()
-    for name, field in AppConfig.model_fields.items():
-        kinds = get_args(field.annotation) or (field.annotation,)
-        if not {int, float} & set(kinds):
-            continue
-        said = refusal(name)
-        if said is None:
-            unbounded.add(name)
-        else:
-            assert name in said or name.startswith("num_gpus"), said
-            ram -= {name} if "this machine has 17179869184 bytes of memory" in said else set()
-    assert unbounded - quotas == {"num_cpus_per_verifier"}
-    assert not ram
-
-
-def test_more_sequences_than_the_memory_has_tables_for_are_refused():
-    config = AppConfig(max_num_seqs=2**20, max_model_len=2**20, drafter=FALLBACK.kind)
-    with pytest.raises(ValueError, match="max_num_seqs is 1048576: the tables of as many sequences of"):
-        check_memory(config, ConfigFile.read(config.model_dir()))

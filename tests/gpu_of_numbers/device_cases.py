@@ -63,7 +63,7 @@ def test_host_and_device_do_not_mix(gpu):
 
 
 def silu_mul_on_the_host(there: torch.Tensor) -> None:
-    from wingbeat.kernels.layer.triton import _silu_mul_kernel
+    from wingbeat.kernels.gpu.layer import _silu_mul_kernel
 
     _silu_mul_kernel[(1,)](there, torch.ones(2), there)
 

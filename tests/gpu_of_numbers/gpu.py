@@ -66,7 +66,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
     Raises:
         RuntimeError: there is a real GPU or no compiler, or the process has chosen otherwise (`launching`).
     """
-    from wingbeat.kernels.attention.device import device_limits
+    from wingbeat.kernels.gpu.attention.device import device_limits
     from wingbeat.runtime.checks import graph_check, kernel_check
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])

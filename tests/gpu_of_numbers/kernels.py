@@ -74,7 +74,7 @@ def _leave_memory_where_it_is(patch: pytest.MonkeyPatch) -> None:
 
 def _know_pools(patch: pytest.MonkeyPatch, reachable: list[Tensor]) -> None:
     """Kernels that move keys and values of all layers reach them by addresses in a table."""
-    from wingbeat.kernels.kv import triton as kv_kernels
+    from wingbeat.kernels.gpu import kv as kv_kernels
 
     make_table = kv_kernels.pool_table
 

@@ -105,6 +105,7 @@ def judge(case: Case, counter: Counter) -> Verdict:
 
 
 HAS_PAGE = not is_deleted(FEATURES["page"])
+DESCRIBED = () if is_deleted(FEATURES["description"]) else ("/docs", "/openapi.json")
 
 
 def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
@@ -114,7 +115,7 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
         return set(), ("POST",)
     if path == HEALTH:
         return set(), ("GET", "HEAD")
-    if path in ("/docs", "/openapi.json", METRICS, MODELS, f"{MODELS}/{MODEL}") or (path == "/" and HAS_PAGE):
+    if path in (*DESCRIBED, METRICS, MODELS, f"{MODELS}/{MODEL}") or (path == "/" and HAS_PAGE):
         return set(), ("GET",)
     if path.startswith(f"{MODELS}/"):
         # That the model is another one may be seen before or after the rules that follow the path's.

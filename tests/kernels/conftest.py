@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from wingbeat.kernels import choice
+from wingbeat.kernels.parts import load_function
+
 
 @pytest.fixture(autouse=True, scope="session")
 def executed(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -15,9 +18,7 @@ def executed(request: pytest.FixtureRequest) -> Iterator[None]:
     if capability is None:
         yield
         return
-    from tests.ptx.launch import executing
-    from wingbeat.kernels.kv import triton as kv_kernels
-
+    executing, kv_kernels = load_function("tests.ptx.launch:executing"), choice.module_of("move_kv")
     with executing(capability) as launches, pytest.MonkeyPatch.context() as patch:
         make_table = kv_kernels.pool_table
 

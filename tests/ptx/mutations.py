@@ -14,10 +14,10 @@ from tests.kernels.attention_cases import NAN, Case, assert_close, build, by_for
 from tests.ptx.launch import executing
 from tests.ptx.machine import Fault
 from tests.ptx.program import Program
-from wingbeat.kernels.attention import triton as triton_attention
-from wingbeat.kernels.attention.splits import Splits
-from wingbeat.kernels.attention.tiles import TileConfig
-from wingbeat.kernels.kv import triton as triton_kv
+from wingbeat.kernels.gpu import kv as triton_kv
+from wingbeat.kernels.gpu.attention import launch as triton_attention
+from wingbeat.kernels.gpu.attention.splits import Splits
+from wingbeat.kernels.gpu.attention.tiles import TileConfig
 
 SEEDS = 3
 ORDERING = {"bar": ("sync",), "cp": ("async", "wait_group"), "wgmma": ("wait_group",)}

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
 
 from tests.runtime.fake_gpu_tensor import CUDA, METER, GpuTensor, is_composite, memory, name_of, run, tensors_in
+from wingbeat.kernels import choice
 from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
@@ -269,8 +270,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
     """The mode with everything of torch and Triton that it stands for."""
     from triton.runtime.jit import KernelInterface
 
-    from wingbeat.kernels.attention import device, triton
-
+    attention = choice.module_of("attention")
     gpu = FakeGpu()
     of_device = {
         "Event": lambda enable_timing=False: gpu.event(),
@@ -302,13 +302,15 @@ def fake_gpu() -> Iterator[FakeGpu]:
         patch.setattr(
             KernelInterface, "warmup", lambda kernel, *args, grid, **kwargs: gpu.compile(kernel, args, kwargs)
         )
-        patch.setattr(triton, "_RESIDENT", {})
-        device.device_limits.cache_clear()
+        if attention is not None:
+            patch.setattr(attention, "_RESIDENT", {})
+            attention.device_limits.cache_clear()
         try:
             with gpu:
                 yield gpu
         finally:
-            device.device_limits.cache_clear()
+            if attention is not None:
+                attention.device_limits.cache_clear()
 
 
 @torch.no_grad()

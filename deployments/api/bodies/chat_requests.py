@@ -8,7 +8,6 @@ from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_fields import ChatFields, MessageFields
 from wingbeat.deployments.api.bodies.content_parts import OtherPart, TextPart, flat_parts
-from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import (
     CHAT,
@@ -17,6 +16,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import (
     Unserved,
     check_unserved,
     ignored_fields,
+    of_parts,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.parts import hooks
@@ -121,7 +121,7 @@ class Thinking(Part):
 class ChatBody(MoreChatFields):
     """`POST /v1/chat/completions`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **CHAT}
+    unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/chat/completions"), **CHAT}
     prompt_field: ClassVar[str] = "messages"
     logprobs_field: ClassVar[str] = "top_logprobs"
 

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN_COMPLETION
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
-from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Part, Unserved
+from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Part, Unserved, of_parts
 from wingbeat.deployments.api.errors import invalid, unsupported
 from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
@@ -131,7 +130,7 @@ class GenerationBody(MoreFields, RequestBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN_COMPLETION, **COMPLETION}
+    unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/completions"), **COMPLETION}
 
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""

@@ -205,6 +205,11 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
         ignored_fields().name(where)
 
 
+def of_parts(path: str) -> dict[str, Unserved]:
+    """Fields that parts know at an endpoint, by its path."""
+    return {name: rule for fields in hooks("unserved_fields") for name, rule in fields(path).items()}
+
+
 def _off(values: tuple[Any, ...]) -> IsOff:
     """Accepts null and the given values; 0 and 0.0 are the same, 0 and false are not."""
     return lambda value: value is None or any(_same(value, good) for good in values)

@@ -1,4 +1,4 @@
-"""`/metrics` and `/trace`, and what looks at every request: counts, the access log, spans."""
+"""`/metrics`, and what looks at every request: counts, the access log."""
 
 import asyncio
 import logging
@@ -7,28 +7,21 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from wingbeat.deployments.api.errors import ApiError, shown
+from wingbeat.deployments.api.errors import shown
 from wingbeat.deployments.api.guard import RequestWatcher
-from wingbeat.deployments.metrics.chrome_trace import recorded
 from wingbeat.deployments.metrics.exposition import exposed
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.metrics.tracing import RequestTracer
 from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
-DEFAULT_TRACE_S = 3.0
-MAX_TRACE_S = 30.0
 POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
 """Asked every second or so by pages, probes and scrapers: logged only where they fail."""
-TRACED = "/v1"
-"""Spans are of requests below this; scrapes and health checks have none."""
 
 
 def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
-    """The endpoints that only look."""
+    """The endpoint that only looks."""
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -37,21 +30,13 @@ def add_monitoring(app: FastAPI, monitor: Monitor) -> None:
         body, media_type = await asyncio.to_thread(exposed, snapshots, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
-    @app.get("/trace")
-    async def trace(request: Request) -> Response:
-        seconds = _seconds(request.query_params.get("seconds"))
-        body = await recorded(monitor.engine_ids(), monitor.record, seconds)
-        return Response(body, media_type="application/json")
-
 
 def watchers(monitor: Monitor) -> list[RequestWatcher]:
     """What looks at every request."""
     found: list[RequestWatcher] = [AnswerCounter(monitor)]
     if monitor.access_log:
         found.append(AccessLog())
-    if monitor.tracer is not None:
-        found.append(SpanWriter(monitor.tracer))
-    return found
+    return [*found, *monitor.watchers]
 
 
 class AnswerCounter(RequestWatcher):
@@ -83,43 +68,3 @@ class AccessLog(RequestWatcher):
             1e3 * (time.perf_counter() - context.arrived_at),
             context.request_id,
         )
-
-
-class SpanWriter(RequestWatcher):
-    """Writes a span per request."""
-
-    def __init__(self, tracer: RequestTracer) -> None:
-        self._tracer = tracer
-
-    def began(self, scope: Scope, context: RequestContext) -> None:
-        """Begins the span; choices add theirs to it."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path.startswith(TRACED):
-            context.span = self._tracer.begin(
-                method=scope["method"],
-                path=shown(path),
-                headers=Headers(scope=scope),
-                request_id=context.request_id,
-                arrived_at=context.arrived_at,
-            )
-
-    def ended(self, scope: Scope, context: RequestContext) -> None:
-        """Ends it."""
-        if context.span is not None:
-            context.span.end(context.status)
-
-
-def _seconds(text: str | None) -> float:
-    """How long to record.
-
-    Raises:
-        ApiError: it is no number, or out of range.
-    """
-    try:
-        seconds = DEFAULT_TRACE_S if text is None else float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_TRACE_S:
-        message = f"seconds is {shown(text or '')!r}: must be a number above 0, at most {MAX_TRACE_S:g}"
-        raise ApiError(message, param="seconds", code="invalid_value")
-    return seconds

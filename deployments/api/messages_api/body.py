@@ -7,9 +7,8 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.request_body import RequestBody
-from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved
+from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, of_parts
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.deployments.api.messages_api.unserved import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT
@@ -148,7 +147,7 @@ class CountBody(RequestBody):
 class MessagesBody(CountBody, SharedWithChat):
     """`POST /v1/messages`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **ANTHROPIC_MESSAGE}
+    unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/messages"), **ANTHROPIC_MESSAGE}
 
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
-from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
-from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, ignored_fields
+from wingbeat.deployments.api.bodies.unserved_fields import Part, Unserved, ignored_fields, of_parts
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.parsed.shared_with_chat import SharedWithChat
 from wingbeat.deployments.api.parsed.tools import Function
@@ -57,7 +56,7 @@ class StreamOptions(Part):
 class ResponsesBody(SharedWithChat):
     """`POST /v1/responses`."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = {**FOREIGN, **RESPONSE}
+    unserved: ClassVar[Mapping[str, Unserved]] = {**of_parts("/v1/responses"), **RESPONSE}
 
     input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
     """A text, or items: messages, `reasoning`, `function_call` and `function_call_output`."""

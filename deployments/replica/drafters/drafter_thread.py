@@ -10,17 +10,15 @@ from typing import Any, Protocol
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide
-from wingbeat.cluster.channels.cuda.lent_memory import Loan
 from wingbeat.cluster.channels.doorbell import POLL_NAP_S
 from wingbeat.cluster.channels.header import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.replica.engine.build import build_draft_worker
 from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, attach_channel
-from wingbeat.deployments.replica.lent_weights import BorrowedWeights, may_lend
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
@@ -72,7 +70,7 @@ class DrafterThread:
         self._busy_at = 0.0
         self._turned_at = time.monotonic()
         self._convention: HeadConvention | None = None
-        self._borrowed = BorrowedWeights(OWN_DEVICE, config.engine_start_timeout_s) if may_lend(config) else None
+        self._borrowed = first("borrow", config, OWN_DEVICE)
         self._thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
         self._thread.start()
 
@@ -138,7 +136,7 @@ class DrafterThread:
         """How long ago the thread last looked for a round."""
         return time.monotonic() - self._turned_at
 
-    def worker(self, loan: Loan | None = None) -> Worker:
+    def worker(self, loan: Any = None) -> Worker:
         """What drafts, once it is loaded; with what is lent, as the first call has it.
 
         Raises:

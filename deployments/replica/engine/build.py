@@ -15,7 +15,6 @@ from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
-from wingbeat.deployments.replica.lent_weights import loan_of
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -47,7 +46,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
         if config.drafts_in_engine():
             asked = inner.needs(convention, loaded)
         else:
-            asked = ask_needs(DrafterTerms(convention, loan_of(config, loaded, OWN_DEVICE)))
+            asked = ask_needs(DrafterTerms(convention, first("lend", config, loaded, OWN_DEVICE)))
         return first("tapped", config, asked, len(loaded.layers)) or asked
 
     try:

@@ -11,7 +11,6 @@ from wingbeat.runtime.scheduling.request import GrammarSpec, Request, RequestOut
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from wingbeat.cluster.channels.cuda.lent_memory import Loan
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.inner_drafter import ChannelFactory
@@ -29,8 +28,8 @@ class DrafterTerms(NamedTuple):
 
     convention: "HeadConvention | None" = None
     """How its head is to be read; None where its files say that."""
-    loan: "Loan | None" = None
-    """Weights of the verifier on the GPU that both share; None where it lends none."""
+    loan: Any = None
+    """Weights of the verifier on the GPU that both share, as a part lends them; None where it lends none."""
 
 
 class AskNeeds(Protocol):

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.channels.cuda.cuda_ipc import KIND as CUDA_IPC
-from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.header import ChannelError, ChannelName
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.cluster.placement import ChannelKind
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.parts import first
 from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.inner_drafter import ChannelFactory
 
 logger = logging.getLogger(__name__)
+GPU_MEMORY: ChannelKind = "cuda_ipc"
 OWN_DEVICE = torch.device("cuda", 0)
 """`wingbeat.cluster.placement.claim_devices` puts a process's own GPU first."""
 
@@ -32,7 +31,7 @@ class PairChannel:
 
     Args:
         address: of this node, where the drafter comes over the network.
-        runtime: of CUDA; None takes torch's.
+        runtime: of CUDA, for memory of a GPU; None takes torch's.
 
     Raises:
         ChannelError: it cannot be made; one line that names what is missing.
@@ -44,20 +43,22 @@ class PairChannel:
         name: str,
         spec: ChannelSpec,
         address: str | None = None,
-        runtime: CudaRuntime | None = None,
+        runtime: Any = None,
     ) -> None:
         self.problem: str | None = None
         """Why host memory has taken over; None where it has not."""
         self._said = False
         self._name, self._spec = name, spec
         self._may_fall_back = config.channel == "auto"
+        self._in_gpu_memory = False
         self._channel: Any
         if address is not None:
             device = OWN_DEVICE if config.resolved_device() == "cuda" else None
             self._channel = first("network_channel")(address, spec, device)
-        elif config.channel_kind() == CUDA_IPC:
+        elif config.channel_kind() == GPU_MEMORY and (kind := first("device_channel")) is not None:
             try:
-                self._channel = CudaIpcChannel.create(name, spec, OWN_DEVICE, runtime)
+                self._channel = kind.create(name, spec, OWN_DEVICE, runtime)
+                self._in_gpu_memory = True
             except ChannelError as error:
                 if not self._may_fall_back:
                     raise
@@ -79,7 +80,7 @@ class PairChannel:
         """See that a drafter which has attached is really reached. Raises ChannelError."""
         if self.problem is not None and not self._said:
             self._say()
-        if isinstance(self._channel, CudaIpcChannel):
+        if self._in_gpu_memory:
             self._channel.try_drafter()
 
     def fall_back(self, reason: str) -> ChannelName | None:
@@ -88,9 +89,10 @@ class PairChannel:
         Raises:
             ChannelError: /dev/shm is too small for it.
         """
-        if not self._may_fall_back or not isinstance(self._channel, CudaIpcChannel):
+        if not self._may_fall_back or not self._in_gpu_memory:
             return None
         self._channel.verifier_end.close()
+        self._in_gpu_memory = False
         self._channel = self._in_host_memory(reason)
         return self._channel.name
 
@@ -127,6 +129,6 @@ def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> Drafter
     """
     if not isinstance(name, str):
         return first("network_channel").attach(name, incarnation, OWN_DEVICE if on_gpu else None)
-    if kind_of(name) == CUDA_IPC:
-        return CudaIpcChannel.attach(name, incarnation, OWN_DEVICE)
+    if kind_of(name) == GPU_MEMORY:
+        return first("device_channel").attach(name, incarnation, OWN_DEVICE)
     return ShmChannel.attach(name, incarnation)

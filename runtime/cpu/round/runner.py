@@ -12,7 +12,7 @@ from wingbeat.runtime.cpu.round.host_trees import HostInbox, HostTrees
 from wingbeat.runtime.cpu.round.packed_rows import PackedBuilder
 from wingbeat.runtime.cpu.round.speculation import HostSpeculation
 from wingbeat.runtime.engine.round_kind import RoundKind
-from wingbeat.runtime.round.allowed_tokens import with_certain
+from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.flight import RoundInFlight
 from wingbeat.runtime.round.rows import Feature
 from wingbeat.runtime.round.runner import ModelRunner, RoundParts
@@ -56,7 +56,9 @@ class HostRunner(ModelRunner):
         """See `ModelRunner.check`; chains of what is certain are drafted without a drafter too."""
         if not plan.is_masked:
             return drafted
-        trees = with_certain(plan, None if drafted is None else drafted.checked(), self.config.speculation)
+        trees = None if drafted is None else drafted.checked()
+        for with_certain in hooks("with_certain"):
+            trees = with_certain(plan, trees, self.config.speculation)
         return None if trees is None else HostTrees.of_checked(self._intake, rows.slots, trees)
 
     def launch(

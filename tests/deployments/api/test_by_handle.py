@@ -8,9 +8,9 @@ import pytest
 
 from tests.deployments.http_world import call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
-from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.api.handles.calls import HandleCalls
 from wingbeat.deployments.api.served_models import ServedModels
 
 CHANGING = ("id", "created", "metrics", "seed")
@@ -66,3 +66,13 @@ def test_unknown_fields_are_ignored_or_refused_as_over_http():
     assert asyncio.run(Calls(ToolPool("fine")).generate("hi", nonsense=1))["choices"]
     with pytest.raises(ApiError, match="nonsense"):
         asyncio.run(Calls(ToolPool("fine"), refuses=True).generate("hi", nonsense=1))
+
+
+def test_a_handle_chooses_among_several_models_by_name():
+    one, two = ToolPool("from one"), ToolPool("from two")
+    calls = Calls(one)
+    calls._models = ServedModels(
+        CompletionService(one, TOKENIZER, PARSERS), CompletionService(two, TOKENIZER, PARSERS, aliases=("second",))
+    )
+    answer = asyncio.run(calls.generate("x", model="second"))
+    assert answer["choices"][0]["text"] == "from two"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.deployments.http_world import FakePool, app_for, call
-from wingbeat.deployments.api.description import BODIES, SCHEMAS, Endpoint, describe, endpoints
+from wingbeat.deployments.api.description.routes import BODIES, SCHEMAS, Endpoint, describe, endpoints
 
 ALL_PATHS = {"loads_adapters": True}
 """Parts of a service that has each path there is."""

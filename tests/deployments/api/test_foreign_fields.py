@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from tests.deployments.api.foreign_fields import CHAT, COMPLETIONS, DATA, MESSAGES, RESPONSES
-from tests.deployments.http_world import call
+from tests.deployments.http_world import BODIES, call
 from tests.deployments.tool_world import PARSERS, TOKENIZER, USER, ToolPool
 from tests.optional import is_gone, kept
-from wingbeat.deployments.api.bodies.foreign_fields import FOREIGN
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER, WITHOUT_EFFECT
-from wingbeat.deployments.api.description import BODIES
+from wingbeat.deployments.api.foreign.fields import FOREIGN
 
 FIELDS: dict[str, dict[str, list[str]]] = json.loads(DATA.read_text(encoding="utf-8"))
 PATHS = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions"} | {

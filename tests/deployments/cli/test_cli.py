@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from wingbeat.deployments.cli import local
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.bench import PROMPTS, BenchConfig
 from wingbeat.deployments.cli.generate import GenerateConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError
@@ -129,39 +128,6 @@ class TestGenerate:
         assert "--prompt-ids" in wingbeat("generate", "hi", llm=llm).err
 
 
-class TestBench:
-    def test_both_modes_are_compared_on_the_same_prompts(self, wingbeat):
-        llm = FakeLLM()
-        got = json.loads(wingbeat("bench", "--json", "--repeat", "2", "--max-tokens", "20", llm=llm).out)
-        assert (got["num_prompts"], got["num_tokens"], got["same_tokens"]) == (len(PROMPTS), 20 * len(PROMPTS), True)
-        assert got["metrics"]["speculative_decoding"]["acceptance_length"] == 2.5
-        modes = [params.speculation for _, params in llm.seen]
-        assert modes.count(True) == modes.count(False) == 3 * len(PROMPTS)
-
-    def test_the_tables_show_ratio_and_positions(self, wingbeat):
-        got = wingbeat("bench", "--repeat", "1", "--max-tokens", "8", "--batch-size", "3", llm=FakeLLM())
-        assert got.code == 0
-        assert all(word in got.out for word in ("speculative", "ratio", "2.50", "Acceptance per position", "0.500"))
-
-    def test_forced_acceptance_is_for_benchmarks_and_is_shown(self, wingbeat, monkeypatch):
-        options = ("--repeat", "1", "--max-tokens", "8", "--forced-acceptance", "0.9,0.8")
-        monkeypatch.delenv("WINGBEAT_BENCHMARK", raising=False)
-        refused = wingbeat("bench", *options, llm=FakeLLM())
-        assert refused.code != 0
-        assert "--forced-acceptance" in refused.err
-        assert "set WINGBEAT_BENCHMARK=1" in " ".join(refused.err.split())
-        monkeypatch.setenv("WINGBEAT_BENCHMARK", "1")
-        got = wingbeat("bench", *options, llm=FakeLLM())
-        assert got.code == 0
-        assert "not the model's" in " ".join(got.out.split())
-
-    def test_prompts_come_from_a_file(self, wingbeat, tmp_path):
-        llm, path = FakeLLM(), tmp_path / "prompts.txt"
-        path.write_text("alpha\n\nbeta\n")
-        wingbeat("bench", "--prompts", str(path), "--repeat", "1", "--max-tokens", "4", llm=llm)
-        assert {llm.tokenizer.decode(prompt) for prompt, _ in llm.seen} == {"alpha", "beta"}
-
-
 @pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("command", "hint"),
@@ -182,8 +148,6 @@ class TestBench:
         ("generate hi --wings 2", "--wings"),
         ("generate hi there", "there"),
         ("generate hi --stop=", "--stop"),
-        ("bench --prompts /nowhere", "/nowhere"),
-        ("bench --repeat 0", "--repeat 0"),
         ("serve --num-replicas 0", "--num-replicas 0"),
         ("serve --port 99999", "--port"),
         ("serve --model /nowhere", "/nowhere"),
@@ -248,11 +212,9 @@ def test_the_demo_pair_is_verifier_and_drafter(tmp_path):
     assert demo_pair(tmp_path) == (tmp_path / "verifier", tmp_path / "drafter")
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"), [(GenerateConfig, {}), (GenerateConfig, {"speculation": False}), (BenchConfig, {})]
-)
-def test_every_command_on_an_engine_has_limits_for_one(kind, fields):
-    config = kind(device="cpu", **fields)
+@pytest.mark.parametrize("fields", [{}, {"speculation": False}])
+def test_a_command_on_an_engine_has_limits_for_one(fields):
+    config = GenerateConfig(device="cpu", **fields)
     assert config.engine_config(1).speculation == SpeculationConfig.default("cpu")
 
 

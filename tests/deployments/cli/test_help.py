@@ -9,7 +9,6 @@ import pytest
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import panels
-from wingbeat.deployments.cli.bench import BenchConfig
 from wingbeat.deployments.cli.generate import GenerateConfig
 from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app as main_app
@@ -72,9 +71,7 @@ def test_the_most_used_options_of_serve_stand_first_and_the_others_in_groups(hel
     assert groups == ["Arguments", "Options", *(title for title in panels.TITLES if title in used)]
 
 
-@pytest.mark.parametrize(
-    ("command", "config"), [("serve", AppConfig), ("generate", GenerateConfig), ("bench", BenchConfig)], ids=str
-)
+@pytest.mark.parametrize(("command", "config"), [("serve", AppConfig), ("generate", GenerateConfig)], ids=str)
 def test_every_setting_is_shown_once(helps, command: str, config):
     shown = re.findall(r"^  (--[\w-]+)", helps[command][0], re.M)
     assert len(shown) == len({*shown})

@@ -21,8 +21,8 @@ from tests.optional import kept
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.local import LocalConfig
-from wingbeat.deployments.offline.llm import LLM
+from wingbeat.deployments.cli.local import LocalConfig, open_engine
+from wingbeat.runtime.scheduling.request import SamplingParams
 
 HEAD, VERIFIER = DEMO_PAIR / "drafter", DEMO_PAIR / "verifier"
 
@@ -238,8 +238,8 @@ def test_fields_that_are_clear_are_read_as_they_were_meant(spelling: str, tiny_m
 
 def written(folder: Path) -> list[int]:
     """Eight tokens, greedily."""
-    llm = LLM(folder, drafter="none", max_num_seqs=1, max_model_len=64)
-    (got,) = llm.generate([[40, 41, 42]], max_tokens=8, temperature=0.0)
+    llm = open_engine(LocalConfig(model=folder, drafter="none", max_model_len=64), 1)
+    (got,) = llm.generate([[40, 41, 42]], [SamplingParams(max_tokens=8, temperature=0.0)])
     return got.token_ids
 
 

@@ -56,7 +56,7 @@ def test_the_version_is_the_packages(capsys):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("wingbeat ", {"serve", "generate", "bench"}),
+        ("wingbeat ", {"serve", "generate"}),
         ("wingbeat serve --kv-c", {"--kv-cache-memory-bytes"}),
         ("wingbeat serve --dtype b", {"bfloat16"}),
     ],

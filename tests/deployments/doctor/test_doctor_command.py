@@ -13,8 +13,8 @@ from tests.cluster.fake_nvml import device
 from tests.deployments.cli.test_planted_code import VERIFIER, plant, trace  # noqa: F401 - a fixture
 from tests.deployments.cli.test_planted_code import run as planted_run  # noqa: F401 - a fixture
 from tests.optional import is_gone
-from wingbeat.cluster.channels.cuda import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
+from wingbeat.deployments import parts
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.doctor import command, gpu
 from wingbeat.deployments.doctor.examination import Part, Verdict, examine
@@ -144,11 +144,11 @@ def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verd
     ],
 )
 def test_ipc_is_tried_on_the_same_gpu_and_on_the_next(monkeypatch, carries, verdict, detail):
-    def try_cuda_ipc(device, peer):
+    def try_channel(device, peer):
         if not carries[peer.index]:
             raise ChannelError("no peer access")
 
-    monkeypatch.setattr(ipc_trial, "try_cuda_ipc", try_cuda_ipc)
+    monkeypatch.setattr(parts, "hooks", lambda name: (try_channel,))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(carries))
     names = [part.name for part in gpu.gpu_parts(True)]
     assert names == ["driver", "GPU", "GPU kernels", "CUDA IPC", "CUDA graphs"]

@@ -10,13 +10,12 @@ import pytest
 import torch
 from transformers import AudioFlamingo3Processor, AutoFeatureExtractor, AutoTokenizer, Qwen2AudioProcessor
 
-from tests.deployments.http_world import FakePool, call
+from tests.deployments.http_world import BODIES, FakePool, call
 from tests.deployments.media.media_checkpoint import MARKS, audio_part, data_url, sound, wav, write_checkpoint
 from tests.runtime.media.media_world import AUDIO_CONFIGS, random_model
 from tests.runtime.models import engine_config, new_engine
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.description import BODIES
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, received

@@ -74,27 +74,21 @@ class Engines:
         """One router's."""
         own = RouterFigures(router_id)
         fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
-        return Monitor(own, (fleet,), self.ids, self.record)
+        return Monitor(own, (fleet,))
 
     def ids(self) -> frozenset[str]:
         """Of those that are live."""
         return frozenset(self.stats)
 
-    async def record(self, engine_id: str, seconds: float) -> list[tuple]:
-        """What `Verifier.trace` answers, at once."""
-        return [
-            ("schedule", 100.0, 0.001, None, "phases"),
-            ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds, "requests": ["r:1"]}, "rounds"),
-            ("levels", 100.001, 0.002, {"requests": ["r:1"]}, "drafter"),
-        ]
-
 
 class Client:
     """Requests to one router over a scripted pool."""
 
-    def __init__(self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None) -> None:
+    def __init__(
+        self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None, **more: Any
+    ) -> None:
         service = CompletionService(pool or FakePool(), TOKENIZER, figures=monitor.own)
-        self._app = create_app(service, access, monitor=monitor)
+        self._app = create_app(service, access, monitor=monitor, **more)
 
     async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:
         async with self._client() as client:

@@ -174,7 +174,7 @@ def test_an_engine_that_does_not_answer_is_left_out_and_said():
 
         own = RouterFigures("r1")
         fleet = FleetFigures("demo", lambda: frozenset(engines.stats), ask, own, patience_s=0.05)
-        return samples((await Client(Monitor(own, (fleet,), engines.ids, engines.record)).get()).text)
+        return samples((await Client(Monitor(own, (fleet,))).get()).text)
 
     got = asyncio.run(scenario())
     assert {name[1] for name in got if name[0] == "vllm:num_requests_running"} == {"a"}

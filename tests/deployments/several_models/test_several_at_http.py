@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from tests.needs import needs
 from tests.optional import kept
-from wingbeat.deployments.api.by_handle import HandleCalls
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.api.served_models import ServedModels
@@ -92,6 +92,10 @@ def test_all_of_them_are_listed_each_with_its_limit(world: World):
     assert cards == {"demo": (None, 64), "other": (None, 32), "second": (None, 32), "clerk": ("other", 32)}
     assert world.ask("/v1/models/second").json()["max_model_len"] == 32
     assert world.ask("/v1/models/third").status_code == 404
+
+
+@needs("tokens")
+def test_a_tokenizer_is_asked_for_by_its_models_name(world: World):
     assert world.ask("/tokenizer_info?model=other").status_code == 200
     assert world.ask("/tokenizer_info").status_code == 400
 
@@ -106,13 +110,6 @@ def test_the_server_is_healthy_while_one_model_is_and_says_which(world: World):
     assert world.ask("/health").status_code == world.ask("/ping").status_code == 503
     world.ask("/reset_prefix_cache", method="POST")
     assert (world.one.cache_engine.num_resets, world.two.cache_engine.num_resets) == (1, 1)
-
-
-def test_a_handle_chooses_by_name_too(world: World):
-    calls = HandleCalls()
-    calls._models, calls._refuses_unknown_fields = world.models, False
-    answer = asyncio.run(calls.generate("x", model="second"))
-    assert answer["choices"][0]["text"] == "from two"
 
 
 def test_long_answers_of_all_models_share_one_room(world: World):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.needs import needs
 from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.deployments.cli import main as cli
@@ -43,6 +44,7 @@ def engine_dir(tmp_path_factory):
     return folder
 
 
+@needs("inspection")
 def test_inspect_shows_both_engines(wingbeat, engine_dir):
     found = json.loads(wingbeat("inspect", engine_dir, "--json").out)
     assert found["kind"] == "engines"
@@ -53,6 +55,7 @@ def test_inspect_shows_both_engines(wingbeat, engine_dir):
     assert "tap layers" in wingbeat("inspect", engine_dir).out
 
 
+@needs("inspection")
 def test_inspect_of_a_damaged_directory_is_one_line(wingbeat, tmp_path):
     (tmp_path / "base_config.json").write_text('{"name": 3}')
     got = wingbeat("inspect", tmp_path)

@@ -8,8 +8,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from wingbeat.kernels import choice, comparison
-from wingbeat.kernels.comparison import Difference, Shape
+from wingbeat.kernels import choice, parts
+from wingbeat.kernels.gpu import comparison
+from wingbeat.kernels.gpu.comparison import Difference, Shape
 from wingbeat.runtime.checks import kernel_check
 from wingbeat.runtime.checks.bounded_step import StepTimeout
 from wingbeat.runtime.checks.kernel_check import choose_kernels
@@ -44,21 +45,21 @@ def test_kernels_are_asked_once_in_a_process_and_for_the_models_own_heads(monkey
     monkeypatch.setattr(comparison, "differences", lambda device, *shape: asked.append(shape) or [])
     for _ in range(2):
         assert choose_kernels("auto", CUDA, torch.float16, model=tmp_path) == ()
-    # This capability has no float8.
-    assert asked == [(Shape(torch.float16, 12, 3, head_dim), True)]
+    assert asked == [(Shape(torch.float16, 12, 3, head_dim),)]
 
 
 def test_torchs_own_are_taken_where_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(comparison, "differences", lambda *_: 1 / 0)
     assert len(choose_kernels("torch", CUDA, torch.bfloat16)) == 1
-    assert choice.replaced() == choice.KERNELS
+    assert choice.replaced() == tuple(choice.KERNELS)
 
 
 def test_an_installation_without_triton_runs_references(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "wingbeat.kernels.comparison", None)
+    monkeypatch.setitem(sys.modules, "wingbeat.kernels.gpu.comparison", None)
+    parts.hooks_of.cache_clear()
     (line,) = choose_kernels("auto", CUDA, torch.bfloat16)
     assert line.startswith("Triton cannot be imported")
-    assert choice.replaced() == choice.KERNELS
+    assert choice.replaced() == tuple(choice.KERNELS)
 
 
 def test_a_compiler_that_hangs_ends_the_start_with_what_to_switch_off(monkeypatch, hang):

@@ -179,7 +179,7 @@ def test_a_host_is_measured_at_four_sizes_and_the_slower_the_fewer(monkeypatch, 
     cache = KVCache(ref.loaded.layers, config, torch.float32, torch.device("cpu"))
     curve = calibration.pass_curve(model, cache, config)
     assert curve.rows == tuple(count for count in (1, 4, 16, 64) if count <= most)
-    assert len(model.rows) == calibration.REPEATS * (len(curve.rows) + 4)
+    assert len(model.rows) == calibration.POINTS * (len(curve.rows) + 4)
     # Beyond the largest pass too.
     rows = np.array([1, 3, 50, 200])
     assert curve.seconds(1, rows - 1, 700.0) == pytest.approx(0.01 + row_s * rows, rel=1e-6)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime.scripted import random_tree, tree_tensors, well_formed
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.round.allowed_tokens import add_certain, with_certain
+from wingbeat.runtime.grammar.certain_trees import add_certain, with_certain
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence

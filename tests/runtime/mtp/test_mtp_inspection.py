@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.runtime.mtp.mtp_world import Modules
-from wingbeat.deployments.cli.inspect_command import inspect_model
+from wingbeat.deployments.inspection.command import inspect_model
 
 CPU = torch.device("cpu")
 

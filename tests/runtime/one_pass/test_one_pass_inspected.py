@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.deployments.cli.test_inspect_command import FIELDS, inspect  # noqa: F401
+from tests.deployments.inspection.test_inspect_command import FIELDS, inspect  # noqa: F401
 from tests.runtime.one_pass.one_pass_world import random_tensors, raw_config, save_head
 from tests.runtime.one_pass.parallel_eagle_world import parallel_config, parallel_tensors
 

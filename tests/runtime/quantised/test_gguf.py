@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.needs import needs
 from tests.runtime.by_torch import by_torch
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
 from wingbeat.deployments.cli.main import main
@@ -81,6 +82,7 @@ def test_scales_that_are_no_numbers_are_named(tmp_path):
         served(file)
 
 
+@needs("inspection")
 def test_inspect_shows_a_file(tmp_path, capsys):
     write_model(tmp_path / "tiny.gguf", "Q4_0")
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,1 @@
+"""The HTTP API as an OpenAPI document and as a page."""

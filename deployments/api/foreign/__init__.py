@@ -1,0 +1,1 @@
+"""Requests that were written for other servers."""

@@ -1,0 +1,1 @@
+"""Other Serve deployments that call a router by a handle."""

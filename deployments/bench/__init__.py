@@ -1,0 +1,1 @@
+"""The command that compares speculative with plain decoding."""

@@ -1,0 +1,23 @@
+"""`wingbeat bench` among the commands; every process that reads settings imports this, so that it loads no typer."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.cli.local import OpenEngine
+
+
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+    """Add the command."""
+    from wingbeat.deployments.bench.command import BenchConfig, bench_command
+    from wingbeat.deployments.cli.commands import JsonOption, Level, show_log_from
+    from wingbeat.deployments.cli.options import model_command
+    from wingbeat.deployments.cli.panels import GroupedCommand
+
+    def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
+        """Compare speculative with plain decoding in this process."""
+        show_log_from(log_level)
+        bench_command(config, as_json, open_engine)
+
+    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench))

@@ -1,0 +1,32 @@
+"""`wingbeat inspect` among the commands; every process that reads settings imports this, so that it loads no typer."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    import typer
+
+    from wingbeat.deployments.cli.local import OpenEngine
+    from wingbeat.deployments.inspection.options import InspectConfig
+
+
+def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+    """Add the command, which reads its own arguments once it runs."""
+    import typer
+
+    from wingbeat.deployments.cli.commands import JsonOption, add_late_command
+
+    def inspect(
+        config: "InspectConfig",
+        folder: Annotated[
+            Path, typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False)
+        ],
+        as_json: JsonOption = False,
+    ) -> None:
+        """Show what a checkpoint holds, and how it drafts for a verifier."""
+        from wingbeat.deployments.inspection.command import inspect_command
+
+        inspect_command(config, folder, as_json, open_engine)
+
+    options = "wingbeat.deployments.inspection.options:InspectConfig"
+    add_late_command(app, "inspect", options, inspect, takes_folder=True)

@@ -1,0 +1,1 @@
+"""Whether a start fits the memory of this machine, said before anything is loaded."""

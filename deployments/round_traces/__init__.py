@@ -1,0 +1,1 @@
+"""Recordings of what the rounds of all engines do."""

@@ -1,0 +1,28 @@
+"""`/trace` among the endpoints; imported by commands too, so that it imports what it adds later."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from wingbeat.deployments.model_front import ModelFront
+
+
+def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
+    """Add the endpoint."""
+    from wingbeat.deployments.round_traces.routes import add_trace_route
+
+    def engine_ids() -> frozenset[str]:
+        return frozenset().union(*(front.pool.engine_ids for front in fronts))
+
+    async def record(engine_id: str, seconds: float) -> list[tuple]:
+        front = next((front for front in fronts if engine_id in front.pool.engine_ids), fronts[0])
+        return await front.source.call(engine_id, "trace", seconds=seconds)
+
+    add_trace_route(app, engine_ids, record)
+
+
+def operator_paths() -> tuple[str, ...]:
+    """The endpoint's."""
+    return ("/trace",)

@@ -1,0 +1,42 @@
+"""`GET /trace`: the next seconds of every engine, as Chrome's tracing page and Perfetto show them."""
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from wingbeat.deployments.api.errors import ApiError, shown
+from wingbeat.deployments.round_traces.chrome_trace import Record, recorded
+
+DEFAULT_TRACE_S = 3.0
+MAX_TRACE_S = 30.0
+
+
+def add_trace_route(app: FastAPI, engine_ids: Callable[[], frozenset[str]], record: Record) -> None:
+    """Add the endpoint.
+
+    Args:
+        engine_ids: the engines that are live now.
+        record: records one engine's rounds.
+    """
+
+    @app.get("/trace")
+    async def trace(request: Request) -> Response:
+        seconds = _seconds(request.query_params.get("seconds"))
+        return Response(await recorded(engine_ids(), record, seconds), media_type="application/json")
+
+
+def _seconds(text: str | None) -> float:
+    """How long to record.
+
+    Raises:
+        ApiError: it is no number, or out of range.
+    """
+    try:
+        seconds = DEFAULT_TRACE_S if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_S:
+        message = f"seconds is {shown(text or '')!r}: must be a number above 0, at most {MAX_TRACE_S:g}"
+        raise ApiError(message, param="seconds", code="invalid_value")
+    return seconds

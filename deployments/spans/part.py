@@ -1,0 +1,22 @@
+"""Spans among what looks at requests; imported by commands too, so that it imports what it adds later."""
+
+from typing import TYPE_CHECKING
+
+from wingbeat.deployments.spans.settings import check_settings, settings
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.api.guard import RequestWatcher
+    from wingbeat.deployments.app_config import AppConfig
+
+__all__ = ["check_settings", "settings"]
+
+
+def request_watcher(config: "AppConfig") -> "RequestWatcher | None":
+    """Writes them; None where they go nowhere."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    from wingbeat.deployments.spans.tracing import RequestTracer, exporting_provider
+    from wingbeat.deployments.spans.watcher import SpanWriter
+
+    names = ", ".join(one.model_name() for one in config.served())
+    return SpanWriter(RequestTracer(exporting_provider(config.otlp_traces_endpoint, names)))

@@ -1,0 +1,33 @@
+"""Settings of spans, and the packages that they need."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import API
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+SDK = "opentelemetry.sdk.trace"
+
+
+def settings() -> dict[str, Any]:
+    """Fields of `AppConfig`."""
+    where = "Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes none."
+    return {
+        "otlp_traces_endpoint": (str | None, Field(None, description=where, json_schema_extra={"panel": API})),
+    }
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError, one line that says what to install, where spans are asked for and cannot be written."""
+    for module in () if config.otlp_traces_endpoint is None else (SDK, EXPORTER):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"otlp_traces_endpoint needs a package that is not here ({error}): pip install 'wingbeat[otel]'"
+            ) from None

@@ -1,0 +1,40 @@
+"""Writes a span of each request that the HTTP surface sees."""
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from wingbeat.deployments.api.errors import shown
+from wingbeat.deployments.api.guard import RequestWatcher
+from wingbeat.deployments.request_context import RequestContext
+from wingbeat.deployments.spans.tracing import RequestTracer
+
+TRACED = "/v1"
+"""Spans are of requests below this; scrapes and health checks have none."""
+
+
+class SpanWriter(RequestWatcher):
+    """Writes a span per request."""
+
+    def __init__(self, tracer: RequestTracer) -> None:
+        self._tracer = tracer
+
+    def began(self, scope: Scope, context: RequestContext) -> None:
+        """Begins the span; choices add theirs to it."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path.startswith(TRACED):
+            context.span = self._tracer.begin(
+                method=scope["method"],
+                path=shown(path),
+                headers=Headers(scope=scope),
+                request_id=context.request_id,
+                arrived_at=context.arrived_at,
+            )
+
+    def ended(self, scope: Scope, context: RequestContext) -> None:
+        """Ends it."""
+        if context.span is not None:
+            context.span.end(context.status)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._tracer.close()

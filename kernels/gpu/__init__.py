@@ -1,0 +1,1 @@
+"""Kernels of GPUs, in Triton; each has its torch reference in the folder of what it computes."""

@@ -1,0 +1,123 @@
+"""The attention kernel: which tile of query rows, and which splits of a request's keys, a program does.
+
+`launch` launches it. A batch has as many splits as its requests' lengths give; how many programs share them depends on
+shapes alone. Each request's first split has a program of its own, which a request that is not split needs alone; the
+other programs find the splits behind the first ones among the lengths.
+"""
+
+import triton
+import triton.language as tl
+
+from wingbeat.kernels.gpu.attention.rows import attend_rows
+from wingbeat.kernels.gpu.attention.splits import count_further_splits, find_further_split
+
+
+@triton.jit(
+    do_not_specialize=[
+        "stride_table",
+        "stride_position",
+        "stride_word_req",
+        "stride_word_node",
+        "num_reqs",
+        "num_query",
+        "num_new",
+        "num_words",
+        "max_keys",
+        "num_row_tiles",
+        "most_splits",
+        "least_keys",
+    ],
+    # Rows of tables and batches begin anywhere: a variant compiled for each alignment would stall a round for seconds.
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
+)
+def tree_attention_kernel(
+    query_ptr,  # [num_reqs, num_query, num_heads, KEY_DIM]
+    key_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM]
+    value_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, VALUE_DIM]
+    table_ptr,  # int64 [num_reqs, width]
+    context_ptr,  # int64 [num_reqs]
+    position_ptr,  # int64 [num_reqs, num_new], or None: causal, or without a window
+    words_ptr,  # int64 [num_reqs, num_query, num_words], or None: causal
+    sink_ptr,  # [num_heads], or None
+    out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]: of requests that have one split
+    partial_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads, VALUE_DIM]: of others; None without SPLIT
+    lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads], in units of log2; None without SPLIT
+    stride_query_req,
+    stride_query_node,
+    stride_query_head,
+    stride_key_block,
+    stride_key_slot,
+    stride_key_head,
+    stride_value_block,
+    stride_value_slot,
+    stride_value_head,
+    stride_table,
+    stride_position,
+    stride_word_req,
+    stride_word_node,
+    stride_out_req,
+    stride_out_node,
+    stride_out_head,
+    logit_scale,
+    softcap,  # or None
+    window,  # or None
+    num_reqs,
+    num_query,
+    num_new,  # num_query where causal
+    num_words,
+    max_keys,  # width * BLOCK_SIZE
+    num_row_tiles,
+    most_splits,  # of a request
+    least_keys,  # of a split, a multiple of BLOCK_KEYS
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY_DIM: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    TAIL_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    of_split = num_row_tiles * NUM_KV_HEADS
+    unit = tl.program_id(0)  # which tile of rows, of which head, of which split
+    if SPLIT:
+        num_first = of_split * num_reqs
+        end = unit + 1
+        if unit >= num_first:
+            end = num_first + of_split * count_further_splits(
+                context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS
+            )
+        step = tl.maximum(tl.num_programs(0) - num_first, 1)
+        # What a unit needs is computed in each: kept from one to the next, it takes a third more registers.
+        for at in tl.range(unit, end, step, num_stages=1, disable_licm=True):
+            req = at // of_split
+            split = 0
+            if at >= num_first:
+                req, split = find_further_split(
+                    req - num_reqs, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys,
+                    BLOCK_KEYS,
+                )  # fmt: skip
+            attend_rows(
+                at, req, split, num_reqs, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr, position_ptr,
+                words_ptr, sink_ptr, out_ptr, partial_ptr, lse_ptr, stride_query_req, stride_query_node,
+                stride_query_head, stride_key_block, stride_key_slot, stride_key_head, stride_value_block,
+                stride_value_slot, stride_value_head, stride_table, stride_position, stride_word_req,
+                stride_word_node, stride_out_req, stride_out_node, stride_out_head, logit_scale, softcap, window,
+                num_query, num_new, num_words, max_keys, num_row_tiles, most_splits, least_keys, SPLIT, GROUP,
+                NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS,
+                TAIL_KEYS, PRECISION,
+            )  # fmt: skip
+    else:
+        attend_rows(
+            unit, unit // of_split, 0, num_reqs, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr, position_ptr,
+            words_ptr, sink_ptr, out_ptr, partial_ptr, lse_ptr, stride_query_req, stride_query_node, stride_query_head,
+            stride_key_block, stride_key_slot, stride_key_head, stride_value_block, stride_value_slot,
+            stride_value_head, stride_table, stride_position, stride_word_req, stride_word_node, stride_out_req,
+            stride_out_node, stride_out_head, logit_scale, softcap, window, num_query, num_new, num_words, max_keys,
+            num_row_tiles, most_splits, least_keys, SPLIT, GROUP, NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
+            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS, TAIL_KEYS, PRECISION,
+        )  # fmt: skip

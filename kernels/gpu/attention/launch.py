@@ -1,0 +1,260 @@
+"""Attention of query rows over a paged KV cache on a GPU: prompt chunks, plain decodes and token trees in one kernel.
+
+The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
+log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length and on the size
+of the batch, so that its result has the same bits whatever is beside it. The grid depends on shapes alone, never on
+device data: a launch can be captured in a CUDA graph and replayed with other lengths, whose splits its programs share.
+
+Reference: `wingbeat.kernels.attention.reference`.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
+from wingbeat.kernels.gpu.attention.kernel import tree_attention_kernel
+from wingbeat.kernels.gpu.attention.splits import (
+    MAX_SPLITS,
+    Splits,
+    choose_splits,
+    merge_splits_kernel,
+    merged_heads,
+    workspace_size,
+)
+from wingbeat.kernels.gpu.attention.tiles import TileConfig, tile_config
+
+_RESIDENT: dict[tuple, int] = {}
+"""Programs that a multiprocessor holds at once, by what a variant is compiled for."""
+
+
+class _Partial(NamedTuple):
+    """Where the splits' results go, or the types of that memory."""
+
+    out: Any
+    """float32 [num_splits, num_reqs, num_query, num_heads, value_dim]."""
+    lse: Any
+    """float32 [num_splits, num_reqs, num_query, num_heads]."""
+
+
+class _Launch(NamedTuple):
+    """The attention kernel's arguments that do not depend on splits."""
+
+    tensors: tuple[Tensor | None, ...]
+    strides: tuple[int, ...]
+    scalars: tuple[Any, ...]
+    out: Tensor
+    constants: dict[str, Any]
+
+    def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
+        """Of `tree_attention_kernel`, all but the constants."""
+        return (*self.tensors, self.out, *(partial or (None, None)), *self.strides, *self.scalars, *splits)
+
+    def merge_arguments(self, partial: _Partial, splits: Splits) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of `merge_splits_kernel`."""
+        num_reqs, num_query, num_heads, value_dim = self.out.shape
+        contexts, (window, _, _, num_new, _, max_keys, _) = self.tensors[4], self.scalars[2:]
+        constants = {
+            "NUM_HEADS": num_heads,
+            "VALUE_DIM": value_dim,
+            "BLOCK_VALUE_DIM": triton.next_power_of_2(value_dim),
+            "BLOCK_KEYS": self.constants["BLOCK_KEYS"],
+            "ALL_SPLITS": MAX_SPLITS,
+            "BLOCK_SPLITS": 4,
+            "num_warps": 1,
+        }
+        rows = num_reqs * num_query
+        lengths = (window, num_query, num_new, max_keys, *splits, merged_heads(rows, num_heads))
+        cells = rows * num_heads
+        return (partial.out, partial.lse, self.out, contexts, cells, *self.out.stride()[:3], *lengths), constants
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    config: TileConfig | None = None,
+    splits: Splits | None = None,
+) -> Tensor:
+    """See `wingbeat.kernels.attention.reference.tree_attention`, which checks the arguments.
+
+    Args:
+        workspace: float32, `workspace_size` elements or more; allocated where None.
+        config: overrides the table of tile configurations.
+        splits: overrides `choose_splits`.
+    """
+    num_reqs, num_query, num_heads, key_dim = query.shape
+    block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
+    num_rows = num_heads // num_kv_heads * num_query
+    limits = device_limits(query.device.index or 0) if query.is_cuda else KNOWN["H100"]
+    config = config or tile_config(query.dtype, max(key_dim, value_dim), num_rows, limits)
+    num_programs = triton.cdiv(num_rows, config.block_rows) * num_kv_heads
+    max_keys = block_tables.shape[1] * block_size
+    if out is None:
+        out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
+    if num_reqs * num_programs == 0:
+        return out
+    if query.stride(3) != 1:
+        query = query.contiguous()
+    launch = _prepare(
+        query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
+        softcap, sinks, out, config,
+    )  # fmt: skip
+    # Triton launches on the current device, which need not be the tensors'.
+    with torch.cuda.device_of(query):
+        if splits is None:
+            device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
+            splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
+        if sliding_window is not None:
+            num_new = num_query if mask_words is None else positions.shape[1]
+            max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
+        grid = (splits.launched(num_reqs, max_keys) * num_programs,)
+        num_splits = splits.at_most(max_keys)
+        if num_splits == 1:
+            tree_attention_kernel[grid](*launch.arguments(None, splits), SPLIT=False, **launch.constants)
+            return out
+        partial = _partial_results(out, num_splits, workspace)
+        tree_attention_kernel[grid](*launch.arguments(partial, splits), SPLIT=True, **launch.constants)
+        arguments, constants = launch.merge_arguments(partial, splits)
+        grid = (num_reqs * num_query, triton.cdiv(num_heads, merged_heads(num_reqs * num_query, num_heads)))
+        merge_splits_kernel[grid](*arguments, **constants)
+    return out
+
+
+def _prepare(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    config: TileConfig,
+) -> _Launch:
+    num_reqs, num_query, num_heads, key_dim = query.shape
+    block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
+    group = num_heads // num_kv_heads
+    causal = mask_words is None
+    place = None if causal or sliding_window is None else positions
+    strides = (
+        *query.stride()[:3],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        block_tables.stride(0),
+        0 if causal else positions.stride(0),
+        *((0, 0) if causal else mask_words.stride()[:2]),
+        *out.stride()[:3],
+    )
+    scalars = (
+        float(scaling),
+        None if softcap is None else float(softcap),
+        sliding_window,
+        num_reqs,
+        num_query,
+        num_query if causal else positions.shape[1],
+        0 if causal else mask_words.shape[2],
+        block_tables.shape[1] * block_size,
+        triton.cdiv(group * num_query, config.block_rows),
+    )
+    constants = {
+        "GROUP": group,
+        "NUM_KV_HEADS": num_kv_heads,
+        "BLOCK_SIZE": block_size,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
+        "BLOCK_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_KEYS": config.block_keys,
+        "TAIL_KEYS": min(config.block_keys, 64),
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
+    return _Launch(tensors, strides, scalars, out, constants)
+
+
+def _partial_results(out: Tensor, num_splits: int, workspace: Tensor | None) -> _Partial:
+    """Memory for the results of so many splits, in the workspace where one is given."""
+    num_reqs, num_query, num_heads, value_dim = out.shape
+    needed = workspace_size(num_splits, num_reqs, num_query, num_heads, value_dim)
+    if workspace is None:
+        workspace = torch.empty(needed, dtype=torch.float32, device=out.device)
+    elif workspace.dtype != torch.float32 or workspace.numel() < needed:
+        raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}: {needed} x torch.float32 needed")
+    rows = num_splits * num_reqs * num_query * num_heads
+    flat = workspace.view(-1)
+    return _Partial(flat[: rows * value_dim], flat[rows * value_dim : needed])
+
+
+def partial_bytes(
+    dtype: torch.dtype,
+    rows: tuple[int, int],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    max_keys: int,
+    limits: DeviceLimits,
+) -> int:
+    """About what the splits' results take in a launch, by the table of tiles and before anything is compiled.
+
+    Args:
+        rows: requests, and query rows of each.
+        heads: of the query, and of keys and values.
+        dims: of keys, and of values.
+        max_keys: of a request.
+    """
+    num_rows = heads[0] // heads[1] * rows[1]
+    config = tile_config(dtype, max(dims), num_rows, limits)
+    device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
+    num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
+    splits = choose_splits(rows[0], num_programs, device_programs, config.block_keys)
+    return 4 * workspace_size(splits.at_most(max_keys), *rows, heads[0], dims[1])
+
+
+def _resident_programs(launch: _Launch) -> int:
+    """Programs of a launch that a multiprocessor holds at once, by what its kernel takes as compiled.
+
+    The first launch of a kind compiles it with splits and without: which one a round needs is a matter of lengths, and
+    no later round shall wait for a compiler.
+    """
+    query, key_cache = launch.tensors[:2]
+    given = tuple(tensor is not None for tensor in launch.tensors)
+    index, constants = query.device.index or 0, launch.constants
+    key = (index, query.dtype, key_cache.dtype, given, launch.scalars[1:3], *constants.values())
+    if key not in _RESIDENT:
+        partial = _Partial(torch.float32, torch.float32)
+        splits = Splits(1, constants["BLOCK_KEYS"])
+        one = (1,)
+        tree_attention_kernel.warmup(*launch.arguments(None, splits), SPLIT=False, grid=one, **constants)
+        arguments, merge_constants = launch.merge_arguments(partial, splits)
+        merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
+        compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
+        if compiled is None:  # Triton interprets: there is no multiprocessor to fill
+            return 1
+        _ = compiled.run  # which loads it: its registers are known from then on
+        _RESIDENT[key] = device_limits(index).resident_programs(
+            compiled.metadata.shared,
+            compiled.n_regs,
+            constants["num_warps"],
+            getattr(compiled.metadata, "tmem_size", None) or 0,
+        )
+    return _RESIDENT[key]

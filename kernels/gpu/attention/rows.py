@@ -1,0 +1,318 @@
+"""A tile of query rows over the keys of one split, as `kernel` has its programs do it.
+
+The heads of a group share their keys, so (node, head of the group) are the rows of one tile. Tiles before the new keys
+need no mask; of the new ones, mask words or order say what a row sees (online softmax, FlashAttention-2,
+arXiv:2307.08691).
+"""
+
+import triton
+import triton.language as tl
+
+from wingbeat.kernels.gpu.attention.splits import LOWEST, split_keys
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _tanh(x):
+    # tanh(x) = 2 sigmoid(2 x) - 1; tl has no portable tanh.
+    return 2.0 / (1.0 + tl.exp2(x * (-2.0 * _LOG2_E))) - 1.0
+
+
+@triton.jit
+def _attend_tile(
+    acc,  # float32 [BLOCK_ROWS, BLOCK_VALUE_DIM]
+    total,  # float32 [BLOCK_ROWS]
+    peak,  # float32 [BLOCK_ROWS], in units of log2
+    query,  # [BLOCK_ROWS, BLOCK_KEY_DIM]
+    keys,  # int32 [BLOCK_KEYS]: index in the context
+    visible,  # bool [BLOCK_ROWS, BLOCK_KEYS], or None where every row sees every key
+    end,  # keys from it on are not read, unless WHOLE
+    table_ptr,
+    key_ptr,
+    value_ptr,
+    stride_key_block,
+    stride_key_slot,
+    stride_value_block,
+    stride_value_slot,
+    logit_scale,
+    softcap,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY_DIM: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    key_dims = tl.arange(0, BLOCK_KEY_DIM)
+    value_dims = tl.arange(0, BLOCK_VALUE_DIM)
+    if WHOLE:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE)
+    else:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    offset = keys % BLOCK_SIZE
+    key_ptrs = key_ptr + (block * stride_key_block + offset * stride_key_slot)[:, None] + key_dims[None, :]
+    value_ptrs = value_ptr + (block * stride_value_block + offset * stride_value_slot)[:, None] + value_dims[None, :]
+    if WHOLE:
+        if KEY_DIM == BLOCK_KEY_DIM:
+            key = tl.load(key_ptrs)
+        else:
+            key = tl.load(key_ptrs, mask=key_dims[None, :] < KEY_DIM, other=0.0)
+    else:
+        key = tl.load(key_ptrs, mask=(keys < end)[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
+    scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision=PRECISION)
+    if softcap is None:
+        scale = logit_scale * _LOG2_E
+    else:
+        scores = softcap * _tanh(scores * (logit_scale / softcap))
+        scale = _LOG2_E
+    if visible is not None:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_peak[:, None])
+    decay = tl.exp2(peak - new_peak)
+    total = total * decay + tl.sum(weights, 1)
+    if WHOLE:
+        if VALUE_DIM == BLOCK_VALUE_DIM:
+            value = tl.load(value_ptrs)
+        else:
+            value = tl.load(value_ptrs, mask=value_dims[None, :] < VALUE_DIM, other=0.0)
+    else:
+        value = tl.load(value_ptrs, mask=(keys < end)[:, None] & (value_dims < VALUE_DIM)[None, :], other=0.0)
+    acc = acc * decay[:, None]
+    acc = tl.dot(weights.to(query.dtype), value.to(query.dtype), acc, input_precision=PRECISION)
+    return acc, total, new_peak
+
+
+@triton.jit
+def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.constexpr):
+    """bool [BLOCK_ROWS, BLOCK_KEYS]: mask bits of the new keys from `first` on; negative ones are committed: visible.
+
+    A tile of at most 64 keys begins anywhere in a word, so its bits are cut out of two neighbouring words.
+    """
+    word = first >> 6
+    shift = (first & 63).to(tl.uint64)
+    low = tl.load(words_ptr + word, mask=node < tl.where((word >= 0) & (word < num_words), num_query, 0), other=0)
+    word += 1
+    high = tl.load(words_ptr + word, mask=node < tl.where((word >= 0) & (word < num_words), num_query, 0), other=0)
+    low = tl.where(word < 1, -1, low).to(tl.uint64, bitcast=True)
+    high = tl.where(word < 0, -1, high).to(tl.uint64, bitcast=True)
+    # Shifted in two steps: a shift by 64, as shift 0 would need, is undefined.
+    bits = (low >> shift) | ((high << 1) << (63 - shift))
+    column = tl.arange(0, BLOCK_KEYS).to(tl.uint64)
+    return ((bits[:, None] >> column[None, :]) & 1) != 0
+
+
+@triton.jit
+def _store_rows(
+    out_ptr,
+    offsets,  # int64 [BLOCK_ROWS]
+    rows,  # float32 [BLOCK_ROWS, BLOCK_VALUE_DIM]
+    stored,  # bool [BLOCK_ROWS]
+    VALUE_DIM: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+):
+    dims = tl.arange(0, BLOCK_VALUE_DIM)
+    mask = stored[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(out_ptr + offsets[:, None] + dims[None, :], rows.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def attend_rows(
+    unit,  # which tile of rows of which head: row tiles of one head follow one another
+    req,
+    split,  # 0 unless SPLIT
+    num_reqs,
+    query_ptr,  # see `kernel.tree_attention_kernel`, from here on
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    context_ptr,
+    position_ptr,
+    words_ptr,
+    sink_ptr,
+    out_ptr,
+    partial_ptr,
+    lse_ptr,
+    stride_query_req,
+    stride_query_node,
+    stride_query_head,
+    stride_key_block,
+    stride_key_slot,
+    stride_key_head,
+    stride_value_block,
+    stride_value_slot,
+    stride_value_head,
+    stride_table,
+    stride_position,
+    stride_word_req,
+    stride_word_node,
+    stride_out_req,
+    stride_out_node,
+    stride_out_head,
+    logit_scale,
+    softcap,
+    window,
+    num_query,
+    num_new,
+    num_words,
+    max_keys,
+    num_row_tiles,
+    most_splits,
+    least_keys,
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY_DIM: tl.constexpr,
+    BLOCK_VALUE_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    TAIL_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write the results of one tile; those of one split among several to the partial ones, with their log-sum-exp."""
+    # Those after the first find the keys of their head in the L2 cache.
+    row_tile = unit % num_row_tiles
+    kv_head = unit // num_row_tiles % NUM_KV_HEADS
+    req = req.to(tl.int64)
+    if words_ptr is None:
+        # The last rows of a chunk see most keys: they start first.
+        row_tile = num_row_tiles - 1 - row_tile
+    rows = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    node = rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    live = node < num_query
+
+    context = tl.load(context_ptr + req).to(tl.int32)
+    table_ptr += req * stride_table
+    if words_ptr is None:
+        first_node = row_tile * BLOCK_ROWS // GROUP
+        last_node = tl.minimum((row_tile * BLOCK_ROWS + BLOCK_ROWS - 1) // GROUP, num_query - 1)
+        end = tl.minimum(context + last_node + 1, max_keys)
+        shared = tl.minimum(context + first_node + 1, end)  # keys before it are visible to every row
+        position = context + node
+    else:
+        end = tl.minimum(context + num_new, max_keys)
+        shared = tl.minimum(context, end)
+        words_ptr += req * stride_word_req + node * stride_word_node
+        if window is not None:
+            position_ptr += req * stride_position
+            position = tl.load(position_ptr + num_new - num_query + node, mask=live, other=0).to(tl.int32)
+    begin = 0
+    if window is not None:
+        oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
+        # Of the new keys, the position is not the index: a window can skip committed ones only.
+        begin = tl.minimum(tl.maximum(oldest, 0), shared) // BLOCK_KEYS * BLOCK_KEYS
+    low = begin
+    high = end
+    if SPLIT:
+        per_split, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
+        low = begin + split * per_split  # past the end where a window or a row tile of a chunk sees fewer keys
+        high = tl.minimum(low + per_split, end)
+    bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
+
+    key_dims = tl.arange(0, BLOCK_KEY_DIM)
+    query_ptrs = query_ptr + req * stride_query_req + (node * stride_query_node + head * stride_query_head)[:, None]
+    query = tl.load(query_ptrs + key_dims[None, :], mask=live[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
+    key_ptr += kv_head * stride_key_head
+    value_ptr += kv_head * stride_value_head
+
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_VALUE_DIM], tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    peak = tl.full([BLOCK_ROWS], LOWEST, tl.float32)
+    if sink_ptr is not None:  # noqa: SIM102
+        # An extra key without a value: counted once, in the first split.
+        if split == 0:
+            peak = tl.load(sink_ptr + head, mask=live, other=0.0).to(tl.float32) * _LOG2_E
+            total = tl.full([BLOCK_ROWS], 1.0, tl.float32)
+
+    for start in tl.range(low, tl.minimum(high, bare), BLOCK_KEYS):
+        keys = start + tl.arange(0, BLOCK_KEYS)
+        if window is None:
+            visible = None
+        else:
+            visible = position[:, None] - keys[None, :] < window
+        acc, total, peak = _attend_tile(
+            acc,
+            total,
+            peak,
+            query,
+            keys,
+            visible,
+            high,
+            table_ptr,
+            key_ptr,
+            value_ptr,
+            stride_key_block,
+            stride_key_slot,
+            stride_value_block,
+            stride_value_slot,
+            logit_scale,
+            softcap,
+            BLOCK_SIZE,
+            KEY_DIM,
+            VALUE_DIM,
+            BLOCK_KEY_DIM,
+            BLOCK_VALUE_DIM,
+            PRECISION,
+            True,
+        )
+    for start in tl.range(tl.maximum(low, bare), high, TAIL_KEYS, num_stages=1):
+        keys = start + tl.arange(0, TAIL_KEYS)
+        if words_ptr is None:
+            visible = keys[None, :] <= position[:, None]
+        else:
+            visible = _visible_nodes(words_ptr, node, num_query, start - context, num_words, TAIL_KEYS)
+        visible = visible & (keys < high)[None, :]
+        if window is not None:
+            if words_ptr is None:
+                key_position = keys
+            else:
+                new = keys - context
+                loaded = tl.load(position_ptr + new, mask=(new >= 0) & (new < num_new), other=0).to(tl.int32)
+                key_position = tl.where(new < 0, keys, loaded)
+            visible = visible & (position[:, None] - key_position[None, :] < window)
+        acc, total, peak = _attend_tile(
+            acc,
+            total,
+            peak,
+            query,
+            keys,
+            visible,
+            high,
+            table_ptr,
+            key_ptr,
+            value_ptr,
+            stride_key_block,
+            stride_key_slot,
+            stride_value_block,
+            stride_value_slot,
+            logit_scale,
+            softcap,
+            BLOCK_SIZE,
+            KEY_DIM,
+            VALUE_DIM,
+            BLOCK_KEY_DIM,
+            BLOCK_VALUE_DIM,
+            PRECISION,
+            False,
+        )
+
+    seen = total > 0
+    acc = acc / tl.where(seen, total, 1.0)[:, None]
+    out_rows = req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
+    if SPLIT:
+        if num_splits > 1:
+            # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
+            lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+            cell = ((split.to(tl.int64) * num_reqs + req) * num_query + node) * (NUM_KV_HEADS * GROUP) + head
+            tl.store(lse_ptr + cell, lse, mask=live)
+            _store_rows(partial_ptr, cell * VALUE_DIM, acc, live & seen, VALUE_DIM, BLOCK_VALUE_DIM)
+        else:
+            _store_rows(out_ptr, out_rows, acc, live, VALUE_DIM, BLOCK_VALUE_DIM)
+    else:
+        _store_rows(out_ptr, out_rows, acc, live, VALUE_DIM, BLOCK_VALUE_DIM)

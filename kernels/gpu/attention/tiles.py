@@ -1,0 +1,105 @@
+"""Tiles of the attention kernel: which sizes and launch options a dtype, a head dim, a number of rows and a GPU get."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+
+from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits
+
+
+class TileConfig(NamedTuple):
+    """Launch parameters of the attention kernel."""
+
+    block_rows: int
+    """Query rows (group * nodes) of a tile."""
+    block_keys: int
+    """Keys per iteration; a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+    shared_bytes: int
+    """What any variant takes at most, as compiled."""
+
+
+_Tiles = dict[tuple[int, int], tuple[TileConfig, ...]]
+
+# By (bytes of an element, padded head dim): one entry per tile height. Below 64 rows tiles are read faster than they
+# are computed, and several programs share a multiprocessor. Of the stages, every second one prefetches keys and values:
+# the block ids come first. float32 has no tensor cores here, and its operands lie in registers: tiles are small.
+_FLOAT32: _Tiles = {
+    (4, 64): (TileConfig(16, 32, 4, 3, 23_040), TileConfig(32, 32, 8, 3, 29_184)),
+    (4, 128): (TileConfig(16, 16, 8, 3, 26_112),),
+    (4, 256): (TileConfig(16, 16, 8, 1, 34_816),),
+}
+# From 64 rows on these are products of groups of four warps and 64 rows, whose accumulators spread over more registers
+# or lie in memory of their own.
+WARPGROUP_TILES: _Tiles = _FLOAT32 | {
+    (2, 64): (
+        TileConfig(16, 128, 4, 5, 75_776),
+        TileConfig(32, 128, 4, 5, 81_920),
+        TileConfig(64, 128, 4, 3, 77_824),
+        TileConfig(128, 128, 8, 5, 120_832),
+    ),
+    (2, 128): (
+        TileConfig(16, 64, 4, 5, 75_776),
+        TileConfig(32, 64, 4, 5, 81_920),
+        TileConfig(64, 64, 4, 3, 86_016),
+        TileConfig(128, 64, 8, 5, 136_192),
+    ),
+    (2, 256): (
+        TileConfig(16, 32, 4, 5, 77_824),
+        TileConfig(32, 32, 4, 5, 86_016),
+        TileConfig(64, 32, 4, 3, 108_544),
+        TileConfig(128, 32, 8, 3, 174_080),
+    ),
+}
+# Everywhere else a warp's own registers hold its rows' accumulators, and most GPUs give a program 99 KiB.
+WARP_TILES: _Tiles = _FLOAT32 | {
+    (2, 64): (
+        TileConfig(16, 128, 4, 5, 75_776),
+        TileConfig(32, 128, 4, 5, 81_920),
+        TileConfig(64, 128, 4, 3, 45_056),
+        TileConfig(128, 128, 8, 5, 86_016),
+    ),
+    (2, 128): (
+        TileConfig(16, 64, 4, 5, 75_776),
+        TileConfig(32, 64, 4, 5, 81_920),
+        TileConfig(64, 64, 8, 3, 61_440),
+        TileConfig(128, 64, 8, 3, 69_632),
+    ),
+    (2, 256): (
+        TileConfig(16, 32, 4, 5, 77_824),
+        TileConfig(32, 32, 4, 5, 86_016),
+        TileConfig(64, 32, 8, 3, 73_728),
+    ),
+}
+
+
+@functools.cache
+def device_tiles(dtype: torch.dtype, head_dim: int, limits: DeviceLimits) -> tuple[TileConfig, ...]:
+    """The tiles of a dtype and a head dim that a program of this GPU has the memory for, by height.
+
+    Args:
+        dtype: of the query.
+        head_dim: larger of key_dim and value_dim, at most 256.
+
+    Raises:
+        ValueError: none fits; names the memory.
+    """
+    padded = max(64, triton.next_power_of_2(head_dim))
+    table = WARPGROUP_TILES if limits.has_warpgroups else WARP_TILES
+    configs = table[dtype.itemsize, padded]
+    fitting = tuple(config for config in configs if config.shared_bytes <= limits.shared_bytes)
+    if not fitting:
+        raise ValueError(
+            f"head dim {head_dim} in {dtype} takes {min(config.shared_bytes for config in configs)} bytes of shared "
+            f"memory: a program of this GPU has {limits.shared_bytes}"
+        )
+    return fitting
+
+
+def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
+    """The smallest of `device_tiles` that holds `num_rows` = group * num_query rows, else the largest."""
+    configs = device_tiles(dtype, head_dim, limits)
+    return next((config for config in configs if config.block_rows >= num_rows), configs[-1])

@@ -1,0 +1,261 @@
+"""Steps of a decoder layer on a GPU, one launch each; `wingbeat.kernels.layer.reference` chooses between the two."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.kv import stored_as
+from wingbeat.kernels.layer.reference import MOST_HIDDEN
+
+_ROPE_TILE = 1024
+_ACTIVATION_TILE = 1024
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    hidden_ptr,  # [num_tokens, size]
+    residual_ptr,  # [num_tokens, size], or None
+    weight_ptr,  # [size]
+    normed_ptr,  # [num_tokens, size]
+    total_ptr,  # [num_tokens, size], or None
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(hidden_ptr + row + at, mask=inside, other=0.0)
+    if residual_ptr is not None:
+        before = tl.load(residual_ptr + row + at, mask=inside, other=0.0)
+        total = (before.to(tl.float32) + total.to(tl.float32)).to(total.dtype)
+        tl.store(total_ptr + row + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    # Rounded before the weight, too.
+    normed = weight * (wide * scale).to(total.dtype).to(tl.float32)
+    tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
+
+
+def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `wingbeat.kernels.layer.reference.add_rms_norm`.
+
+    Raises:
+        ValueError: a tensor is not contiguous, of another shape or dtype, or a row is larger than a program holds.
+    """
+    size = hidden.shape[-1]
+    parts = [("hidden", hidden, hidden.shape), ("weight", weight, (size,))]
+    if residual is not None:
+        parts.append(("residual", residual, hidden.shape))
+    _check(parts, hidden.dtype)
+    if size > MOST_HIDDEN:
+        raise ValueError(f"hidden has rows of {size}: a norm takes {MOST_HIDDEN} at most")
+    normed = torch.empty_like(hidden)
+    total = hidden if residual is None else torch.empty_like(hidden)
+    if hidden.numel():
+        block = triton.next_power_of_2(size)
+        with torch.cuda.device_of(hidden):
+            _add_rms_norm_kernel[(hidden.numel() // size,)](
+                hidden,
+                residual,
+                weight,
+                normed,
+                None if residual is None else total,
+                size,
+                eps,
+                BLOCK=block,
+                num_warps=max(1, min(16, block // 512)),
+            )
+    return normed, total
+
+
+@triton.jit
+def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
+    dtype = low.dtype
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
+    low = weight_low.to(tl.float32) * (low * scale).to(dtype).to(tl.float32)
+    high = weight_high.to(tl.float32) * (high * scale).to(dtype).to(tl.float32)
+    return low.to(dtype), high.to(dtype)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
+def _rotate_and_store_kernel(
+    qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
+    cos_ptr,  # [num_tokens, 2 * HALF]
+    sin_ptr,  # [num_tokens, 2 * HALF]
+    query_ptr,  # [num_tokens, NUM_HEADS, 2 * HALF]
+    key_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, 2 * HALF]
+    value_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, 2 * HALF]
+    slot_ptr,  # int64 [num_tokens]
+    query_norm_ptr,  # [2 * HALF], or None
+    key_norm_ptr,  # [2 * HALF], or None
+    eps,
+    stride_key_block,
+    stride_key_slot,
+    stride_key_head,
+    stride_value_block,
+    stride_value_slot,
+    stride_value_head,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    dim = tl.arange(0, BLOCK_HALF)[None, :]
+    num_all = NUM_HEADS + 2 * NUM_KV_HEADS
+    inside = (head < num_all) & (dim < HALF)
+    at = qkv_ptr + token * (num_all * 2 * HALF) + head * (2 * HALF) + dim
+    low = tl.load(at, mask=inside, other=0.0)
+    high = tl.load(at + HALF, mask=inside, other=0.0)
+    dtype = low.dtype
+    is_query = inside & (head < NUM_HEADS)
+    is_key = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
+    is_value = inside & (head >= NUM_HEADS + NUM_KV_HEADS)
+    turned_low, turned_high = low, high
+    if query_norm_ptr is not None:
+        weight_low = tl.load(query_norm_ptr + dim + 0 * head, mask=is_query, other=0.0)
+        weight_high = tl.load(query_norm_ptr + HALF + dim + 0 * head, mask=is_query, other=0.0)
+        key_low = tl.load(key_norm_ptr + dim + 0 * head, mask=is_key, other=0.0)
+        key_high = tl.load(key_norm_ptr + HALF + dim + 0 * head, mask=is_key, other=0.0)
+        turned_low, turned_high = _normed(
+            low, high, tl.where(is_key, key_low, weight_low), tl.where(is_key, key_high, weight_high), eps, 2 * HALF
+        )
+    angle = token * (2 * HALF) + HALF + dim
+    cos = tl.load(cos_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=dim < HALF, other=0.0).to(tl.float32)
+    wide_low, wide_high = turned_low.to(tl.float32), turned_high.to(tl.float32)
+    # Each product is rounded, and then their sum.
+    low_cos, high_sin = (wide_low * cos).to(dtype).to(tl.float32), (wide_high * sin).to(dtype).to(tl.float32)
+    high_cos, low_sin = (wide_high * cos).to(dtype).to(tl.float32), (wide_low * sin).to(dtype).to(tl.float32)
+    turned_low, turned_high = (low_cos - high_sin).to(dtype), (high_cos + low_sin).to(dtype)
+    to_query = query_ptr + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF) + dim
+    tl.store(to_query, turned_low, mask=is_query)
+    tl.store(to_query + HALF, turned_high, mask=is_query)
+    slot = tl.load(slot_ptr + token)
+    # Block 0 takes the rows to drop: many at once, so nothing is written there.
+    if slot >= BLOCK_SIZE:
+        block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot
+        to_key += (head - NUM_HEADS) * stride_key_head + dim
+        stored: tl.constexpr = key_cache_ptr.dtype.element_ty
+        tl.store(to_key, stored_as(turned_low, stored), mask=is_key)
+        tl.store(to_key + HALF, stored_as(turned_high, stored), mask=is_key)
+        to_value = value_cache_ptr + block * stride_value_block + row * stride_value_slot
+        to_value += (head - NUM_HEADS - NUM_KV_HEADS) * stride_value_head + dim
+        tl.store(to_value, stored_as(low, stored), mask=is_value)
+        tl.store(to_value + HALF, stored_as(high, stored), mask=is_value)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `wingbeat.kernels.layer.reference.rotate_and_store`."""
+    num_tokens, num_all, dim = qkv.shape
+    num_kv_heads = key_cache.shape[2]
+    num_heads = num_all - 2 * num_kv_heads
+    parts = [("qkv", qkv, qkv.shape), ("cos", cos, (num_tokens, dim)), ("sin", sin, (num_tokens, dim))]
+    parts += [
+        (name, norm, (dim,)) for name, norm in (("query_norm", query_norm), ("key_norm", key_norm)) if norm is not None
+    ]
+    _check(parts, qkv.dtype)
+    _check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if (
+            cache.dtype not in (qkv.dtype, torch.float8_e4m3fn)
+            or cache.dtype != key_cache.dtype
+            or cache.shape[1:] != (key_cache.shape[1], num_kv_heads, dim)
+            or cache.stride(3) != 1
+        ):
+            raise ValueError(f"{name} is {cache.dtype} {tuple(cache.shape)}: it does not fit qkv {tuple(qkv.shape)}")
+    if num_heads < 1 or dim % 2 or (query_norm is None) != (key_norm is None):
+        raise ValueError(f"qkv is {tuple(qkv.shape)}: queries beside {num_kv_heads} keys of an even size needed")
+    query = qkv.new_empty(num_tokens, num_heads, dim)
+    if num_tokens == 0:
+        return query
+    block_half = triton.next_power_of_2(dim // 2)
+    block_heads = max(1, min(triton.next_power_of_2(num_all), _ROPE_TILE // (2 * block_half)))
+    with torch.cuda.device_of(qkv):
+        _rotate_and_store_kernel[(num_tokens, triton.cdiv(num_all, block_heads))](
+            qkv,
+            cos,
+            sin,
+            query,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            query_norm,
+            key_norm,
+            eps,
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            BLOCK_SIZE=key_cache.shape[1],
+            HALF=dim // 2,
+            BLOCK_HEADS=block_heads,
+            BLOCK_HALF=block_half,
+            num_warps=max(1, min(4, block_heads * block_half // 128)),
+            # A fused multiply-add would round once where transformers rounds twice.
+            enable_fp_fusion=False,
+        )
+    return query
+
+
+@triton.jit
+def _silu_mul_kernel(
+    gate_up_ptr,  # [num_tokens, 2 * size]
+    out_ptr,  # [num_tokens, size]
+    size,
+    TILE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = at < size
+    gate = tl.load(gate_up_ptr + token * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up_ptr + token * 2 * size + size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    active = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    out = active.to(tl.float32) * up.to(tl.float32)
+    tl.store(out_ptr + token * size + at, out.to(gate.dtype), mask=inside)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `wingbeat.kernels.layer.reference.silu_mul`.
+
+    Raises:
+        ValueError: `gate_up` is not contiguous.
+    """
+    _check([("gate_up", gate_up, gate_up.shape)], gate_up.dtype)
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, size)
+    if out.numel():
+        tile = min(_ACTIVATION_TILE, triton.next_power_of_2(size))
+        with torch.cuda.device_of(gate_up):
+            _silu_mul_kernel[(num_tokens, triton.cdiv(size, tile))](
+                gate_up, out, size, TILE=tile, num_warps=max(1, min(4, tile // 256))
+            )
+    return out
+
+
+def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
+    for name, part, shape in parts:
+        if part.dtype != dtype or tuple(part.shape) != tuple(shape) or not part.is_contiguous():
+            raise ValueError(
+                f"{name} is {part.dtype} {tuple(part.shape)}, strides {part.stride()}: "
+                f"contiguous {dtype} {tuple(shape)} needed"
+            )

@@ -1,0 +1,76 @@
+"""Choosing tokens on a GPU: the kernels behind `sampling`, which is their reference.
+
+Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`).
+Filtered rows are kept in float32; the edge of top-p is found among the tokens that it may keep (`nucleus`), others are
+searched for (`filter`). Every row is shared by as many programs as fill the device, and gets the same token in any
+batch. Launches depend on shapes and flags alone.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.gpu.sampling.filter import filter_rows
+from wingbeat.kernels.gpu.sampling.scores import merge_shares, scale_rows
+from wingbeat.kernels.gpu.sampling.scratch import SamplingWorkspace, rows_of, share_rows
+from wingbeat.kernels.sampling.processors import LogitProcessors
+
+
+def process_logits(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    *,
+    any_filtered: bool,
+    processors: LogitProcessors | None,
+    listed_only: bool = False,
+) -> Tensor:
+    """See `sampling.process_logits`: one launch; with filters twenty-one, or with `listed_only` five."""
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
+    workspace = SamplingWorkspace(num_rows, vocab_size, logits.device)
+    # Nothing is chosen: any integers serve as keys of the noise.
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, top_ks, top_ks)
+    with torch.cuda.device_of(logits):
+        shares = share_rows(num_rows, vocab_size)
+        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=False)
+        if any_filtered:
+            filter_rows(rows, workspace, shares, choose=False, listed_only=listed_only)
+    return workspace.scaled
+
+
+def choose_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    any_filtered: bool,
+    processors: LogitProcessors | None,
+    workspace: SamplingWorkspace | None,
+) -> Tensor:
+    """See `sampling.choose_tokens`: two launches, or twenty-two with filters."""
+    num_rows, vocab_size = logits.shape
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return out
+    if workspace is None:
+        workspace = SamplingWorkspace(num_rows, vocab_size, logits.device, scaled=any_filtered)
+    elif num_rows > workspace.max_rows or vocab_size != workspace.vocab_size:
+        raise ValueError(
+            f"logits are [{num_rows}, {vocab_size}]: the workspace has room for {workspace.max_rows} rows of "
+            f"{workspace.vocab_size}"
+        )
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, seeds, positions)
+    shares = share_rows(num_rows, vocab_size)
+    with torch.cuda.device_of(logits):
+        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=True)
+        if any_filtered:
+            filter_rows(rows, workspace, shares, choose=True)
+        merge_shares(workspace, shares, out)
+    return out

@@ -1,0 +1,242 @@
+"""Scores of tokens on a GPU: processors, temperature and noise in one pass, and the best score of each row.
+
+The programs that share a row find the best of their shares; a second launch merges them. Reference:
+`processors.apply_processors`, and `reference` for the rest.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.sampling.noise import FP_FUSION, gumbel, row_keys
+from wingbeat.kernels.gpu.sampling.scratch import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
+
+_NO_TOKEN = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def is_filtered(temperature, top_k, top_p, min_p):
+    return (temperature > 0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0))
+
+
+@triton.jit
+def keep_best(best_scores, best_ids, scores, ids):
+    """Lane by lane; an earlier id stays where scores are equal."""
+    better = scores > best_scores
+    return tl.where(better, scores, best_scores), tl.where(better, ids, best_ids)
+
+
+@triton.jit
+def first_best(scores, ids):
+    """The highest score and its lowest id."""
+    best = tl.max(scores, axis=0)
+    return best, tl.min(tl.where(scores == best, ids, _NO_TOKEN), axis=0)
+
+
+@triton.jit(do_not_specialize=["path_length", "length", "num_splits"])
+def _scale_kernel(
+    logits,
+    logits_stride,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    seeds,
+    positions,
+    repetitions,
+    presences,
+    frequencies,
+    history_slots,
+    prompt_mask,
+    output_counts,
+    path_token_ids,
+    path_length,
+    bias_table,
+    bias_rows,
+    grammar_mask,
+    grammar_stride,
+    scaled,
+    maxima,
+    best_scores,
+    best_ids,
+    vocab_size,
+    length,
+    num_splits,
+    ANY_FILTERED: tl.constexpr,
+    KEEP_ALL: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    HAS_PATH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_GRAMMAR: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Processors and temperature. Rows that are not filtered get their best score; filtered ones are stored."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    sampled = temperature > 0
+    divisor = tl.where(sampled, temperature, 1.0)
+    filtered = False
+    noisy = sampled
+    if ANY_FILTERED:
+        filtered = is_filtered(temperature, tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row))
+        noisy = sampled & (filtered == 0)
+    stored = filtered
+    if KEEP_ALL:
+        stored = True
+    key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
+    history = -1
+    repetition = 1.0
+    presence = 0.0
+    frequency = 0.0
+    if HAS_PENALTIES:
+        history = tl.load(history_slots + row)
+        repetition = tl.load(repetitions + row)
+        presence = tl.load(presences + row)
+        frequency = tl.load(frequencies + row)
+    bias_row = -1
+    if HAS_BIAS:
+        bias_row = tl.load(bias_rows + row)
+    lanes = tl.arange(0, TILE)
+    best = tl.full([TILE], float("-inf"), dtype=tl.float32)
+    best_at = tl.full([TILE], 2147483647, dtype=tl.int32)
+    largest = tl.full([TILE], float("-inf"), dtype=tl.float32)
+    begin = split * length
+    for start in range(begin, tl.minimum(begin + length, vocab_size), TILE):
+        ids = start + lanes
+        mask = ids < vocab_size
+        values = tl.load(logits + row * logits_stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
+        # One condition is the compiler's, the other the row's.
+        if HAS_BIAS:  # noqa: SIM102
+            if bias_row >= 0:
+                values += tl.load(bias_table + bias_row * vocab_size + ids, mask=mask, other=0.0)
+        if HAS_PENALTIES:  # noqa: SIM102
+            if (history >= 0) & ((repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)):
+                counts = tl.load(output_counts + history * vocab_size + ids, mask=mask, other=0)
+                if HAS_PATH:
+                    for step in range(path_length):
+                        token = tl.load(path_token_ids + row * path_length + step)
+                        counts += (ids == token).to(tl.int32)
+                prompted = tl.load(prompt_mask + history * vocab_size + ids, mask=mask, other=0)
+                repeated = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
+                values = tl.where((prompted != 0) | (counts > 0), repeated, values)
+                values = values - frequency * counts.to(tl.float32)
+                values = values - presence * (counts > 0).to(tl.float32)
+        if HAS_GRAMMAR:
+            words = tl.load(grammar_mask + row * grammar_stride + (ids >> 5), mask=mask, other=0)
+            values = tl.where(((words >> (ids & 31)) & 1) != 0, values, float("-inf"))
+        values = tl.div_rn(values, divisor)
+        # The search compares bits, in which -0 and 0 differ.
+        values = tl.where(values == 0, 0.0, values)
+        if stored:
+            tl.store(scaled + row * vocab_size + ids, values, mask=mask)
+        largest = tl.maximum(largest, tl.where(mask, values, float("-inf")))
+        scores = values
+        if noisy:
+            scores = values + gumbel(key_1, key_2, ids)
+        best, best_at = keep_best(best, best_at, tl.where(mask, scores, float("-inf")), ids)
+    share = row * num_splits + split
+    tl.store(maxima + share, tl.max(largest, axis=0))
+    score, token = first_best(best, best_at)
+    tl.store(best_scores + share, score)
+    tl.store(best_ids + share, token)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr):
+    """The token of a row from the best of each program that shared it; 0 where every score is -inf."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SPLITS)
+    mask = at < num_splits
+    scores = tl.load(best_scores + row * num_splits + at, mask=mask, other=float("-inf"))
+    ids = tl.load(best_ids + row * num_splits + at, mask=mask, other=2147483647)
+    _, token = first_best(scores, ids)
+    tl.store(out + row, tl.where(token == _NO_TOKEN, 0, token).to(tl.int64))
+
+
+def _processor_arguments(processors: LogitProcessors | None, logits: Tensor) -> dict[str, Any]:
+    """The processors' part of `_scale_kernel`'s arguments; None for what is not used."""
+    penalties, bias, grammar_mask = processors or LogitProcessors()
+    if processors is not None:
+        check_processors(processors, *logits.shape)
+    path = None if penalties is None else penalties.path_token_ids
+    has_path = path is not None and path.shape[1] > 0
+    return {
+        "repetitions": None if penalties is None else penalties.repetition.contiguous(),
+        "presences": None if penalties is None else penalties.presence.contiguous(),
+        "frequencies": None if penalties is None else penalties.frequency.contiguous(),
+        "history_slots": None if penalties is None else penalties.slots.contiguous(),
+        "prompt_mask": None if penalties is None else _table("prompt_mask", penalties.prompt_mask).view(torch.uint8),
+        "output_counts": None if penalties is None else _table("output_counts", penalties.output_counts),
+        "path_token_ids": path.contiguous() if has_path else None,
+        "path_length": path.shape[1] if has_path else 0,
+        "bias_table": None if bias is None else _table("logit_bias.table", bias.table),
+        "bias_rows": None if bias is None else bias.rows.contiguous(),
+        "grammar_mask": None if grammar_mask is None else grammar_mask.contiguous(),
+        "grammar_stride": 0 if grammar_mask is None else grammar_mask.shape[1],
+        "HAS_PENALTIES": penalties is not None,
+        "HAS_PATH": has_path,
+        "HAS_BIAS": bias is not None,
+        "HAS_GRAMMAR": grammar_mask is not None,
+    }
+
+
+def _table(name: str, table: Tensor) -> Tensor:
+    # Copying one to make it contiguous would cost more than everything else here.
+    if not table.is_contiguous():
+        raise ValueError(f"{name} has strides {table.stride()}: it must be contiguous")
+    return table
+
+
+def scale_rows(
+    logits: Tensor,
+    rows: Rows,
+    processors: LogitProcessors | None,
+    workspace: SamplingWorkspace,
+    shares: Shares,
+    *,
+    any_filtered: bool,
+    choose: bool,
+) -> None:
+    """Find the best score of each share of the rows that are not filtered, and store the others over temperature.
+
+    Args:
+        logits: [num_rows, vocab_size], any float type.
+        choose: False stores every row.
+    """
+    num_rows, vocab_size = logits.shape
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    _scale_kernel[(num_rows, shares.num_splits)](
+        logits,
+        logits.stride(0),
+        *rows,
+        **_processor_arguments(processors, logits),
+        scaled=workspace.scaled,
+        maxima=workspace.maxima,
+        best_scores=workspace.best_scores,
+        best_ids=workspace.best_ids,
+        vocab_size=vocab_size,
+        length=shares.length,
+        num_splits=shares.num_splits,
+        ANY_FILTERED=any_filtered,
+        KEEP_ALL=not choose,
+        TILE=shares.tile,
+        enable_fp_fusion=FP_FUSION,
+    )
+
+
+def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> None:
+    """Write the token of each row [num_rows] from the best scores of its shares."""
+    _merge_kernel[(len(out),)](
+        workspace.best_scores,
+        workspace.best_ids,
+        out,
+        shares.num_splits,
+        SPLITS=shares.most_splits,
+        enable_fp_fusion=FP_FUSION,
+    )

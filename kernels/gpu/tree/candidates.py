@@ -1,0 +1,195 @@
+"""Candidates on a GPU: the kernels behind `candidates`, which is their reference.
+
+Programs that share a row find the best of their shares, and a second launch merges them: a batch of one has few rows,
+and one program each would leave most of the device idle. Nothing waits for the device and launches depend on shapes
+alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.sampling.noise import gumbel, row_keys
+from wingbeat.kernels.tree.results import Candidates, Coupling
+
+# Logits a program holds in registers at a time: 32 in each of its threads.
+_CANDIDATE_TILE = 8192
+_SPLITS = 8
+"""Programs of a row, at most."""
+_LEAST_SHARE = 1024
+
+
+@triton.jit
+def _share_kernel(
+    logits,
+    draft_token_ids,
+    temperatures,
+    seeds,
+    positions,
+    best_scores,
+    best_ids,
+    maxima,
+    totals,
+    width,
+    vocab_size,
+    length,
+    top_k,
+    COUPLED: tl.constexpr,
+    PLACES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The best of a share of a row in order, its largest score, and the sum of exponentials below it."""
+    row = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(1) * length
+    end = tl.minimum(begin + length, vocab_size)
+    share = row * tl.num_programs(1) + tl.program_id(1)
+    temperature = 0.0
+    key_1 = tl.full([], 0, dtype=tl.uint32)
+    key_2 = tl.full([], 0, dtype=tl.uint32)
+    if COUPLED:
+        req = row // width
+        temperature = tl.load(temperatures + req)
+        key_1, key_2 = row_keys(tl.load(seeds + req), tl.load(positions + req))
+    scale = tl.where(temperature > 0, temperature, 1.0)
+    lanes = tl.arange(0, TILE)
+    places = tl.arange(0, PLACES)
+    best = tl.full([PLACES], float("-inf"), dtype=tl.float32)
+    ids_of_best = tl.zeros([PLACES], dtype=tl.int32)
+    largest = tl.full([], float("-inf"), dtype=tl.float32)
+    total = tl.full([], 0.0, dtype=tl.float32)
+    for start in range(begin, end, TILE):
+        ids = start + lanes
+        mask = ids < end
+        values = tl.load(logits + row * vocab_size + ids, mask=mask, other=float("-inf")).to(tl.float32)
+        # Which of two NaN is larger depends on who asks, and threads would go on with different answers.
+        values = tl.where(values >= float("-inf"), values, float("-inf"))
+        if COUPLED:
+            values = tl.div_rn(values, scale)
+            if temperature > 0:
+                values += gumbel(key_1, key_2, tl.load(draft_token_ids + ids, mask=mask, other=0))
+        before = largest
+        largest = tl.maximum(before, tl.max(values, axis=0))
+        finite = tl.where(largest == float("-inf"), 0.0, largest)
+        total = total * tl.exp(before - finite) + tl.sum(tl.exp(values - finite), axis=0)
+        # The tile's best and the best so far, merged; of equal scores the earlier id comes first.
+        merged = tl.full([PLACES], float("-inf"), dtype=tl.float32)
+        merged_ids = tl.zeros([PLACES], dtype=tl.int32)
+        for place in range(top_k):
+            old, old_at = tl.max(best, axis=0, return_indices=True, return_indices_tie_break_left=True)
+            new, new_at = tl.max(values, axis=0, return_indices=True, return_indices_tie_break_left=True)
+            from_old = old >= new
+            old_id = tl.sum(tl.where(places == old_at, ids_of_best, 0), axis=0)
+            here = places == place
+            merged = tl.where(here, tl.where(from_old, old, new), merged)
+            merged_ids = tl.where(here, tl.where(from_old, old_id, start + new_at), merged_ids)
+            best = tl.where(places == tl.where(from_old, old_at, -1), float("-inf"), best)
+            values = tl.where(lanes == tl.where(from_old, -1, new_at), float("-inf"), values)
+        best = merged
+        ids_of_best = merged_ids
+    tl.store(best_scores + share * PLACES + places, best)
+    tl.store(best_ids + share * PLACES + places, ids_of_best)
+    tl.store(maxima + share, largest)
+    tl.store(totals + share, total)
+
+
+@triton.jit
+def _merge_shares_kernel(
+    best_scores,
+    best_ids,
+    maxima,
+    totals,
+    draft_token_ids,
+    out_token_ids,
+    out_log_probs,
+    vocab_size,
+    num_splits,
+    top_k,
+    SPLITS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """The best of a row's shares; these lie in the order of their ids, and so do equal scores of each."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, SPLITS * PLACES)
+    there = lanes < num_splits * PLACES
+    scores = tl.load(best_scores + row * num_splits * PLACES + lanes, mask=there, other=float("-inf"))
+    ids = tl.load(best_ids + row * num_splits * PLACES + lanes, mask=there, other=0)
+    shares = tl.arange(0, SPLITS)
+    peaks = tl.load(maxima + row * num_splits + shares, mask=shares < num_splits, other=float("-inf"))
+    sums = tl.load(totals + row * num_splits + shares, mask=shares < num_splits, other=0.0)
+    largest = tl.max(peaks, axis=0)
+    finite = tl.where(largest == float("-inf"), 0.0, largest)
+    log_total = finite + tl.log(tl.sum(sums * tl.exp(peaks - finite), axis=0))
+    places = tl.arange(0, PLACES)
+    best = tl.full([PLACES], float("-inf"), dtype=tl.float32)
+    chosen = tl.zeros([PLACES], dtype=tl.int32)
+    for place in range(top_k):
+        score, at = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        here = places == place
+        best = tl.where(here, score, best)
+        chosen = tl.where(here, tl.sum(tl.where(lanes == at, ids, 0), axis=0), chosen)
+        scores = tl.where(lanes == at, float("-inf"), scores)
+    wanted = places < top_k
+    # A row of NaN has no best one, and may leave any lane's: what is looked up by it must exist.
+    chosen = tl.minimum(chosen, vocab_size - 1)
+    tl.store(out_token_ids + row * top_k + places, tl.load(draft_token_ids + chosen, mask=wanted), mask=wanted)
+    tl.store(out_log_probs + row * top_k + places, best - log_total, mask=wanted)
+
+
+def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None) -> Candidates:
+    """See `candidates.top_candidates`; of equal scores the lower draft index comes first."""
+    num_reqs, width, vocab_size = logits.shape
+    num_rows, places = num_reqs * width, triton.next_power_of_2(top_k)
+    token_ids = torch.empty(num_reqs, width, top_k, dtype=torch.int64, device=logits.device)
+    log_probs = torch.empty(num_reqs, width, top_k, dtype=torch.float32, device=logits.device)
+    if num_rows == 0:
+        return Candidates(token_ids, log_probs)
+    temperatures, seeds, positions = (
+        (None, None, None) if coupling is None else (column.contiguous() for column in coupling)
+    )
+    length = max(triton.cdiv(vocab_size, _SPLITS), min(_LEAST_SHARE, vocab_size))
+    num_splits = triton.cdiv(vocab_size, length)
+    tile = min(triton.next_power_of_2(length), _CANDIDATE_TILE)
+    best_scores, best_ids = (
+        torch.empty(num_rows, num_splits, places, dtype=dtype, device=logits.device)
+        for dtype in (torch.float32, torch.int32)
+    )
+    maxima, totals = torch.empty(2, num_rows, num_splits, dtype=torch.float32, device=logits.device)
+    draft_token_ids = draft_token_ids.contiguous()
+    with torch.cuda.device_of(logits):
+        _share_kernel[(num_rows, num_splits)](
+            logits.contiguous(),
+            draft_token_ids,
+            temperatures,
+            seeds,
+            positions,
+            best_scores,
+            best_ids,
+            maxima,
+            totals,
+            width,
+            vocab_size,
+            length,
+            top_k,
+            COUPLED=coupling is not None,
+            PLACES=places,
+            TILE=tile,
+            num_warps=max(tile // 1024, 4),
+            enable_fp_fusion=False,
+        )
+        _merge_shares_kernel[(num_rows,)](
+            best_scores,
+            best_ids,
+            maxima,
+            totals,
+            draft_token_ids,
+            token_ids,
+            log_probs,
+            vocab_size,
+            num_splits,
+            top_k,
+            SPLITS=triton.next_power_of_2(num_splits),
+            PLACES=places,
+            enable_fp_fusion=False,
+        )
+    return Candidates(token_ids, log_probs)

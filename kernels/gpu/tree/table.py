@@ -1,0 +1,214 @@
+"""Growth of token trees on a GPU: the kernels behind `table`, which is their reference.
+
+A program handles a request alone, in registers; a level is one launch, and so is the finished tree. Nothing waits for
+the device and launches depend on shapes alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.sampling.integers import sortable
+from wingbeat.kernels.gpu.tree.walk import num_warps
+from wingbeat.kernels.tree.results import Frontier, GrownTree
+
+
+@triton.jit
+def _level_kernel(
+    token_ids,
+    log_probs,
+    parent_entries,
+    parent_scores,
+    table_token_ids,
+    table_parents,
+    table_scores,
+    out_token_ids,
+    out_entries,
+    out_scores,
+    out_parents,
+    size,
+    begin,
+    num_candidates,
+    top_k,
+    IS_ROOT: tl.constexpr,
+    LANES: tl.constexpr,
+    LANE_BITS: tl.constexpr,
+):
+    req = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    mask = lanes < num_candidates
+    tokens = tl.load(token_ids + req * num_candidates + lanes, mask=mask, other=0)
+    scores = tl.load(log_probs + req * num_candidates + lanes, mask=mask, other=float("-inf")).to(tl.float32)
+    # NaN is a missing candidate, and a child never beats its parent.
+    scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124
+    scores = tl.where(scores > 0, 0.0, scores)
+    place = lanes // top_k
+    parents = tl.zeros([LANES], dtype=tl.int64)
+    if not IS_ROOT:
+        parents = tl.load(parent_entries + req * top_k + place, mask=mask, other=0)
+        scores = tl.load(parent_scores + req * top_k + place, mask=mask, other=float("-inf")) + scores
+    else:
+        # Levels of an earlier tree that this one may not reach must not be kept.
+        for start in range(begin + num_candidates, size, LANES):
+            rest = start + lanes
+            tl.store(table_scores + req * size + rest, float("-inf"), mask=rest < size)
+    entries = begin + lanes
+    tl.store(table_token_ids + req * size + entries, tokens, mask=mask)
+    tl.store(table_parents + req * size + entries, parents, mask=mask)
+    tl.store(table_scores + req * size + entries, scores, mask=mask)
+    # Unique keys: of equal scores the lower lane is the larger key. -0 and 0 are equal.
+    keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
+    keys = tl.where(mask, keys, -1)
+    rank = tl.full([LANES], 2147483647, dtype=tl.int32)
+    for taken in range(top_k):
+        best = keys == tl.max(keys, axis=0)
+        rank = tl.where(best, taken, rank)
+        keys = tl.where(best, -1, keys)
+    chosen = mask & (rank < top_k)
+    to = req * top_k + rank
+    tl.store(out_token_ids + to, tokens, mask=chosen)
+    tl.store(out_entries + to, entries.to(tl.int64), mask=chosen)
+    tl.store(out_scores + to, scores, mask=chosen)
+    if IS_ROOT:
+        place = tl.zeros([LANES], dtype=tl.int32)
+    tl.store(out_parents + to, place.to(tl.int64), mask=chosen)
+
+
+def add_level(
+    token_ids: Tensor,
+    log_probs: Tensor,
+    frontier: Frontier | None,
+    table: tuple[Tensor, Tensor, Tensor],
+    begin: int,
+) -> Frontier:
+    """Enter candidates [num_reqs, width, top_k] at entry `begin` and choose the next frontier; see `TreeTable`.
+
+    Args:
+        frontier: the one that was expanded; None for the root's children.
+        table: token ids, parents and scores [num_reqs, size].
+    """
+    num_reqs, width, top_k = token_ids.shape
+    token_out, entries, parents = (
+        torch.empty(num_reqs, top_k, dtype=torch.int64, device=token_ids.device) for _ in range(3)
+    )
+    scores = torch.empty(num_reqs, top_k, dtype=torch.float32, device=token_ids.device)
+    lanes = triton.next_power_of_2(width * top_k)
+    if num_reqs:
+        with torch.cuda.device_of(token_ids):
+            _level_kernel[(num_reqs,)](
+                token_ids.contiguous(),
+                log_probs.contiguous(),
+                None if frontier is None else frontier.table_index,
+                None if frontier is None else frontier.scores,
+                *table,
+                token_out,
+                entries,
+                scores,
+                parents,
+                table[0].shape[1],
+                begin,
+                width * top_k,
+                top_k,
+                IS_ROOT=frontier is None,
+                LANES=lanes,
+                LANE_BITS=lanes.bit_length() - 1,
+                num_warps=num_warps(lanes),
+                enable_fp_fusion=False,
+            )
+    return Frontier(token_out, entries, scores, parents)
+
+
+@triton.jit
+def _finalize_kernel(
+    table_token_ids,
+    table_parents,
+    table_scores,
+    table_depths,
+    root_token_ids,
+    out_token_ids,
+    out_parents,
+    out_depths,
+    out_scores,
+    out_num_valid,
+    size,
+    num_nodes,
+    num_kept,
+    LANES: tl.constexpr,
+    LANE_BITS: tl.constexpr,
+    NODES: tl.constexpr,
+):
+    req = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, LANES)
+    entered = lanes < size
+    is_root = lanes == 0
+    scores = tl.load(table_scores + req * size + lanes, mask=entered & (lanes > 0), other=float("-inf"))
+    parents = tl.load(table_parents + req * size + lanes, mask=entered & (lanes > 0), other=0).to(tl.int32)
+    # Unique keys: of equal scores the lower entry is the larger key. -0 and 0 are equal.
+    keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
+    keys = tl.where(entered & (lanes > 0), keys, -1)
+    # The num_kept-th largest key, bit by bit; above every key where none is kept.
+    edge = tl.full([], 0, dtype=tl.int64)
+    for bit in range(32 + LANE_BITS):
+        higher = edge | (tl.full([], 1, dtype=tl.int64) << (31 + LANE_BITS - bit))
+        edge = tl.where(tl.sum((keys >= higher).to(tl.int32), axis=0) >= num_kept, higher, edge)
+    kept = tl.where(keys >= edge, scores, float("-inf")) > float("-inf")
+    numbers = tl.where(kept, tl.cumsum(kept.to(tl.int32), axis=0), 0)
+    num_valid = 1 + tl.sum(kept.to(tl.int32), axis=0)
+    live = kept | is_root
+    token_ids = tl.load(table_token_ids + req * size + lanes, mask=entered, other=0)
+    token_ids = tl.where(is_root, tl.load(root_token_ids + req), token_ids)
+    depths = tl.load(table_depths + lanes, mask=entered, other=0)
+    node_parents = tl.where(is_root, -1, tl.gather(numbers, parents, 0))
+    to = req * num_nodes + numbers
+    tl.store(out_token_ids + to, token_ids, mask=live)
+    tl.store(out_parents + to, node_parents.to(tl.int64), mask=live)
+    tl.store(out_depths + to, depths, mask=live)
+    tl.store(out_scores + to, tl.where(is_root, 0.0, scores), mask=live)
+    tl.store(out_num_valid + req, num_valid.to(tl.int64))
+    nodes = tl.arange(0, NODES)
+    padding = (nodes >= num_valid) & (nodes < num_nodes)
+    zeros = tl.zeros([NODES], dtype=tl.int64)
+    pad_to = req * num_nodes + nodes
+    tl.store(out_token_ids + pad_to, zeros, mask=padding)
+    tl.store(out_parents + pad_to, zeros, mask=padding)
+    tl.store(out_depths + pad_to, zeros, mask=padding)
+    tl.store(out_scores + pad_to, float("-inf"), mask=padding)
+
+
+def finalize(table: tuple[Tensor, Tensor, Tensor], depths: Tensor, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
+    """The best nodes of a table, renumbered; see `TreeTable.finalize`.
+
+    Args:
+        table: token ids, parents and scores [num_reqs, size].
+        depths: int64 [size].
+    """
+    num_reqs, size = table[0].shape
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(num_reqs, *shape, dtype=torch.int64, device=root_token_ids.device)
+
+    tree = GrownTree(
+        empty(num_nodes),
+        empty(num_nodes),
+        empty(num_nodes),
+        torch.empty(num_reqs, num_nodes, dtype=torch.float32, device=root_token_ids.device),
+        empty(),
+    )
+    lanes = triton.next_power_of_2(size)
+    if num_reqs:
+        with torch.cuda.device_of(root_token_ids):
+            _finalize_kernel[(num_reqs,)](
+                *table,
+                depths,
+                root_token_ids.contiguous(),
+                *tree,
+                size,
+                num_nodes,
+                min(num_nodes, size) - 1,
+                LANES=lanes,
+                LANE_BITS=lanes.bit_length() - 1,
+                NODES=triton.next_power_of_2(num_nodes),
+                num_warps=num_warps(lanes),
+            )
+    return tree

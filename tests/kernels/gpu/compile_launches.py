@@ -1,0 +1,121 @@
+"""Compile every launch of the layer, sampling, tree and state kernels for a capability; prints one JSON object each.
+
+A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver
+that only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler
+refuses shows here, and so do arguments that a kernel does not take.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tests.kernels.gpu.resources import report
+from tests.ptx.launch import NamedDriver
+from wingbeat.kernels.gpu import fp8 as fp8_triton
+from wingbeat.kernels.gpu import layer as triton_layer
+from wingbeat.kernels.gpu.sampling import history as triton_history
+from wingbeat.kernels.gpu.sampling import launch as triton_sampling
+from wingbeat.kernels.gpu.sampling import noise as triton_noise
+from wingbeat.kernels.gpu.tree import candidates as triton_candidates
+from wingbeat.kernels.gpu.tree import table as triton_tree_growth
+from wingbeat.kernels.gpu.tree import walk as triton_tree
+from wingbeat.kernels.layer.fp8 import to_fp8
+from wingbeat.kernels.sampling.processors import Histories, LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.tree.results import Coupling
+from wingbeat.kernels.tree.table import TreeTable
+
+
+def compile_only(launch):
+    """`JITFunction.run` without the run."""
+
+    def run(self, *args, grid, warmup, **options):
+        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+        report("", compiled)
+        return compiled
+
+    return run
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def launch_sampling(num_rows: int, vocab_size: int) -> None:
+    logits, ones, zeros = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16), torch.ones(num_rows), ints(num_rows)
+    rows = (ones, zeros, ones, ones, zeros, zeros)
+    counts = torch.zeros(2, vocab_size, dtype=torch.int32)
+    processors = LogitProcessors(
+        Penalties(ones, ones, ones, zeros, counts.bool(), counts, ints(num_rows, 5)),
+        LogitBias(torch.zeros(1, vocab_size), zeros),
+        torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
+    )
+    for bits in (True, False):
+        triton_noise.noise(zeros, zeros, ints(vocab_size), bits=bits)
+        triton_noise.noise(zeros, zeros, ints(len(zeros), 16), bits=bits)
+    triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
+    triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
+    for listed_only in (False, True):
+        triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None, listed_only=listed_only)
+
+
+def launch_histories(num_rows: int, width: int, num_columns: int) -> None:
+    histories = Histories(ints(num_rows, width), ints(num_rows), torch.ones(num_rows, 8)[:, 6], ints(num_rows))
+    in_output = torch.zeros(num_rows, num_columns, dtype=torch.int32)
+    triton_history.count_tokens(histories, ints(num_columns), ints(num_columns), in_output.bool(), in_output)
+
+
+def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_size: int) -> None:
+    table = TreeTable(num_reqs, top_k, steps, "cpu")
+    entries = (table._token_ids, table._parents, table._scores)
+    coupling = Coupling(torch.ones(num_reqs), ints(num_reqs), ints(num_reqs))
+    logits = torch.zeros(num_reqs, top_k, vocab_size, dtype=torch.bfloat16)
+    for noise in (None, coupling):
+        triton_candidates.top_candidates(logits, ints(vocab_size), top_k, noise)
+    root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
+    frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1)
+    triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1))
+    triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes)
+    nodes = ints(num_reqs, num_nodes)
+    triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
+    for pack in (False, True):
+        triton_tree.ancestors(nodes, steps, pack=pack)
+    triton_tree.path_token_ids(nodes, nodes, steps)
+
+
+def launch_layers(
+    num_tokens: int, hidden_size: int, heads: tuple[int, int], dim: int, intermediate_size: int, *, has_fp8: bool
+) -> None:
+    bf16 = torch.bfloat16
+    hidden, weight = torch.zeros(num_tokens, hidden_size, dtype=bf16), torch.zeros(hidden_size, dtype=bf16)
+    for residual in (None, hidden):
+        triton_layer.add_rms_norm(hidden, residual, weight, 1e-5)
+    qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
+    turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)
+    # Before capability 8.9 Triton compiles nothing that has float8.
+    caches = (cache, cache.to(torch.float8_e4m3fn)) if has_fp8 else (cache,)
+    for norm in (None, hidden.new_zeros(dim)):
+        for stored in caches:
+            triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
+    triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
+    for bias in (None, hidden.new_zeros(intermediate_size)) if has_fp8 else ():
+        fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
+
+
+if __name__ == "__main__":
+    capability = int(sys.argv[1])
+    driver.set_active(NamedDriver(capability))
+    JITFunction.run = compile_only(JITFunction.run)
+    launch_layers(60, 4096, (32, 8), 128, 14336, has_fp8=capability >= 89)
+    launch_layers(1, 2880, (40, 8), 80, 9728, has_fp8=capability >= 89)
+    launch_sampling(1, 151936)
+    launch_sampling(300, 32000)
+    launch_histories(4, 8193, 32000)
+    launch_histories(1, 32769, 151936)
+    launch_trees(4, 10, 7, 60, 32000)
+    launch_trees(1, 4, 5, 130, 151936)
+    for launches in sorted(Path(__file__).parents[1].glob("*/launches.py")):
+        import_module(f"tests.kernels.{launches.parent.name}.launches").launch_all()

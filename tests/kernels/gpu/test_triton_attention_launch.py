@@ -1,0 +1,85 @@
+"""What a launch of the attention kernel chooses: splits of the context and tiles of the rows, by the GPU's limits."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from wingbeat.kernels.gpu.attention.device import KNOWN
+from wingbeat.kernels.gpu.attention.launch import partial_bytes
+from wingbeat.kernels.gpu.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits, merged_heads
+from wingbeat.kernels.gpu.attention.tiles import device_tiles, tile_config
+
+
+@pytest.mark.parametrize("device_programs", [1, 58, 132, 396])
+def test_splits_of_one_request_fill_the_device_and_no_more(device_programs):
+    for num_programs in (1, 8, 100, 128, 5000):
+        splits = choose_num_splits(num_programs, device_programs)
+        assert 1 <= splits <= MAX_SPLITS
+        assert num_programs * splits >= 0.68 * min(device_programs, num_programs * MAX_SPLITS)
+        assert splits == 1 or num_programs < device_programs
+
+
+def test_one_request_of_llama_fills_the_device():
+    """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, two programs on each of 132 multiprocessors."""
+    splits = choose_splits(1, 8, 264, 64)
+    assert 0.8 * 264 <= 8 * splits.at_most(8192) <= 264
+
+
+def test_splits_are_long_where_many_requests_fill_the_device_and_short_where_one_does():
+    """They are whole tiles, alike for all numbers of requests that one captured round serves."""
+    keys = {num_reqs: choose_splits(num_reqs, 8, 264, 64).least_keys for num_reqs in (1, 4, 16, 17, 31, 32, 128)}
+    assert keys == {1: 128, 4: 256, 16: 1024, 17: 1984, 31: 1984, 32: 1984, 128: 2048}
+    assert choose_splits(128, 8, 264, 64).at_most(2048) == 1
+    assert choose_splits(128, 8, 264, 64).at_most(2049) == 2
+
+
+@pytest.mark.parametrize(("num_rows", "num_heads"), [(1, 32), (512, 32), (1024, 32), (100_000, 32), (7, 1)])
+def test_a_merge_has_programs_enough_and_no_more(num_rows, num_heads):
+    heads = merged_heads(num_rows, num_heads)
+    assert 1 <= heads <= num_heads
+    assert num_rows * -(-num_heads // heads) <= max(2 * 4096, num_rows)
+    assert heads == 1 or num_rows * -(-num_heads // heads) >= 4096
+
+
+@pytest.mark.few(24)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("gpu", KNOWN)
+def test_every_head_dim_has_a_tile_on_every_gpu_for_any_number_of_rows(head_dim, dtype, gpu):
+    limits = KNOWN[gpu]
+    configs = [tile_config(dtype, head_dim, rows, limits) for rows in range(1, 300)]
+    heights = [config.block_rows for config in configs]
+    assert heights == sorted(heights)
+    largest = heights[-1]
+    assert all(rows <= height < max(2 * rows, 17) or height == largest for rows, height in enumerate(heights, start=1))
+    assert max(config.shared_bytes for config in configs) <= limits.shared_bytes
+
+
+def test_a_gpu_of_less_memory_has_lower_tiles_or_says_what_it_lacks():
+    small = KNOWN["L4"]._replace(shared_bytes=64 * 1024)
+    assert [tile.block_rows for tile in device_tiles(torch.bfloat16, 128, small)] == [64]
+    with pytest.raises(ValueError, match=r"head dim 256 in torch.bfloat16 takes 73728 bytes.* has 65536"):
+        device_tiles(torch.bfloat16, 256, small)
+
+
+def test_programs_of_a_multiprocessor_are_limited_by_what_runs_out_first():
+    """CUDA's occupancy rules: shared memory with 1 KiB of its own each, registers in eights, threads."""
+    h100, l4 = KNOWN["H100"], KNOWN["L4"]
+    assert h100.resident_programs(72_704, 128, 4) == 3
+    assert l4.resident_programs(72_704, 128, 4) == 1
+    assert h100.resident_programs(0, 255, 8) == 1
+    assert h100.resident_programs(0, 168, 4) == 3
+    assert h100.resident_programs(0, 32, 8) == 8
+    assert l4.resident_programs(0, 32, 8) == 6
+    assert h100.resident_programs(0, 32, 8, tensor_columns=256) == 2
+    assert h100.resident_programs(227 * 1024, 32, 4) == 1
+
+
+def test_memory_of_splits_is_foreseen_for_the_longest_contexts():
+    """32 requests of Llama-3.1-8B in trees of 16 nodes: 64 rows in a tile, two programs on a multiprocessor."""
+    shape = (torch.bfloat16, (32, 16), (32, 8), (128, 128))
+    assert partial_bytes(*shape, 512, KNOWN["H100"]) == 0
+    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 5 * 32 * 16 * 32 * 129 * 4
+    assert partial_bytes(*shape, 131072, KNOWN["H100"]) > partial_bytes(*shape, 8192, KNOWN["H100"])
+    assert partial_bytes(*shape, 131072, KNOWN["L4"]) < partial_bytes(*shape, 131072, KNOWN["H100"])

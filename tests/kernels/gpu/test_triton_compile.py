@@ -1,0 +1,76 @@
+"""The kernels compile for the GPUs they are written for, and fit into them; no GPU is needed for that."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels.gpu.resources import CAPABILITIES, Resources, compiled, every
+from tests.optional import is_gone
+from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits
+from wingbeat.kernels.gpu.attention.tiles import device_tiles
+
+KERNELS = {
+    "tree_attention", "merge_splits", "store_kv", "move_kv", "add_rms_norm", "rotate_and_store", "silu_mul", "shrink",
+    "expand", "noise", "count", "scale", "collect", "edge", "search", "filter", "merge", "share", "merge_shares",
+    "level", "finalize", "walk", "ancestors", "paths", "delta_rule",
+}  # fmt: skip
+# CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 56}
+"""Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache; half of the height would
+read each tile of keys twice. Most of them are of the stores behind all tiles: results go to one of two places."""
+_GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
+_GEMMA_2_SPILLED_BYTES = 200
+"""Of 128 threads, likewise 25 KiB."""
+
+
+def limits_of(capability: int) -> DeviceLimits:
+    """Of a GPU of that capability."""
+    return next(limits for limits in KNOWN.values() if limits.capability == capability)
+
+
+def check(one: Resources, capability: int) -> None:
+    """A variant fits, and takes no more shared memory than the table of tiles says."""
+    what = f"{one.kernel} {one.variant} on {capability}"
+    assert one.shared_bytes <= SHARED_BYTES[capability], f"{what} takes {one.shared_bytes} bytes"
+    allowed = _GEMMA_2_SPILLED_BYTES if one.variant == _GEMMA_2 else SPILLED_BYTES.get(one.kernel, 0)
+    assert one.spilled_bytes <= allowed, f"{what} spills {one.spilled_bytes} bytes"
+    assert one.registers * one.num_warps * 32 <= 65536
+    if one.kernel == "tree_attention":
+        dtype, dim, height = one.variant.split(", ")[:3]
+        tiles = device_tiles(getattr(torch, dtype), int(dim.split()[1]), limits_of(capability))
+        (tile,) = (tile for tile in tiles if tile.block_rows == int(height.split()[0]))
+        assert one.shared_bytes <= tile.shared_bytes, f"{what} takes {one.shared_bytes} bytes"
+
+
+def test_gpus_have_the_memory_that_cuda_gives_them():
+    assert {limits.capability: limits.shared_bytes for limits in KNOWN.values()} == SHARED_BYTES
+
+
+@pytest.mark.slow
+def test_attention_fits_into_the_smallest_gpus():
+    """In the compiler's own cache: it costs its seconds once."""
+    results = compiled("compile_attention.py", "86", "few")
+    assert len(results) == 3
+    for one in results:
+        check(one, 86)
+        assert one.instructions["copies of 16 bytes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_kernel_fits(capability):
+    results = every(capability)
+    wanted = KERNELS | ({"fp8_linear"} if capability >= 89 else set())
+    assert {one.kernel for one in results} == {name for name in wanted if not is_gone(name)}
+    for one in results:
+        check(one, capability)
+        # Several programs of all but attention share a multiprocessor.
+        share = limits_of(capability).sm_shared_bytes // 2 - 1024
+        assert one.kernel == "tree_attention" or one.shared_bytes <= share
+    (moving,) = (one for one in results if one.kernel == "move_kv")
+    assert moving.instructions["barriers"] > 0, "nothing orders a program's reads before its writes"
+    if limits_of(capability).has_warpgroups:
+        tall = [one for one in results if one.variant.startswith(("bfloat16, dim 128, 64", "bfloat16, dim 128, 128"))]
+        assert all(one.instructions["warpgroup products"] for one in tall if "fp8 cache" not in one.variant)
