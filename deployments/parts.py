@@ -64,7 +64,7 @@ A replica and its processes:
 - `share_spans(sent)`, `attach_spans(sent)`: a `WireRequest` with the spans of its prompt in memory that the engine
   maps, and that memory's file descriptor; and the request that it was.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
-- `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
+- `observe(config, engine, engine_id)`: a `TrafficRecording` of what the engine serves.
 - `follow_head(config, worker)`: called with each drafter that is built.
 """
 
