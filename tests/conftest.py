@@ -44,8 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("--ptx") is None and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    # Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor.
-    torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor.
+
+    A model that a test loads may have chosen several for the process.
+    """
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -221,11 +229,12 @@ def start_app(ray_cluster: str) -> Callable[..., Any]:
 def demo_app(ray_cluster: str) -> Iterator[App]:
     """The demo pair with its EAGLE head behind a key; a stuck drafter is noticed sooner than `make serve` does.
 
-    Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
+    Trees and threads are fixed: on a machine busy with tests the measured costs may well say that speculation does not
+    pay, or that a second thread does.
     """
     from wingbeat.deployments.door import Door
 
-    settings = {"api_key": KEY, "drafter_timeout_s": 2.0, "adaptive": False}
+    settings = {"api_key": KEY, "drafter_timeout_s": 2.0, "adaptive": False, "threads": 1}
     with Door("127.0.0.1", free_port()) as door, running("demo", ray_cluster, door, **settings) as app:
         yield app
 

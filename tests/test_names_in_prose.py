@@ -24,7 +24,7 @@ DOCUMENT_NAMES = re.compile(r"^[a-z]\w*\.\w|^[A-Z][a-z]+[A-Z]\w+")
 """Files are looked for in any case; other words of a document may be a shell's, a proxy's or Prometheus'."""
 TOKENS = re.compile(
     r'''^[ \t]*r?"""(?P<statement>(?:\\.|[^\\])*?)"""|"""(?:\\.|[^\\])*?"""'''
-    r'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)''',
+    r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)""",
     re.M | re.S,
 )
 """Strings and comments of a source; a statement is a string that begins its line."""
@@ -70,7 +70,9 @@ def code_of(path: Path) -> str:
 @cache
 def words() -> frozenset[str]:
     """Of all code, its strings included, and of the names of files."""
-    found = {word for path in paths() for part in path.split("/") for word in re.findall(r"\w+", part.partition(".")[0])}
+    found = {
+        word for path in paths() for part in path.split("/") for word in re.findall(r"\w+", part.partition(".")[0])
+    }
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         found.update(re.findall(r"\w+", code_of(path)))
     return frozenset(found)

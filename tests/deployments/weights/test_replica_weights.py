@@ -85,10 +85,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_weights, "_inspected", lambda folder, served: Inspected(weights_digest(folder)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("at_once")
-def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folder: Path):
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folder: Path, names: str):
     async def scenario() -> None:
-        async with fleet("a", "b") as pool:
+        async with fleet(*names) as pool:
             long = [asyncio.create_task(collect(pool, make_request(f"r{i}", count=60))) for i in range(8)]
             await asyncio.sleep(0.2)
             later: list[tuple[int, ...]] = []
