@@ -70,9 +70,8 @@ def code_of(path: Path) -> str:
 @cache
 def words() -> frozenset[str]:
     """Of all code, its strings included, and of the names of files."""
-    found = {
-        word for path in paths() for part in path.split("/") for word in re.findall(r"\w+", part.partition(".")[0])
-    }
+    texts = "\n".join(path.partition(".")[0] for path in paths())
+    found = set(re.findall(r"\w+", texts))
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         found.update(re.findall(r"\w+", code_of(path)))
     return frozenset(found)
