@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("--ptx") is None and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+    gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,9 +79,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays: hundreds of loads of tiny models collect garbage, and need not look there."""
+    """What is collected stays: neither its own making nor loads of tiny models, which collect garbage, look there."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

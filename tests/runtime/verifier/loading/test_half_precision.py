@@ -125,7 +125,7 @@ def refusal(model) -> str:
     return str(caught.value)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["mistral-everything", "gemma3-outliers-tied", "moe-outliers"])
 @pytest.mark.parametrize("mistake", BATCHES)
@@ -136,7 +136,7 @@ def test_a_mistake_in_a_batch_is_found(monkeypatch, mistake, name, dtype):
     refusal(model)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", ["mistral-everything", "gemma3-outliers-tied", "gpt-oss-outliers"])
 @pytest.mark.parametrize("mistake", ATTENTION)
