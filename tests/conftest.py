@@ -203,16 +203,19 @@ def ray_cluster() -> Iterator[str]:
     import ray
     from ray import serve
 
+    from wingbeat.deployments.ray_cluster import head_for_serving
+
     port = free_port()
-    ray.init(
-        num_cpus=8,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        # This checkout, whichever is installed.
-        runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}"}},
-    )
+    with head_for_serving():
+        ray.init(
+            num_cpus=8,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            # This checkout, whichever is installed.
+            runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}"}},
+        )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"

@@ -82,7 +82,7 @@ async def restarted(pool: EnginePool) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are looked at without a process, which takes seconds."""
-    monkeypatch.setattr(replica_weights, "_inspected", lambda folder, served: Inspected(weights_digest(folder)))
+    monkeypatch.setattr(replica_weights, "inspected", lambda folder, served: Inspected(weights_digest(folder)))
 
 
 @pytest.mark.few(1)
@@ -296,8 +296,8 @@ def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: 
 
 
 def test_settings_that_other_weights_do_not_go_with_are_named():
-    assert "engine_dir" in replica_weights._refused_by(AppConfig().model_copy(update={"engine_dir": Path()}))
-    assert replica_weights._refused_by(AppConfig()) is None
+    assert "engine_dir" in replica_weights.refused_by(AppConfig().model_copy(update={"engine_dir": Path()}))
+    assert replica_weights.refused_by(AppConfig()) is None
 
 
 def test_names_and_drafter_stay_with_other_weights(folder: Path):

@@ -144,7 +144,7 @@ def poisoned(source, folder):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["demo", "dflash"])
+@pytest.mark.parametrize("name", ["dflash", "demo"])
 def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name, tmp_path):
     kind = KINDS[name](tmp_path)
     drafter = kind.drafter(TREE)
@@ -179,7 +179,7 @@ def test_a_drafter_without_a_head_takes_none():
 
 
 def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_path):
-    kind = demo(tmp_path)
+    kind = KINDS["eagle3"](tmp_path)
     ledger = HeadLedger(tmp_path / "ledger", kind.source, "v")
     other = changed(kind.source, tmp_path / "other")
     number = ledger.add(lambda into: shutil.copytree(other, into, dirs_exist_ok=True), "operator", "")
