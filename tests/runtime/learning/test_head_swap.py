@@ -28,7 +28,7 @@ MOST_TOKENS = 120
 def demo(_folder) -> Kind:
     """The demo pair, whose drafts are often right."""
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    return Kind(reference("demo"), target, str(DEMO_PAIR / "drafter"))
+    return Kind(reference("demo", 1), target, str(DEMO_PAIR / "drafter"))
 
 
 KINDS = TEXT_KINDS | {"demo": demo}
