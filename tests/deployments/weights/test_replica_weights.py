@@ -113,7 +113,7 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
             assert later[-1] == written(digest, 3)
             assert {output.weights for output in await collect(pool, make_request("last", count=3))} == {digest}
             await restarted(pool)
-            assert {c.weights for c in pool._connections.values() if c.open} <= {digest}
+            assert {c.weights for c in pool.connections.values() if c.open} <= {digest}
             cards = await pool.weights.described()
             assert {(card["weights"], card["folder"], card["state"]) for card in cards.values()} == {
                 (digest, str(folder), "serves")

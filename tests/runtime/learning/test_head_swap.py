@@ -155,7 +155,7 @@ def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name,
             lambda into, folder=folder: shutil.copytree(folder, into, dirs_exist_ok=True), "operator", ""
         )
         ledger.promote(number, "by mistake")
-        assert not follower._look()
+        assert not follower.look()
         version = ledger.read().version(number)
         assert version.state == "refused"
         assert word in version.reason
@@ -205,7 +205,7 @@ def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp
     kind = demo(tmp_path)
     ledger, worker = HeadLedger(tmp_path / "ledger", kind.source, "v"), DraftWorker(kind.drafter(TREE))
     follower, number = HeadFollower(ledger, worker), promoted(ledger, kind.source)
-    assert follower._look()
+    assert follower.look()
     assert not ledger.read().version(number).taken, "a drafter that is killed at the swap would read it for ever"
     assert worker.take_offered_head()
     follower._follow()
@@ -223,7 +223,7 @@ def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(plac
     def between(count):
         if count == 3:
             monkeypatch.setattr(drafter, place, unlucky)
-            assert follower._look()
+            assert follower.look()
 
     assert pair.run(kind, sampled(24), between) == [tokens[:24] for tokens in plain(kind)]
     assert pair.engine.drafter_state == "lost"
