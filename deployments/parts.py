@@ -73,7 +73,7 @@ A replica and its processes:
 - `share_spans(sent)`, `attach_spans(sent)`: a `WireRequest` with the spans of its prompt in memory that the engine
   maps, and that memory's file descriptor; and the request that it was.
 - `tapped(config, needs, num_layers)`: what the verifier is tapped for, the drafter's needs given.
-- `observe(config, engine, engine_id)`: an `ObservedRounds` of what the engine serves.
+- `observe(config, engine, engine_id)`: a `TrafficRecording` of what the engine serves.
 - `follow_head(config, worker)`: called with each drafter that is built.
 - `keeps_weak_head(config)`: True where a head that fails its self-test is kept all the same, to become better.
 """

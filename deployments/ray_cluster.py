@@ -66,7 +66,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> None:
 def _why_down(address: str | None) -> str | None:
     """Why Ray does not come up, in one line; None where it does."""
     try:
-        with _as_for_serving():
+        with head_for_serving():
             ray.init(
                 address=address,
                 namespace="serve",
@@ -91,7 +91,7 @@ class _OwnPaths(JobConfig):
 
 
 @contextlib.contextmanager
-def _as_for_serving() -> Iterator[None]:
+def head_for_serving() -> Iterator[None]:
     """Start a head without the processes that serving does not need, and patiently; `ray.init` has no such arguments.
 
     Even without its pages Ray's dashboard takes seconds, 75 MB and a port, to count usage; the autoscaler's monitor,

@@ -44,8 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("--ptx") is None and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    # Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor.
-    torch.set_num_threads(1)
+    gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor.
+
+    A model that a test loads may have chosen several for the process.
+    """
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,9 +79,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays: hundreds of loads of tiny models collect garbage, and need not look there."""
+    """What is collected stays: neither its own making nor loads of tiny models, which collect garbage, look there."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -193,16 +203,19 @@ def ray_cluster() -> Iterator[str]:
     import ray
     from ray import serve
 
+    from wingbeat.deployments.ray_cluster import head_for_serving
+
     port = free_port()
-    ray.init(
-        num_cpus=8,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        # This checkout, whichever is installed.
-        runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}"}},
-    )
+    with head_for_serving():
+        ray.init(
+            num_cpus=8,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            # This checkout, whichever is installed.
+            runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}/src{os.pathsep}{ROOT}"}},
+        )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
@@ -221,11 +234,12 @@ def start_app(ray_cluster: str) -> Callable[..., Any]:
 def demo_app(ray_cluster: str) -> Iterator[App]:
     """The demo pair with its EAGLE head behind a key; a stuck drafter is noticed sooner than `make serve` does.
 
-    Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
+    Trees and threads are fixed: on a machine busy with tests the measured costs may well say that speculation does not
+    pay, or that a second thread does.
     """
     from wingbeat.deployments.door import Door
 
-    settings = {"api_key": KEY, "drafter_timeout_s": 2.0, "adaptive": False}
+    settings = {"api_key": KEY, "drafter_timeout_s": 2.0, "adaptive": False, "threads": 1}
     with Door("127.0.0.1", free_port()) as door, running("demo", ray_cluster, door, **settings) as app:
         yield app
 

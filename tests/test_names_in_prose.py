@@ -4,7 +4,6 @@ A word is there where any code of this repository has it. That tells a name that
 a list of either.
 """
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -23,14 +22,18 @@ NAME = re.compile(r"\w+(?:\.\w+)*(?:\(\))?")
 SOURCE_NAMES = re.compile(r"_|\.|[a-z][A-Z]")
 DOCUMENT_NAMES = re.compile(r"^[a-z]\w*\.\w|^[A-Z][a-z]+[A-Z]\w+")
 """Files are looked for in any case; other words of a document may be a shell's, a proxy's or Prometheus'."""
-NAMED = {
-    kind: fields
-    for kind in vars(ast).values()
-    if isinstance(kind, type) and issubclass(kind, ast.AST)
-    if (fields := {"id", "attr", "arg", "name", "asname", "module"}.intersection(kind._fields))
-}
-"""Fields of nodes that are names."""
-LIBRARIES = sys.stdlib_module_names | packages_distributions().keys() - {"wingbeat", *FOLDERS}
+TOKENS = re.compile(
+    r'''^[ \t]*r?"""(?P<statement>(?:\\.|[^\\])*?)"""|"""(?:\\.|[^\\])*?"""'''
+    r"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)""",
+    re.M | re.S,
+)
+"""Strings and comments of a source; a statement is a string that begins its line."""
+
+
+@cache
+def libraries() -> frozenset[str]:
+    """Top-level names of what is installed."""
+    return sys.stdlib_module_names | packages_distributions().keys() - {"wingbeat", *FOLDERS}
 
 
 @cache
@@ -56,25 +59,22 @@ def prose_of(path: Path) -> str:
     text = text_of(path)
     if path.suffix == ".md":
         return re.sub(r"```.*?```", "", text, flags=re.S)
-    statements = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    strings = [value.value for value in statements if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-    return "\n".join([*strings, *re.findall(r"#.*", text)])
+    return "\n".join(token["statement"] or token["comment"] or "" for token in TOKENS.finditer(text))
+
+
+def code_of(path: Path) -> str:
+    """A source without its prose."""
+    return TOKENS.sub(lambda token: token[0] if token["statement"] is token["comment"] is None else "", text_of(path))
 
 
 @cache
 def words() -> frozenset[str]:
     """Of all code, its strings included, and of the names of files."""
-    texts: set[str | None] = {part.partition(".")[0] for path in paths() for part in path.split("/")}
+    texts = "\n".join(path.partition(".")[0] for path in paths())
+    found = set(re.findall(r"\w+", texts))
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        statements: set[ast.expr] = set()
-        for node in ast.walk(ast.parse(text_of(path))):  # parents come first
-            if isinstance(node, ast.Expr):
-                statements.add(node.value)
-            elif isinstance(node, ast.Constant):
-                texts.add(node.value if isinstance(node.value, str) and node not in statements else None)
-            else:
-                texts.update(getattr(node, field) for field in NAMED.get(type(node), ()))
-    return frozenset(word for text in texts - {None} for word in re.findall(r"\w+", text))
+        found.update(re.findall(r"\w+", code_of(path)))
+    return frozenset(found)
 
 
 def has(file: Path, name: str) -> bool:
@@ -86,7 +86,7 @@ def has(file: Path, name: str) -> bool:
 def is_there(name: str) -> bool:
     """Of a dotted name of ours, that each part lies in the one before; of any other one, that its words are there."""
     parts, folder = name.removesuffix("()").removeprefix("wingbeat.").split("."), ROOT
-    if parts[0] in LIBRARIES:
+    if parts[0] in libraries():
         return True
     while len(parts) > 1 and parts[0] in (LAYERS if folder == ROOT else (path.name for path in folder.iterdir())):
         folder /= parts.pop(0)
@@ -113,7 +113,6 @@ def missing(prose: str, folder: Path, names: re.Pattern[str]) -> Iterator[str]:
             yield quoted
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_what_sources_name_is_there(folder: str) -> None:
     files = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]

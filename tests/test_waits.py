@@ -36,7 +36,7 @@ ALLOWED = {
     ("deployments/http_server.py", "await self._serving"): OWN_FINISHED,
     ("deployments/http_server.py", "asyncio.wait"): "uvicorn ends at timeout_graceful_shutdown, whatever runs",
     ("deployments/launch.py", "application.wait"): "until a signal; it looks at the application all the time",
-    ("deployments/replica/drafters/drafter_actor.py", "self._drafter.connection.recv"): "behind `poll` with a limit",
+    ("deployments/replica/drafters/drafter_actor.py", "self.drafter.connection.recv"): "behind `poll` with a limit",
     ("deployments/replica/drafters/drafter_calls.py", "connection.recv"): "the kernel ends it with its fork server",
     ("deployments/shared_drafters/pool_drafter.py", "await *"): "CANDIDATES_S, where it is called",
     ("deployments/shared_drafters/pool_member.py", "asking.result"): OWN_FINISHED,

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
 OURS = (*LAYERS, "tests", "benchmarks")
 OURS_NAMES = (*(f"wingbeat.{layer}" for layer in LAYERS), "tests.")
-IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
+IMPORT_PATH = re.compile(r"[\"'](wingbeat(?:\.\w+)+(?::\w+)?)[\"']")
 """A name of ours in a string, such as the path of a factory."""
 READY_S, TESTS_S, ANSWER_S, STOP_S = 300, 3600, 60, 60
 EXTRAS = ("tensorrt", "soundfile", "soxr", "matplotlib", "tensorboard")
@@ -186,15 +186,23 @@ def imports_of(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _imports_of(path: Path, package: tuple[str, ...]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in _statements(ast.parse(text).body):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join(filter(None, (*above, node.module)))
             yield from (f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
-            yield node.value.replace(":", ".")
+    yield from (found[1].replace(":", ".") for found in IMPORT_PATH.finditer(text))
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Statements, and those within them; expressions, most of a tree, are not walked."""
+    for node in body:
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, field, ()))
 
 
 def check_imports(tree: Path) -> None:

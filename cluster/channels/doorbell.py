@@ -204,11 +204,11 @@ def process_start(pid: int) -> int:
 
     With the process id it names a process for good: ids are reused.
     """
-    stat = _process_stat(pid)
+    stat = process_stat(pid)
     return int(stat[19]) if stat else 0
 
 
-def _process_stat(pid: int) -> list[str]:
+def process_stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third (state) on: the second may hold blanks and parentheses."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -247,7 +247,7 @@ class PeerProcess:
             return True
         if self._poll is not None:
             return not self._poll.poll(0)
-        stat = _process_stat(self.pid)
+        stat = process_stat(self.pid)
         return bool(stat) and stat[0] not in "ZX" and int(stat[19]) == self.start
 
     def works(self) -> bool:
@@ -261,7 +261,7 @@ class PeerProcess:
         now = time.monotonic()
         if not self._exits and now >= self._look_at:
             self._look_at = now + EXIT_CHECK_S
-            stat = _process_stat(self.pid)
+            stat = process_stat(self.pid)
             # Whom /proc does not tell of, `alive` knows: a table of files that is full must cost nobody a peer.
             self._exits = bool(stat) and bool(int(stat[6]) & _EXITING)
         return not self._exits and self.alive()

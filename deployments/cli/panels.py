@@ -38,7 +38,7 @@ _OF_CLASS = {
 }
 """Classes of settings; options of all other classes stand among the first ones."""
 
-_OF_FIELD = {
+OF_FIELD = {
     **dict.fromkeys(("compile", "kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
     **dict.fromkeys(("max_queued_requests", "max_ongoing_requests", "engine_wait_s", "shutdown_timeout_s"), LIMITS),
     **dict.fromkeys(("drafter_timeout_s", "drafter_back_off_s", "stream_interval_ms"), LIMITS),
@@ -62,7 +62,7 @@ def panel_of(config_class: type[BaseModel]) -> Callable[[str], str | None]:
         more = config_class.model_fields[name].json_schema_extra
         if isinstance(more, dict) and "panel" in more:
             return more["panel"]
-        return _OF_FIELD.get(name) or _OF_CLASS.get(_owner(config_class, name))
+        return OF_FIELD.get(name) or _OF_CLASS.get(_owner(config_class, name))
 
     return panel
 

@@ -77,7 +77,8 @@ class EnginePool:
         self.every_engine = EveryEngine(source.call, self._open_engines)
         self.names = Names()
         self._live: frozenset[str] = frozenset()
-        self._connections: dict[str, EngineConnection] = {}
+        self.connections: dict[str, EngineConnection] = {}
+        """By engine."""
         self._retired: set[EngineConnection] = set()
         self._unsubscribe: Callable[[], None] | None = None
         self._closed = False
@@ -102,7 +103,7 @@ class EnginePool:
         self._wait.end()
         if self._unsubscribe is not None:
             self._unsubscribe()
-        connections = [*self._connections.values(), *self._retired]
+        connections = [*self.connections.values(), *self._retired]
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def drain(self, timeout_s: float) -> None:
@@ -118,7 +119,7 @@ class EnginePool:
             connection.fail_all(EngineUnavailable(SHUTTING_DOWN))
 
     def _running(self) -> list[EngineConnection]:
-        return [c for c in (*self._connections.values(), *self._retired) if c.num_requests > 0]
+        return [c for c in (*self.connections.values(), *self._retired) if c.num_requests > 0]
 
     @property
     def info(self) -> ModelInfo:
@@ -145,7 +146,7 @@ class EnginePool:
         """The engines that take requests, with what all routers have outstanding there."""
         return [
             EngineLoad(engine_id, c.outstanding_tokens, c.num_requests + c.other_requests, c.stalled)
-            for engine_id, c in self._connections.items()
+            for engine_id, c in self.connections.items()
             if c.open
         ]
 
@@ -173,7 +174,7 @@ class EnginePool:
         """
         if self._draining:
             raise EngineUnavailable(SHUTTING_DOWN)
-        engines = [connection for connection in self._connections.values() if connection.open]
+        engines = [connection for connection in self.connections.values() if connection.open]
         if not engines and not self._engine_wait_s:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
         # Places are the fleet's, however many routers give them out.
@@ -243,7 +244,7 @@ class EnginePool:
                 connection.release(stream)
 
     def _open_engines(self) -> list[str]:
-        return [engine_id for engine_id, connection in self._connections.items() if connection.open]
+        return [engine_id for engine_id, connection in self.connections.items() if connection.open]
 
     async def _engine_for(self, request: Request, session_id: str, weights: str | None) -> tuple[EngineConnection, int]:
         """The connection for a request, and how many of its tokens the engine there has cached.
@@ -257,7 +258,7 @@ class EnginePool:
         prompt = self._prompt_blocks(request)
 
         def num_cached_tokens(engine_id: str) -> int:
-            return self._connections[engine_id].index.num_cached_tokens(prompt)
+            return self.connections[engine_id].index.num_cached_tokens(prompt)
 
         deadline = time.monotonic() + self._engine_wait_s
         while not (loads := moving(self._loads_of(weights))):
@@ -267,21 +268,21 @@ class EnginePool:
                 raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
             await self._wait.until(deadline, ask=not self._live)
         engine_id = choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
-        return self._connections[engine_id], num_cached_tokens(engine_id)
+        return self.connections[engine_id], num_cached_tokens(engine_id)
 
     def _loads_of(self, weights: str | None) -> list[EngineLoad]:
         """`loads` of the engines that may go on with a text of these weights; None: of all."""
         if weights is None:
             return self.loads()
-        return [load for load in self.loads() if self._connections[load.engine_id].weights == weights]
+        return [load for load in self.loads() if self.connections[load.engine_id].weights == weights]
 
     def _hand_over(self, connection: EngineConnection) -> None:
-        if any(other.open for other in self._connections.values()):
+        if any(other.open for other in self.connections.values()):
             connection.withdraw(connection.waiting())
 
     def _move_on(self, connection: EngineConnection) -> None:
         """The time of an engine that was taken out is over, if there is another one."""
-        if connection in self._retired and any(other.open for other in self._connections.values()):
+        if connection in self._retired and any(other.open for other in self.connections.values()):
             connection.give_up_all(f"engine {connection.engine_id} is being stopped")
 
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
@@ -293,7 +294,7 @@ class EnginePool:
         return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.variant_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:
-        connections = (*self._connections.values(), *self._retired)
+        connections = (*self.connections.values(), *self._retired)
         unwritten = sum(connection.unwritten_tokens for connection in connections)
         rate = self._token_rate.per_s(time.monotonic())
         return retry_after_s(num_missing, self.num_admitted, unwritten, rate)
@@ -303,20 +304,20 @@ class EnginePool:
 
     def _update(self, engine_ids: frozenset[str]) -> None:
         self._live = engine_ids
-        for engine_id in engine_ids - self._connections.keys():
+        for engine_id in engine_ids - self.connections.keys():
             self._connect(engine_id)
-        for engine_id in self._connections.keys() - engine_ids:
+        for engine_id in self.connections.keys() - engine_ids:
             # Serve drains a replica before it ends it: what runs there may finish.
-            connection = self._connections.pop(engine_id)
+            connection = self.connections.pop(engine_id)
             self._retired.add(connection)
             connection.retire()
             self._hand_over(connection)
             asyncio.get_running_loop().call_later(self._grace_s, self._move_on, connection)
 
     def _connect(self, engine_id: str) -> None:
-        if not self._closed and engine_id in self._live and engine_id not in self._connections:
+        if not self._closed and engine_id in self._live and engine_id not in self.connections:
             opened = partial(self._opened, engine_id)
-            self._connections[engine_id] = EngineConnection(
+            self.connections[engine_id] = EngineConnection(
                 engine_id, self._source, self._on_end, self._count, opened, self._answers, self.names.merge
             )
 
@@ -325,7 +326,7 @@ class EnginePool:
         self.every_engine.share(engine_id, self.names.changes())
         for connection in self._retired:
             self._hand_over(connection)
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             # The oldest requests have slots, or are next to get one: the others choose anew.
             num_waiting = connection.num_requests + connection.other_requests - self.max_num_seqs
             if num_waiting > 0:
@@ -333,8 +334,8 @@ class EnginePool:
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)
-        if self._connections.get(connection.engine_id) is connection:
-            del self._connections[connection.engine_id]
+        if self.connections.get(connection.engine_id) is connection:
+            del self.connections[connection.engine_id]
             asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
 
 

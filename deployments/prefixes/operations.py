@@ -1,19 +1,21 @@
 """Operations on saved prefixes that routers ask of an engine."""
 
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper, Refusal
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper, Refusal
 
 
 class PrefixOperations:
     """Operations by name, over what keeps prefixes in the engine; None keeps none."""
 
-    def __init__(self, keeper: PrefixKeeper | None) -> None:
+    def __init__(self, keeper: "PrefixKeeper | None") -> None:
         self._prefixes = keeper
 
-    def save_prefix(self, prefix: SavedPrefix) -> Future[Refusal | None] | tuple[str, str]:
+    def save_prefix(self, prefix: SavedPrefix) -> "Future[Refusal | None] | tuple[str, str]":
         """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
         if self._prefixes is None:
             return "invalid_value", "cannot be kept: this engine keeps no prefixes"

@@ -70,7 +70,7 @@ class ReplicaWeights(ReplicaEngines):
 
     async def inspect(self, folder: str) -> tuple[Weights, str | None]:
         """The weights in a folder, and why they cannot be served here, None where they can."""
-        problem = _refused_by(self._config)
+        problem = refused_by(self._config)
         if problem is not None:
             return Weights(), problem
         return await asyncio.to_thread(self._inspect, folder)
@@ -134,7 +134,7 @@ class ReplicaWeights(ReplicaEngines):
             folder = Path(name).resolve()  # where a link leads now, whatever it is made to lead to later
             if not Path(name).is_absolute():
                 return Weights(), f"{name} must be an absolute path"
-            found = _inspected(folder, served)
+            found = inspected(folder, served)
         except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
             return Weights(), f"{name} cannot be read: {error}"
         if found.problem is not None:
@@ -147,7 +147,7 @@ class ReplicaWeights(ReplicaEngines):
         return Weights(found.digest, str(folder)), None
 
 
-def _refused_by(config: AppConfig) -> str | None:
+def refused_by(config: AppConfig) -> str | None:
     """Why these settings go with no weights but those that they name."""
     if config.engine_dir is not None:
         return "engine_dir is given, whose engines hold the weights: build others, and serve them"
@@ -168,7 +168,8 @@ async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
     return None
 
 
-def _inspected(folder: Path, served: Path) -> Inspected:
+def inspected(folder: Path, served: Path) -> Inspected:
+    """What a process of its own finds in a folder, beside the checkpoint that is served."""
     env = module_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = module_command(MODULE, folder, served)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)

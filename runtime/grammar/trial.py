@@ -41,7 +41,8 @@ class GrammarTrial:
         self._known: OrderedDict[GrammarSpec, Verdict] = OrderedDict()
         """Of the last ones."""
         self._lock = threading.Lock()
-        self._process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | None = None
+        """The one that compiles."""
         self._control: socket.socket | None = None
         self._closed = False
 
@@ -82,7 +83,7 @@ class GrammarTrial:
     def close(self) -> None:
         """End the process; one that is starting too, for which nobody waits."""
         self._closed = True
-        process = self._process
+        process = self.process
         if process is not None:
             process.kill()
             process.wait()
@@ -117,22 +118,22 @@ class GrammarTrial:
         """The process; another where it has died. The lock is held."""
         if self._closed:
             raise ValueError("structured_outputs cannot be tried out: the engine ends")
-        if self._process is not None and self._process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
             self._control.close()
-            self._process = None
-        if self._process is None:
+            self.process = None
+        if self.process is None:
             self._start()
-        return self._process
+        return self.process
 
     def _start(self) -> None:
         tokens = self.grammars.vocabulary()
         self._control, its = socket.socketpair()
         command = module_command("wingbeat.runtime.grammar.worker", its.fileno(), *self._limits)
         with its:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=module_environment(), text=False
             )
         if self._closed:
-            self._process.kill()
-        with self._process.stdin as stdin:
+            self.process.kill()
+        with self.process.stdin as stdin:
             pickle.dump((list(tokens.texts), tokens.special, tokens.stop_token_ids), stdin)

@@ -51,17 +51,17 @@ class HeadFollower:
         """Draft with the version that is served, once it is this drafter's turn; a first one waits for nobody."""
         try:
             if first:
-                while self._look() and not self._take():
+                while self.look() and not self._take():
                     logger.error("the drafter starts with the version before")
             elif self._served() != self._offered:
                 with self._ledger.turn() as is_own:
-                    if is_own and self._look():
+                    if is_own and self.look():
                         self._wait()
             self._note_taken()
         except (LedgerError, OSError) as error:  # such as a full disk: the drafter goes on, and tries again
             logger.error("the ledger of heads cannot be written: %s", error)
 
-    def _look(self) -> bool:
+    def look(self) -> bool:
         """Offer the version that is served where it is another one; whether that was done."""
         version = self._served()
         if version == self._offered or not self._ledger.begin(version):

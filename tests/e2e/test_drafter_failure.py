@@ -1,5 +1,5 @@
-"""A drafter that dies in the middle of 16 streams changes no text, and speculation comes back; of `tests/chaos` what is
-in the default run."""
+"""A drafter that dies amid streams changes no text, and speculation comes back; of `tests/chaos` what is in the default
+run."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
-NUM_STREAMS = 16
+NUM_STREAMS = 8
 BACK_WITHIN_S = 30.0
 PROBE = "import os\nimport sys\n\n\ndef main(argv=None):\n    "
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 def read_all(app, disturb=lambda: None) -> list[tuple[str, str | None]]:
-    """What 16 concurrent streams bring when `disturb` is called while all of them are under way."""
+    """What concurrent streams bring when `disturb` is called while all of them are under way."""
     streams = [Stream(app, index) for index in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         results = [threads.submit(stream.read) for stream in streams]

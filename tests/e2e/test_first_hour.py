@@ -87,7 +87,7 @@ WRONG_PATHS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", kept(WRONG_PATHS))
 def test_a_wrong_path_is_one_line_before_anything_heavy_is_imported(case: str, home: Path):
     words, says = WRONG_PATHS[case]

@@ -1,4 +1,4 @@
-"""Heads that change while 16 streams run, and processes that are killed meanwhile: no text changes, nothing is lost,
+"""Heads that change while streams run, and processes that are killed meanwhile: no text changes, nothing is lost,
 and every process comes back with the version that is served."""
 
 import itertools

@@ -30,6 +30,7 @@ DEAR = "logits_of_half_precision or work_of_the_host"
 """Cases of the device that run models, or every operation that ends a capture."""
 
 
+@pytest.mark.slow
 def test_the_device():
     run("device_cases.py", "-k", f"not ({DEAR})")
 

@@ -73,7 +73,7 @@ def port() -> int:
 
 def start(model: Path, port: int, **settings: Any) -> None:
     """What `wingbeat serve` does before it starts a replica. Raises as that does: its one line is the error's text."""
-    given = {"model": str(model), "drafter": FALLBACK.kind, "max_model_len": 256} | settings
+    given = {"model": str(model), "drafter": FALLBACK.kind, "max_model_len": 256, "threads": 1} | settings
     check(build_config(AppConfig, given), port)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 MOST_ITEMS = 32
 """Of a long list in one piece: with twenty log-probabilities each about a millisecond."""
-_PIECE_CHARS = 2**15
+PIECE_CHARS = 2**15
 
 
 class LongPart:
@@ -25,7 +25,7 @@ class LongPart:
     def batches(self) -> Iterator[str]:
         """Their JSON, a few at a time, without brackets."""
         for start in range(0, len(self._items), self._batch):
-            yield _dumps([self._as_value(item) for item in self._items[start : start + self._batch]])[1:-1]
+            yield dumps([self._as_value(item) for item in self._items[start : start + self._batch]])[1:-1]
 
 
 class SharedPart(LongPart):
@@ -70,7 +70,7 @@ def json_pieces(fragments: Iterable[str]) -> Iterator[bytes]:
     for fragment in fragments:
         held.append(fragment)
         num_chars += len(fragment)
-        if num_chars > _PIECE_CHARS:
+        if num_chars > PIECE_CHARS:
             yield "".join(held).encode()
             held, num_chars = [], 0
     if held:
@@ -84,7 +84,7 @@ def fragments(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         opening = "{"
         for key, item in value.items():
-            yield f"{opening}{_dumps(key)}:"
+            yield f"{opening}{dumps(key)}:"
             yield from fragments(item)
             opening = ","
         yield "{}" if opening == "{" else "}"
@@ -96,7 +96,7 @@ def fragments(value: Any) -> Iterator[str]:
             opening = ","
         yield "]"
     else:
-        yield _dumps(value)
+        yield dumps(value)
 
 
 async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[bytes, None]:
@@ -110,6 +110,7 @@ async def paced(pieces: Iterator[bytes], turn: asyncio.Lock) -> AsyncGenerator[b
         yield piece
 
 
-def _dumps(value: Any) -> str:
+def dumps(value: Any) -> str:
+    """JSON without blanks."""
     # ASCII: some readers of streams split lines at U+2028.
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -49,7 +49,8 @@ class DrafterActor:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
         self._server = ForkServer(self.serve, FORKED_ENV | waiting_env() | compiler_env())
-        self._drafter: Forked | None = None
+        self.drafter: Forked | None = None
+        """The process that drafts."""
         self.renew(terms)
 
     def renew(self, terms: bytes | None) -> None:
@@ -58,14 +59,14 @@ class DrafterActor:
         Raises:
             EOFError: no process can be had.
         """
-        if self._drafter is not None:
+        if self.drafter is not None:
             if why := self._memory_kills.explain():
-                logger.error("The drafter's process %d is replaced%s", self._drafter.pid, why)
-            self._drafter.kill()
+                logger.error("The drafter's process %d is replaced%s", self.drafter.pid, why)
+            self.drafter.kill()
         self._memory_kills = MemoryKills()
-        self._drafter = self._server.fork()
+        self.drafter = self._server.fork()
         with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
-            self._drafter.connection.send((self._config, self._core, terms))
+            self.drafter.connection.send((self._config, self._core, terms))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Run a method of `DrafterCalls`, once the drafter is loaded.
@@ -76,12 +77,12 @@ class DrafterActor:
         """
         patience_s = self._config.drafter_start_timeout_s
         try:
-            self._drafter.connection.send((name, arguments))
-            if not self._drafter.connection.poll(patience_s):
-                pid = self._drafter.pid
-                self._drafter.kill()  # an answer to this call must not be taken for one to the next
+            self.drafter.connection.send((name, arguments))
+            if not self.drafter.connection.poll(patience_s):
+                pid = self.drafter.pid
+                self.drafter.kill()  # an answer to this call must not be taken for one to the next
                 raise DrafterLost(f"the drafter's process {pid} has not answered {name} within {patience_s:.0f} s")
-            answer, problem = self._drafter.connection.recv()
+            answer, problem = self.drafter.connection.recv()
         except (EOFError, OSError):
             raise DrafterLost("the drafter's process has ended") from None
         if problem is not None:

@@ -16,7 +16,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.fused import SwappedLayer
 
-_MOST_AHEAD = 1 << 20
+MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
 
 
@@ -161,7 +161,7 @@ class LayerStack:
     ) -> list[Tensor]:
         """Outputs of the layer and of as many behind it as run with it; see `run`."""
         array = self._array(rows.caches)
-        count, most = 1, _MOST_AHEAD // hidden.numel()
+        count, most = 1, MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most:
             count += 1
         captured = rows.captured or {}

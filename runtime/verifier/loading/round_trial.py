@@ -18,7 +18,7 @@ Way = TypeVar("Way", bound=Hashable)
 ROWS = (1, 16)
 """Of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
-_LONG_S = 0.1
+LONG_S = 0.1
 """A round that is longer is run once a turn: what disturbs it is a small part of it."""
 _MAX_MODEL_LEN = 256
 
@@ -46,7 +46,7 @@ def least_seconds(ways: Mapping[Way, Callable[[], list[Round]]], pause_s: float 
     """
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
     for turn in range(_TURNS if len(ways) > 1 else 1):
-        if turn > 1 and max(map(max, seconds.values())) > _LONG_S:
+        if turn > 1 and max(map(max, seconds.values())) > LONG_S:
             break
         for way, prepare in ways.items():
             now = [_least(run, pause_s) for run in prepare()]
@@ -67,6 +67,6 @@ def _least(run: Round, pause_s: float) -> float:
         started = time.perf_counter()
         run()
         least = min(least, time.perf_counter() - started)
-        if least > _LONG_S:
+        if least > LONG_S:
             break
     return least

@@ -79,7 +79,7 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
         for reference, rows in zip(pair, ours, strict=True):
             apart += _compare(reference, rows)
     for in_tree in (False, True):
-        _check([row for row in apart if row.in_tree is in_tree])
+        check([row for row in apart if row.in_tree is in_tree])
 
 
 def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
@@ -110,7 +110,7 @@ def _compare(reference: Reference, rows: Tensor) -> list[Apart]:
     return found
 
 
-def _check(rows: list[Apart]) -> None:
+def check(rows: list[Apart]) -> None:
     """Refuse rows in trees, or outside of trees, that rounding does not explain.
 
     Single rows in half precision are not judged: one expert chosen otherwise, or one token that nothing prepares for,

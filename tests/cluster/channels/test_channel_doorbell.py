@@ -131,13 +131,13 @@ def test_a_process_that_exits_is_not_waited_for_until_its_memory_is_taken_back(
     """Nobody can make an exit last: what the kernel says of one is put in its place."""
     peer = PeerProcess(sleeper.pid, process_start(sleeper.pid))
     assert peer.works()
-    before = doorbell._process_stat(sleeper.pid)
+    before = doorbell.process_stat(sleeper.pid)
     assert not int(before[6]) & PF_EXITING
     exiting = [*before[:6], str(int(before[6]) | PF_EXITING), *before[7:]]
-    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: exiting)
+    monkeypatch.setattr(doorbell, "process_stat", lambda pid: exiting)
     assert wait_until_false(peer.works)
     assert peer.alive()
-    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: before)
+    monkeypatch.setattr(doorbell, "process_stat", lambda pid: before)
     assert not peer.works(), "nobody comes back from an exit"
 
 
@@ -163,7 +163,7 @@ def test_a_process_of_which_nothing_is_told_works_while_it_is_alive(
     peer = PeerProcess(sleeper.pid, process_start(sleeper.pid))
     if peer._poll is None:
         pytest.skip("without pidfd_open all that is known of a process is told by /proc")
-    monkeypatch.setattr(doorbell, "_process_stat", lambda pid: [])
+    monkeypatch.setattr(doorbell, "process_stat", lambda pid: [])
     time.sleep(2 * doorbell.EXIT_CHECK_S)
     assert peer.works()
     sleeper.kill()

@@ -84,4 +84,4 @@ def test_every_class_of_settings_of_a_server_has_its_panel():
     assert [name for name in AppConfig.model_fields if panel(name) is None] == [
         name for name in AppConfig.model_fields if name in panels.MOST_USED
     ]
-    assert not (panels._OF_FIELD.keys() | {*panels.MOST_USED}) - AppConfig.model_fields.keys() - {"host", "port"}
+    assert not (panels.OF_FIELD.keys() | {*panels.MOST_USED}) - AppConfig.model_fields.keys() - {"host", "port"}

@@ -108,7 +108,7 @@ def test_what_waits_at_an_engine_that_is_taken_out_goes_to_the_others_at_once_an
             engine.round_s = 0.01
         tasks = [start(pool, number) for number in range(4)]
         await until(lambda: source.loops["a"].num_requests == 4 and source.engines["a"].num_started == 4)
-        await until(lambda: sum(not s.begun for s in pool._connections["a"]._streams.values()) == 2)
+        await until(lambda: sum(not s.begun for s in pool.connections["a"]._streams.values()) == 2)
         source.announce("a", "b")
         await until(lambda: len(pool.loads()) == 2)
         source.announce("b")

@@ -287,7 +287,7 @@ def test_a_router_that_is_taken_for_dead_again_and_again_loses_no_request():
         for num_taken in range(1, 6):
             while len(source.engines["a"].taken) < num_taken:
                 await asyncio.sleep(0.001)
-            (connection,) = pool._connections.values()
+            (connection,) = pool.connections.values()
             source.loops["a"].client.disconnect(connection.client_id)
         source.engines["a"].round_s = 0.002
         assert tokens(await task) == EXPECTED

@@ -21,7 +21,7 @@ async def engine_of(pool: EnginePool, request: Request, session_id: str = "") ->
 
 async def known(pool: EnginePool, name: str) -> None:
     """Return once the pool knows of prefixes that this engine has cached."""
-    while not len(pool._connections[name].index):
+    while not len(pool.connections[name].index):
         await asyncio.sleep(0.001)
 
 
@@ -63,7 +63,7 @@ def test_a_cache_that_was_reset_draws_nobody():
         await known(pool, "b")
         source.announce("a", "b")
         await pool.every_engine.operate("reset_prefix_cache")
-        while len(pool._connections["b"].index) or len(pool.loads()) < 2:
+        while len(pool.connections["b"].index) or len(pool.loads()) < 2:
             await asyncio.sleep(0.001)
         assert await engine_of(pool, make_request("next", PROMPT, 3)) == "a"
 
@@ -74,11 +74,11 @@ def test_a_router_that_comes_later_is_told_what_is_cached():
     async def scenario(first: EnginePool, second: EnginePool) -> None:
         assert await engine_of(first, make_request("first", PROMPT, 3)) == "a"
         await known(first, "a")
-        connection = second._connections.pop("a")
+        connection = second.connections.pop("a")
         await connection.close()
         second._connect("a")
         await known(second, "a")
-        assert second._connections["a"].index.snapshot() == first._connections["a"].index.snapshot()
+        assert second.connections["a"].index.snapshot() == first.connections["a"].index.snapshot()
 
     run_two(scenario, "a")
 
@@ -97,7 +97,7 @@ def test_routers_together_admit_what_there_is_room_for_once():
     async def scenario(first: EnginePool, second: EnginePool) -> None:
         places = first.admit(3)
         tasks = [asyncio.create_task(collect(first, make_request(str(i), (i,), 190))) for i in range(3)]
-        while second._connections["a"].other_requests < 3:
+        while second.connections["a"].other_requests < 3:
             await asyncio.sleep(0.001)
         second.admit(1)
         with pytest.raises(EngineOverloaded):
@@ -105,7 +105,7 @@ def test_routers_together_admit_what_there_is_room_for_once():
         for task in tasks:
             task.cancel()
         places.release()
-        while second._connections["a"].other_requests:
+        while second.connections["a"].other_requests:
             await asyncio.sleep(0.001)
         second.admit(3)
 
@@ -118,7 +118,7 @@ def test_a_router_sends_its_requests_past_the_engine_that_others_keep_busy():
         await asyncio.sleep(0)
         # Both engines have one; the third goes to the first of them.
         tasks.append(asyncio.create_task(collect(first, make_request("third", (3,), 190))))
-        while second._connections["a"].other_requests < 2:
+        while second.connections["a"].other_requests < 2:
             await asyncio.sleep(0.001)
         assert await engine_of(second, make_request("mine", (9,), 3)) == "b"
         for task in tasks:

@@ -145,19 +145,19 @@ def test_a_killed_drafter_and_its_successor_map_the_same_memory(verifier: Verifi
     try:
         needs = pickle.loads(actor.call("needs", terms))
         assert needs.tap_layers
-        first = actor._drafter.pid
+        first = actor.drafter.pid
         assert mapped(first)
         os.kill(first, signal.SIGKILL)
         with pytest.raises(DrafterLost):
             actor.status()
         actor.renew(terms)
         assert pickle.loads(actor.call("needs", terms)) == needs
-        second = actor._drafter.pid
+        second = actor.drafter.pid
         assert mapped(second)
         actor.renew(pickle.dumps(DrafterTerms()))  # of another engine, which lends nothing
         assert pickle.loads(actor.call("needs", pickle.dumps(DrafterTerms()))) == needs
-        assert not mapped(actor._drafter.pid)
-        assert len({first, second, actor._drafter.pid}) == 3
+        assert not mapped(actor.drafter.pid)
+        assert len({first, second, actor.drafter.pid}) == 3
     finally:
         actor.close()
 
@@ -168,6 +168,6 @@ def test_a_drafter_that_is_asked_anything_else_first_loads_its_own(monkeypatch):
     actor = DrafterActor(AppConfig())
     try:
         assert actor.status().channels == ()
-        assert not mapped(actor._drafter.pid)
+        assert not mapped(actor.drafter.pid)
     finally:
         actor.close()

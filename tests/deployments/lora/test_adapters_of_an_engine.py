@@ -30,7 +30,7 @@ def write_adapter(folder: Path, inputs: int = 128, seed: int = 0) -> Path:
 
 
 def setup_of(model: Path, **fields):
-    config = AppConfig(model=model, drafter="none", max_model_len=128, num_kv_blocks=64, **fields)
+    config = AppConfig(model=model, drafter="none", max_model_len=128, num_kv_blocks=64, threads=1, **fields)
     return build_setup(config, lambda convention: DrafterNeeds()), config
 
 

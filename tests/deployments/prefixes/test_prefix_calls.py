@@ -18,7 +18,7 @@ ENTRY = CatalogEntry("system", 5, PREFIX)
 
 
 def calls_of(model, **fields):
-    config = AppConfig(model=model, drafter="none", max_model_len=128, num_kv_blocks=64, **fields)
+    config = AppConfig(model=model, drafter="none", max_model_len=128, num_kv_blocks=64, threads=1, **fields)
     setup = build_setup(config, lambda convention: DrafterNeeds())
     return setup, EngineCalls(setup, config, "engine")
 

@@ -16,7 +16,7 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
-SETTINGS = {"drafter": "auto", "drafter_place": "engine", "max_model_len": 256, "num_kv_blocks": 80}
+SETTINGS = {"drafter": "auto", "drafter_place": "engine", "max_model_len": 256, "num_kv_blocks": 80, "threads": 1}
 SHAPES = {"chain": {"draft_steps": 4, "draft_top_k": 1}, "tree": {"draft_steps": 4, "draft_top_k": 4}}
 PROMPTS = [tuple(range(3 + number, 40 + 2 * number)) for number in range(2)]
 NUM_TOKENS = 24

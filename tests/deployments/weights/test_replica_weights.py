@@ -82,13 +82,15 @@ async def restarted(pool: EnginePool) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are looked at without a process, which takes seconds."""
-    monkeypatch.setattr(replica_weights, "_inspected", lambda folder, served: Inspected(weights_digest(folder)))
+    monkeypatch.setattr(replica_weights, "inspected", lambda folder, served: Inspected(weights_digest(folder)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("at_once")
-def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folder: Path):
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folder: Path, names: str):
     async def scenario() -> None:
-        async with fleet("a", "b") as pool:
+        async with fleet(*names) as pool:
             long = [asyncio.create_task(collect(pool, make_request(f"r{i}", count=60))) for i in range(8)]
             await asyncio.sleep(0.2)
             later: list[tuple[int, ...]] = []
@@ -111,7 +113,7 @@ def test_what_runs_ends_by_its_weights_and_what_comes_waits_for_the_others(folde
             assert later[-1] == written(digest, 3)
             assert {output.weights for output in await collect(pool, make_request("last", count=3))} == {digest}
             await restarted(pool)
-            assert {c.weights for c in pool._connections.values() if c.open} <= {digest}
+            assert {c.weights for c in pool.connections.values() if c.open} <= {digest}
             cards = await pool.weights.described()
             assert {(card["weights"], card["folder"], card["state"]) for card in cards.values()} == {
                 (digest, str(folder), "serves")
@@ -294,8 +296,8 @@ def test_where_no_engine_starts_with_them_those_before_are_served_again(folder: 
 
 
 def test_settings_that_other_weights_do_not_go_with_are_named():
-    assert "engine_dir" in replica_weights._refused_by(AppConfig().model_copy(update={"engine_dir": Path()}))
-    assert replica_weights._refused_by(AppConfig()) is None
+    assert "engine_dir" in replica_weights.refused_by(AppConfig().model_copy(update={"engine_dir": Path()}))
+    assert replica_weights.refused_by(AppConfig()) is None
 
 
 def test_names_and_drafter_stay_with_other_weights(folder: Path):

@@ -104,7 +104,7 @@ def test_a_process_that_dies_under_grammars_is_replaced_and_they_are_tried_again
     for thread in threads:
         thread.start()
     while len(processes) < 3 and any(thread.is_alive() for thread in threads):
-        process = trial._process
+        process = trial.process
         # The next one is ended once it has work, too.
         if process is not None and process.poll() is None and children_of(process.pid):
             processes.add(process)
@@ -133,7 +133,7 @@ def test_a_trial_that_is_ended_from_outside_is_done_again_and_says_nothing_of_it
         thread.start()
         found = []
         while not found and thread.is_alive():
-            found = children_of(trial._process.pid)
+            found = children_of(trial.process.pid)
             if depth == 2 and found:
                 found = children_of(found[0])
         for process_id in found:
@@ -147,9 +147,9 @@ def test_a_process_that_was_started_ahead_answers_at_once():
     made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])), cpu_s=1, memory_bytes=2**28)
     try:
         made.warm()
-        started = made._process
+        started = made.process
         made.check(spec_of("regex", "[a-c]+x"))
-        assert made._process is started
+        assert made.process is started
     finally:
         made.close()
     with pytest.raises(ValueError, match="the engine ends"):
@@ -162,10 +162,10 @@ def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
     made.grammars.vocabulary()  # imported, so that the process itself is what starts
     starting = threading.Thread(target=made.warm)
     starting.start()
-    while made._process is None:
+    while made.process is None:
         time.sleep(0.001)
     begun = time.monotonic()
     made.close()
     starting.join()
     assert time.monotonic() - begun < 5
-    assert made._process.poll() is not None
+    assert made.process.poll() is not None

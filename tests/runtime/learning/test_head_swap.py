@@ -28,7 +28,7 @@ MOST_TOKENS = 120
 def demo(_folder) -> Kind:
     """The demo pair, whose drafts are often right."""
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    return Kind(reference("demo"), target, str(DEMO_PAIR / "drafter"))
+    return Kind(reference("demo", 1), target, str(DEMO_PAIR / "drafter"))
 
 
 KINDS = TEXT_KINDS | {"demo": demo}
@@ -144,7 +144,7 @@ def poisoned(source, folder):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["demo", "dflash"])
+@pytest.mark.parametrize("name", ["dflash", "demo"])
 def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name, tmp_path):
     kind = KINDS[name](tmp_path)
     drafter = kind.drafter(TREE)
@@ -155,7 +155,7 @@ def test_poisoned_heads_are_refused_by_name_and_the_version_before_goes_on(name,
             lambda into, folder=folder: shutil.copytree(folder, into, dirs_exist_ok=True), "operator", ""
         )
         ledger.promote(number, "by mistake")
-        assert not follower._look()
+        assert not follower.look()
         version = ledger.read().version(number)
         assert version.state == "refused"
         assert word in version.reason
@@ -179,7 +179,7 @@ def test_a_drafter_without_a_head_takes_none():
 
 
 def test_a_drafter_that_starts_anew_drafts_with_the_version_that_is_served(tmp_path):
-    kind = demo(tmp_path)
+    kind = KINDS["eagle3"](tmp_path)
     ledger = HeadLedger(tmp_path / "ledger", kind.source, "v")
     other = changed(kind.source, tmp_path / "other")
     number = ledger.add(lambda into: shutil.copytree(other, into, dirs_exist_ok=True), "operator", "")
@@ -205,7 +205,7 @@ def test_a_version_is_taken_once_the_swap_is_over_and_not_when_it_is_offered(tmp
     kind = demo(tmp_path)
     ledger, worker = HeadLedger(tmp_path / "ledger", kind.source, "v"), DraftWorker(kind.drafter(TREE))
     follower, number = HeadFollower(ledger, worker), promoted(ledger, kind.source)
-    assert follower._look()
+    assert follower.look()
     assert not ledger.read().version(number).taken, "a drafter that is killed at the swap would read it for ever"
     assert worker.take_offered_head()
     follower._follow()
@@ -223,7 +223,7 @@ def test_a_version_that_raises_at_the_swap_or_in_its_first_round_is_refused(plac
     def between(count):
         if count == 3:
             monkeypatch.setattr(drafter, place, unlucky)
-            assert follower._look()
+            assert follower.look()
 
     assert pair.run(kind, sampled(24), between) == [tokens[:24] for tokens in plain(kind)]
     assert pair.engine.drafter_state == "lost"

@@ -70,7 +70,7 @@ def adapted(name):
     return Adapted(name)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["roomy", "tight"])
 @pytest.mark.parametrize("kind", ["none", "right", "eagle"])
 @pytest.mark.parametrize("name", ADAPTED)

@@ -15,7 +15,7 @@ from wingbeat.runtime.verifier.layers.kept_logits import keep_logits
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("grids", [[(2, 3)], [(4, 2), (1, 5)], [(3, 3), (5, 1), (2, 2)]])
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_positions_are_those_of_transformers(name, grids):
@@ -53,7 +53,7 @@ def test_other_families_are_refused_by_name(reason):
         family_of(OTHERS[reason](), "image")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MORE)
 def test_the_other_families_pass_the_trial(name):
     assert [*prepare_model(random_model(name), name).takes.values()] == [SERVED]

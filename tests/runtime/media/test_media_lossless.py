@@ -12,7 +12,7 @@ from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ALL = {name: (CONFIGS | AUDIO_CONFIGS)[name] for name in ("qwen2_audio", "llava", "gemma3", *AUDIO_CONFIGS, *CONFIGS)}
-"""The first three are in the default run."""
+"""The first ones are in the default run."""
 ROOMS = {
     "roomy": {},
     # Requests wait for room or are preempted, and prompts come in pieces.
@@ -36,7 +36,7 @@ def run_of():
         engine.model.remove_taps()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_references_are_decisive_and_their_images_are_served(name):
     ref = shown(name)
@@ -44,7 +44,7 @@ def test_references_are_decisive_and_their_images_are_served(name):
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(AXES, rows(ALL, ROOMS))
 def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     ref, speculation = shown(model), {"tree": TREE, "chain": CHAIN}[shape]
@@ -79,7 +79,7 @@ def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
     assert sum(engine.stats().graphs.replays.values()) > 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_sampled_text_is_that_of_plain_decoding(run_of, name):
     ref = shown(name)
@@ -93,7 +93,7 @@ def test_sampled_text_is_that_of_plain_decoding(run_of, name):
     assert plain != ref.continuations
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_prefix_with_the_same_media_is_found_and_its_text_stays(run_of, name):
     ref = shown(name)
@@ -106,7 +106,7 @@ def test_a_prefix_with_the_same_media_is_found_and_its_text_stays(run_of, name):
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_equal_tokens_of_another_medium_share_no_prefix(run_of, name):
     """The text before the image is shared, and nothing behind its first token."""
@@ -125,7 +125,7 @@ def test_equal_tokens_of_another_medium_share_no_prefix(run_of, name):
     assert text[0] != ref.continuations[0]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_equal_tokens_without_a_medium_share_no_prefix_with_it(run_of, name):
     """Placeholders that a caller writes are words of the vocabulary."""
@@ -159,7 +159,7 @@ def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(name, what)
     assert one.engine.stats().num_replayed_tokens > 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_another_engine_goes_on_from_the_tokens_so_far(run_of, name):
     """As after the loss of the first one, to which the images are handed over too."""

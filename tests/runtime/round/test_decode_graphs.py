@@ -81,7 +81,7 @@ def test_plain_rounds(captured, batch):
 @pytest.mark.parametrize(("model", "kind"), [("llama", "right"), ("llama", "malformed"), ("gemma3", "right")])
 def test_trees(captured, model, kind):
     ref = reference(model)
-    engine = captured(ref, engine_config(), drafter_of(kind, ref, "tree"))
+    engine = captured(ref, engine_config(max_num_seqs=2), drafter_of(kind, ref, "tree"))
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     stats = engine.stats()
     assert replays(engine)[1] > 3
@@ -94,7 +94,7 @@ def test_trees(captured, model, kind):
 
 def test_chains(captured):
     ref = reference("llama")
-    engine = captured(ref, engine_config(CHAIN), drafter_of("eagle", ref, "chain"))
+    engine = captured(ref, engine_config(CHAIN, max_num_seqs=2), drafter_of("eagle", ref, "chain"))
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     assert replays(engine)[1] > 3
 

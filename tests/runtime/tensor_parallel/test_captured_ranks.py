@@ -86,6 +86,7 @@ def test_the_check_of_a_start_holds_replays_against_eager_rounds_of_all_ranks(se
         assert device.num_replays > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_fused_layers_of_ranks_write_the_same_text(name, second, tmp_path, monkeypatch):
     monkeypatch.setattr(fused, "OPS", {"cpu": OPS})

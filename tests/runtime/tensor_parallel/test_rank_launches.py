@@ -49,6 +49,7 @@ def captured(gpu, shape, num_layers):
     return [[graph.total() for graph in device.graphs] for device in (whole, *devices)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_layer_of_a_rank_has_two_sums_more_than_one_of_a_whole_model(gpu, shape):
     """Plain rounds, those of trees, mixed ones and prompts."""
@@ -62,6 +63,7 @@ def test_a_layer_of_a_rank_has_two_sums_more_than_one_of_a_whole_model(gpu, shap
     assert all(count <= MOST * its for count, its in zip(leads, whole, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_captured_rounds_of_a_rank_wait_in_their_one_wait_alone(gpu, kind):
     shape, drafter = SHAPES[kind], None

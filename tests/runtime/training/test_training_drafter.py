@@ -22,14 +22,6 @@ from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
 from wingbeat.runtime.training.rollouts import RowSampler, make_rollouts
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def verifier_path(tmp_path):
     return make_verifier(tmp_path)

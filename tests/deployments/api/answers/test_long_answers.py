@@ -151,7 +151,7 @@ def test_a_list_is_written_a_few_items_at_a_time_and_a_shared_one_once():
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_event_loop_turns_between_any_two_pieces(stream, monkeypatch):
     """So that others are served, however many long answers there are at once."""
-    monkeypatch.setattr(json_pieces, "_PIECE_CHARS", 100)
+    monkeypatch.setattr(json_pieces, "PIECE_CHARS", 100)
     turns = made = most = 0
 
     async def turn() -> None:
@@ -161,7 +161,7 @@ def test_the_event_loop_turns_between_any_two_pieces(stream, monkeypatch):
             await asyncio.sleep(0)
 
     last = 0
-    dumps = json_pieces._dumps
+    dumps = json_pieces.dumps
 
     def counting(value) -> str:
         nonlocal made, most, last
@@ -169,7 +169,7 @@ def test_the_event_loop_turns_between_any_two_pieces(stream, monkeypatch):
         most = max(most, made)
         return dumps(value)
 
-    monkeypatch.setattr(json_pieces, "_dumps", counting)
+    monkeypatch.setattr(json_pieces, "dumps", counting)
 
     async def scene() -> None:
         turning = asyncio.create_task(turn())

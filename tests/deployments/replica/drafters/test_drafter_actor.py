@@ -36,14 +36,14 @@ def actor():
 
 @pytest.mark.slow
 def test_a_killed_drafter_is_said_to_be_lost_and_the_next_one_answers(actor: DrafterActor):
-    first = actor._drafter.pid  # nobody is told of a process that serves no channel yet
+    first = actor.drafter.pid  # nobody is told of a process that serves no channel yet
     assert actor.status().channels == ()
     os.kill(first, signal.SIGKILL)
     with pytest.raises(DrafterLost, match="has ended"):
         actor.status()
     actor.renew(None)
     assert actor.status().channels == ()
-    assert actor._drafter.pid != first
+    assert actor.drafter.pid != first
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_what_drafters_are_forked_from_asks_no_device():
 def test_a_drafter_that_does_not_answer_is_killed_and_its_late_answer_is_nobodys(actor: DrafterActor):
     assert actor.status().channels == ()
     actor._config = actor._config.model_copy(update={"drafter_start_timeout_s": 0.5})
-    stuck = PeerProcess(actor._drafter.pid, process_start(actor._drafter.pid))
+    stuck = PeerProcess(actor.drafter.pid, process_start(actor.drafter.pid))
     os.kill(stuck.pid, signal.SIGSTOP)
     with pytest.raises(DrafterLost, match="has not answered status within"):
         actor.status()
@@ -83,7 +83,7 @@ def test_under_mps_a_drafter_ends_by_itself_when_it_is_asked(actor: DrafterActor
     assert actor.status().channels == ()
     killed = []
     monkeypatch.setattr(fork_server.os, "kill", lambda pid, number: killed.append(number) or KILL(pid, number))
-    first = PeerProcess(actor._drafter.pid, process_start(actor._drafter.pid))
+    first = PeerProcess(actor.drafter.pid, process_start(actor.drafter.pid))
     monkeypatch.setattr(fork_server, "ASKED_S", 60.0)
     actor.renew(None)
     assert killed[0] == signal.SIGTERM

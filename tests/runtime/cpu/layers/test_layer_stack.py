@@ -115,7 +115,7 @@ def test_a_hook_that_changes_what_a_layer_gets_is_heeded(num_calls):
 @torch.inference_mode()
 def test_many_rows_run_layer_by_layer(num_calls, monkeypatch):
     loaded = prepared("llama")
-    monkeypatch.setattr(layer_stack, "_MOST_AHEAD", 12 * loaded.hidden_size * 3)
+    monkeypatch.setattr(layer_stack, "MOST_AHEAD", 12 * loaded.hidden_size * 3)
     num_calls.clear()
     list(both_ways(VerifierModel(loaded), loaded))
     assert num_calls == [3, 1]

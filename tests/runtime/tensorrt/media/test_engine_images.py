@@ -46,7 +46,7 @@ def test_text_behind_images_is_that_of_generate(name, shape):
     assert "multimodal_embeddings" in session.inputs
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_the_encoders_graph_makes_the_models_own_features(name):

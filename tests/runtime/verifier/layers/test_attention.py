@@ -12,14 +12,6 @@ BLOCK_SIZE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def mixed_batch(generator: torch.Generator):
     """Rows of a round, as (start, positions, num_context, visible, block_tables): two trees, then two prompt chunks."""
     parents = torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 1, 2, 0, 4]])
