@@ -126,10 +126,11 @@ class Gate:
         self.test = PairedTest(self.margin, self.most, error_of(self.number))
         self.groups = [PairedTest(-MOST_LOSS, self.most, GROUP_ERROR) for _ in range(self.num_groups)]
 
-    def see(self, new: Drafted, old: Drafted, group: int = 0) -> None:
-        """One held-out request of a group, for which both have drafted."""
+    def see(self, new: Drafted, old: Drafted, group: int | None = 0) -> None:
+        """One held-out request of a group, or of none, for which both have drafted."""
         self.test.see(new.length, old.length)
-        self.groups[group].see(new.length, old.length)
+        if group is not None:
+            self.groups[group].see(new.length, old.length)
         self.num_requests += 1
         # A round of one head may begin in a bucket that the other's last one reached into.
         for bucket in new.rounds.keys() & old.rounds.keys():

@@ -1,7 +1,7 @@
 """Groups of requests that are alike: a head does well or badly by the text, whoever asks for it.
 
 Texts are grouped by their tokens alone, before anything is drafted for them: by k-means of token histograms on the unit
-sphere. No group is too small to be judged.
+sphere.
 """
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 WIDTH = 1024
 """Entries of a histogram; token ids are taken modulo it."""
 MOST_GROUPS = 4
-LEAST_TEXTS, LEAST_SHARE = 24, 0.1
-"""Of the texts that are grouped, in each group."""
+LEAST_TEXTS, LEAST_SHARE = 12, 0.07
+"""Of the texts that are grouped, in a group that is judged: the others are in none, where they hide nobody's loss."""
 _RESTARTS, _ROUNDS = 8, 20
 
 
@@ -36,27 +36,26 @@ class TextGroups:
     """
 
     def __init__(self, histograms: Tensor) -> None:
-        count = min(max(len(histograms) // LEAST_TEXTS, 1), MOST_GROUPS)
+        self.num_texts = len(histograms)
+        count = min(max(self.num_texts // LEAST_TEXTS, 1), MOST_GROUPS)
         generator = torch.Generator().manual_seed(0)
         found = [self._clustered(histograms, count, generator) for _ in range(_RESTARTS if count > 1 else 1)]
-        centres = max(found, key=lambda centres: float((histograms @ centres.T).amax(1).sum()))
-        least = max(LEAST_TEXTS, LEAST_SHARE * len(histograms))
-        while len(centres) > 1:
-            sizes = torch.bincount((histograms @ centres.T).argmax(1), minlength=len(centres))
-            if float(sizes.min()) >= least:
-                break
-            centres = centres[torch.arange(len(centres)) != sizes.argmin()]
-        self._centres = centres
-        """[num_groups, WIDTH]"""
+        self._centres = max(found, key=lambda centres: float((histograms @ centres.T).amax(1).sum()))
+        """[num_centres, WIDTH]"""
+        sizes = torch.bincount((histograms @ self._centres.T).argmax(1), minlength=count).tolist()
+        least = min(max(LEAST_TEXTS, LEAST_SHARE * self.num_texts), max(sizes))
+        judged = [centre for centre, size in enumerate(sizes) if size >= least]
+        self._group_of = {centre: group for group, centre in enumerate(judged)}
+        """By centre, those that are judged alone."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
-        return len(self._centres)
+        """How many are judged."""
+        return len(self._group_of)
 
-    def of(self, token_ids: Tensor) -> int:
-        """The group of a text, from 0 on."""
-        return int((self._centres @ histogram(token_ids)).argmax())
+    def of(self, histogram: Tensor) -> int | None:
+        """The group of a text, from 0 on; None where it is in none that is judged."""
+        return self._group_of.get(int((self._centres @ histogram).argmax()))
 
     @staticmethod
     def _clustered(histograms: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ from tests.runtime.recordings.test_ring import SPEC, Clock, ring_of, sequence, w
 from wingbeat.runtime.learning import candidate_test
 from wingbeat.runtime.learning.candidate_test import CandidateTest
 from wingbeat.runtime.learning.shadow import Drafted
-from wingbeat.runtime.learning.text_groups import LEAST_TEXTS, MOST_GROUPS, TextGroups, histogram
+from wingbeat.runtime.learning.text_groups import LEAST_TEXTS, MOST_GROUPS, WIDTH, TextGroups, histogram
 from wingbeat.runtime.recordings.ring import is_held_out
 
 KINDS = 3
@@ -66,22 +66,24 @@ def test_the_oldest_requests_make_room(tmp_path, drafted_for, monkeypatch):
     assert drafted_for == numbers[:2:-1]
 
 
-def test_requests_are_judged_in_the_groups_of_their_texts(tmp_path, drafted_for, monkeypatch):
+@pytest.fixture
+def two_kinds(monkeypatch):
+    """Requests of two kinds that have no token in common, where groups of three are judged."""
     monkeypatch.setattr("wingbeat.runtime.learning.text_groups.LEAST_TEXTS", 3)
-    ring = ring_of(tmp_path, Clock(), PLENTY)
-    # Texts of neighbouring tokens: numbers near 0 and near 500 have none in common.
-    low, high = ([n for n in held(60) if n < 40], [n for n in held(60, 500) if n < 540])
-    assert min(len(low), len(high)) >= 3
-    written(ring, [*low, *high])
-    test, seen = started(ring), {}
-    see = test.gate.see
-    monkeypatch.setattr(
-        test.gate, "see", lambda new, old, group: (seen.update({drafted_for[-1]: group}), see(new, old))
-    )
+    return [number for number in held(60) if number < 40], [number for number in held(60, 500) if number < 540]
+
+
+def test_requests_are_judged_in_the_groups_of_their_texts(tmp_path, drafted_for, two_kinds, monkeypatch):
+    ring, seen = ring_of(tmp_path, Clock(), PLENTY), {}
+    written(ring, [*two_kinds[0], *two_kinds[1]])
+    test = started(ring)
+    monkeypatch.setattr(test.gate, "see", lambda new, old, group: seen.update({drafted_for[-1]: group}))
     while not test.done:
         test.see_next()
-    groups = [{seen[number] for number in numbers} for numbers in (low, high)]
-    assert not groups[0] & groups[1]
+    low, high = ({seen[number] for number in numbers} - {None} for numbers in two_kinds)
+    assert low
+    assert high
+    assert not low & high
 
 
 def texts(counts, length=200):
@@ -96,8 +98,9 @@ def texts(counts, length=200):
 
 
 def grouped(tokens):
-    groups = TextGroups(torch.stack([histogram(text) for text in tokens]))
-    return groups, [groups.of(text) for text in tokens]
+    histograms = [histogram(text) for text in tokens]
+    groups = TextGroups(torch.stack(histograms))
+    return groups, [groups.of(text) for text in histograms]
 
 
 def test_kinds_of_text_become_groups():
@@ -114,13 +117,31 @@ def test_kinds_of_text_become_groups():
 @pytest.mark.parametrize("counts", [(), (1,), (LEAST_TEXTS,), (LEAST_TEXTS, LEAST_TEXTS - 1)], ids=str)
 def test_few_texts_are_one_group(counts):
     tokens, _ = texts(counts) if counts else (torch.zeros(0, 200, dtype=torch.long), [])
-    groups = TextGroups(torch.stack([histogram(text) for text in tokens]) if counts else torch.zeros(0, 1024))
+    groups = TextGroups(torch.stack([histogram(text) for text in tokens]) if counts else torch.zeros(0, WIDTH))
     assert groups.count == 1
-    assert groups.of(torch.tensor([1, 2, 3])) == 0
+    assert groups.of(histogram(torch.tensor([1, 2, 3]))) == 0
 
 
-def test_no_group_is_too_small_to_be_judged():
-    tokens, _ = texts((300, 5, 3, 40))
+def test_texts_of_a_small_group_are_judged_in_none_and_are_not_among_those_of_others():
+    tokens, kinds = texts((40, 6))
     groups, found = grouped(tokens)
-    assert groups.count > 1
-    assert min(Counter(found).values()) >= LEAST_TEXTS
+    assert {group for group, kind in zip(found, kinds, strict=True) if kind == 1} == {None}
+    of_others = Counter(group for group, kind in zip(found, kinds, strict=True) if kind == 0)
+    assert groups.count >= 1
+    assert sum(count for group, count in of_others.items() if group is not None) >= LEAST_TEXTS
+
+
+def test_groups_are_found_anew_as_requests_come_in_and_what_was_seen_counts_in_them(tmp_path, drafted_for, two_kinds):
+    ring, (low, high) = ring_of(tmp_path, Clock(), PLENTY), two_kinds
+    written(ring, low[:3])
+    test = started(ring)
+    while not test.done:
+        test.see_next()
+    assert test.gate.num_groups == 1
+    written(ring, [*low[3:], *high])
+    test.renew()
+    assert test.gate.num_groups > 1
+    assert test.gate.num_requests == 3
+    while not test.done:
+        test.see_next()
+    assert len(drafted_for) == test.gate.num_requests == len(low) + len(high)

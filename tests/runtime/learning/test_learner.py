@@ -52,7 +52,8 @@ def served_traffic(kind: Kind, root, prompts) -> None:
     engine.observe(LiveRecording(writer, 1.0, spec.taps_size, torch.float32))
     Run(engine, prompts, greedy_params(TOKENS)).finish()
     engine.model.remove_taps()
-    writer.close()
+    # Its thread gives way to all others, which may take a while.
+    writer.close(300.0)
 
 
 def prompts_of(kind: Kind, count: int) -> list[list[int]]:
