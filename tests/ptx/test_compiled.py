@@ -64,7 +64,7 @@ def run(capability: int, *options: str, report: Path, files: tuple[str, ...] = (
 
 def test_a_few_kernels_are_their_references_as_compiled(tmp_path):
     """Attention and a walk: compiling the others takes a minute and a half."""
-    files = ("attention/test_triton_attention.py", "tree/test_triton_tree.py")
+    files = ("gpu/test_triton_attention.py", "gpu/test_triton_tree.py")
     chosen = "splits_without_keys or (walks_are and 9-4)"
     executed = run(90, "-k", chosen, "-m", "not slow", report=tmp_path / "ran", files=files)
     assert executed >= {"tree_attention_kernel", "_walk_kernel"}

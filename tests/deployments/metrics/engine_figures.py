@@ -67,6 +67,7 @@ class Engines:
         reports = self.reports[engine_id]
         reports.add(report)
         own = {"drafter_lacks_room": False, "weights": "", "clients": reports.clients(), "routers": reports.routers()}
+        own["recording"] = {"num_sequences": 5, "num_tokens": 900, "num_dropped": 1, "stopped": None}
         own["heads"] = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
         return asdict(self.stats[engine_id]) | own
 
