@@ -150,13 +150,13 @@ def speed_row(modes: dict[str, Mode], at_once: int, num_questions: int) -> tuple
 
 
 def speed_table(temperature: float, rows: list[tuple[str, ...]]) -> Table:
-    """One row for each number of requests at once."""
+    """A row for each number of requests at once."""
     columns = ("at once", "plain tok/s", "suffix x plain", "texts equal", "head x plain", "texts equal")
     return Table(f"Speed at temperature {temperature:g}", columns, rows)
 
 
 def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
-    """One row for each kind of question."""
+    """A row for each kind of question."""
     categories = sorted(modes["head"].by_category)
     rows = [(name, *(f"{modes[mode].tokens_a_round(name):.2f}" for mode in ("suffix", "head"))) for name in categories]
     rows.append(("all", *(f"{modes[mode].tokens_a_round():.2f}" for mode in ("suffix", "head"))))
@@ -164,7 +164,7 @@ def acceptance_table(temperature: float, modes: dict[str, Mode]) -> Table:
 
 
 def figures_of(mode: Mode) -> dict[str, Any]:
-    """What was measured, by name."""
+    """Measurements by name."""
     return {
         "tokens_per_s": mode.rates,
         "tokens_a_round": mode.tokens_a_round(),

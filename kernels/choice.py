@@ -1,4 +1,4 @@
-"""Which calls on a GPU run a compiled kernel, and which the torch reference that stands beside it.
+"""Choice between a compiled kernel and the torch reference beside it, for each call on a GPU.
 
 A kernel that does not compile here, or computes other numbers than its reference, is replaced before anything is
 captured: see `wingbeat.kernels.gpu.comparison`. The choice holds for the process.

@@ -28,7 +28,7 @@ def lend(config: "AppConfig", loaded: Any, device: "torch.device") -> "Loan | No
 
 
 def borrow(config: "AppConfig", device: "torch.device") -> "BorrowedWeights | None":
-    """Those of a drafter's verifier, once it is told of them; None where the two share no GPU."""
+    """Weights of a drafter's verifier, once the drafter is told of them; None where the two share no GPU."""
     from wingbeat.deployments.gpu_memory.lent_weights import BorrowedWeights, may_lend
 
     return BorrowedWeights(device, config.engine_start_timeout_s) if may_lend(config) else None

@@ -11,7 +11,7 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, Read, rows
 
 
 def recording_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    """What was written of the sampled requests, and whether anything is."""
+    """Requests that were recorded, those that were dropped, and whether recording has stopped."""
     yield counter(
         "wingbeat_recorded_requests",
         "Requests whose tokens and hidden states were written to disk.",

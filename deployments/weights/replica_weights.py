@@ -169,7 +169,7 @@ async def _drained(client: EngineClient, drain_s: float) -> Refusal | None:
 
 
 def inspected(folder: Path, served: Path) -> Inspected:
-    """What a process of its own finds in a folder, beside the checkpoint that is served."""
+    """Findings of a process of its own in a folder, beside the checkpoint that is served."""
     env = module_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     command = module_command(MODULE, folder, served)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=ANSWER_S, check=False)

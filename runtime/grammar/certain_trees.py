@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about is drafted as a chain, beside what a drafter drafted, or alone."""
+"""Tokens that a grammar leaves no choice about are drafted as a chain, beside a drafter's tree or alone."""
 
 import torch
 from torch.nn.functional import pad

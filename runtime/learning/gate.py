@@ -67,7 +67,7 @@ class Bets:
 
 
 class PairedTest:
-    """Of one candidate against the served head.
+    """A test of one candidate against the served head.
 
     Args:
         margin: by which the candidate has to be better; below 0, what it may lose.
@@ -95,7 +95,7 @@ class PairedTest:
 
 
 def error_of(number: int) -> float:
-    """Of the test of candidate `number` among all there were, from 1 on; all of them add up to `ERROR`."""
+    """Error of the test of candidate `number` among all there were, from 1 on; all of them add up to `ERROR`."""
     return ERROR / (number * (number + 1))
 
 
@@ -127,7 +127,7 @@ class Gate:
         self.groups = [PairedTest(-MOST_LOSS, self.most, GROUP_ERROR) for _ in range(self.num_groups)]
 
     def see(self, new: Drafted, old: Drafted, group: int | None = 0) -> None:
-        """One held-out request of a group, or of none, for which both have drafted."""
+        """Count a held-out request of a group, or of none, for which both have drafted."""
         self.test.see(new.length, old.length)
         if group is not None:
             self.groups[group].see(new.length, old.length)

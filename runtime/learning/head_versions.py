@@ -49,7 +49,7 @@ class HeadLedger:
         """Whether the last look was at the copy, which is logged once."""
 
     def read(self) -> Ledger:
-        """What the file, or else its copy says; of a folder without a file, that the configured head is served.
+        """The ledger in the file, or else in its copy; a folder without a file serves the configured head.
 
         Raises:
             LedgerError: both are damaged.
@@ -117,7 +117,7 @@ class HeadLedger:
         return self._configured if number == 0 else self.folder / HEADS / self.read().version(number).folder
 
     def checked_folder(self, number: int) -> Path:
-        """Of the files of a version, which are those that were added.
+        """Folder of a version whose files are those that were added.
 
         Raises:
             LedgerError: they are not, or there is no such version.

@@ -1,4 +1,4 @@
-"""What a ledger of heads holds: versions, the one that is served, where a roll-back leads, and what was decided."""
+"""A ledger of heads: versions, the one that is served, where a roll-back leads, and what was decided."""
 
 from typing import Any, Literal
 

@@ -50,7 +50,7 @@ class TextGroups:
 
     @property
     def count(self) -> int:
-        """How many are judged."""
+        """Number of groups that are judged."""
         return len(self._group_of)
 
     def of(self, histogram: Tensor) -> int | None:

@@ -136,7 +136,7 @@ class RecordingReader:
         return self._read(rows, length)
 
     def token_weights(self) -> Tensor:
-        """How often each token is to be learnt, and how likely it was in all places -> float64 [vocab_size].
+        """Occurrences of each token that are to be learnt, and its probabilities in all places -> float64 [vocab_size].
 
         The probabilities add what a text of this length might have held as well.
         """

@@ -66,7 +66,7 @@ class RecordingWriter:
 
     @property
     def num_pending_bytes(self) -> int:
-        """Of the tensors of those sequences."""
+        """Bytes of the tensors of those sequences."""
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:

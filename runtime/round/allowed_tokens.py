@@ -1,4 +1,4 @@
-"""Which tokens a round may choose where the host says so, found while the forward pass runs."""
+"""Tokens that a round may choose where the host says so, found while the forward pass runs."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -1,4 +1,4 @@
-"""Which optimizer trains which parameter, and Muon."""
+"""Muon, and the choice of an optimizer for each parameter."""
 
 import math
 from collections.abc import Iterable

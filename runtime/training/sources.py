@@ -31,10 +31,10 @@ class Source(Protocol):
         """Arguments of `DraftLoss`, on the run's device; a pure function of its own arguments."""
 
     def token_weights(self) -> Tensor:
-        """How much each token counts for a draft vocabulary -> [vocab_size]: how often it occurs, or might have."""
+        """Weight of each token in the choice of a draft vocabulary -> [vocab_size]: occurrences, real and likely."""
 
     def judged_token_counts(self) -> Tensor:
-        """How often each token occurs in text that a head is judged by -> int64 [vocab_size]."""
+        """Occurrences of each token in text that a head is judged by -> int64 [vocab_size]."""
 
 
 class LiveSource:
@@ -159,11 +159,11 @@ class RecordedSource:
         return self._reader.num_tokens
 
     def token_weights(self) -> Tensor:
-        """Of the recording, with the recorded probabilities."""
+        """Weights by the recording and its probabilities."""
         return self._reader.token_weights()
 
     def judged_token_counts(self) -> Tensor:
-        """Of the answers that are held out."""
+        """Occurrences in the answers that are held out."""
         counts = torch.zeros(self._reader.spec.vocab_size, dtype=torch.int64)
         for record in self.held_out.records():
             counts += torch.bincount(record.token_ids[record.loss_mask], minlength=len(counts))

@@ -65,7 +65,7 @@ class StepTimes:
 
 
 def flops_per_second(dtype: torch.dtype) -> float:
-    """Of a matrix product of a head's size on this CPU, the best of three."""
+    """Rate of a matrix product of a head's size on this CPU, the best of three."""
     left, right = torch.ones(512, 576, dtype=dtype), torch.ones(576, 4096, dtype=dtype)
     seconds = []
     for _ in range(3):

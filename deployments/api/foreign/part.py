@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def unserved_fields(path: str) -> "Mapping[str, Unserved]":
-    """What becomes of them at an endpoint that generates."""
+    """Fields of other servers at an endpoint that generates, with what becomes of each."""
     from wingbeat.deployments.api.foreign.fields import FOREIGN, FOREIGN_COMPLETION
 
     return FOREIGN_COMPLETION if path == "/v1/completions" else FOREIGN

@@ -1,4 +1,4 @@
-"""What a router answers to a handle, among its methods."""
+"""Methods of a router that a handle calls."""
 
 
 def router_base() -> type:

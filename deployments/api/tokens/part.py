@@ -18,7 +18,7 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
 
 
 def bodies() -> "Mapping[str, type[RequestBody]]":
-    """Those of two of them, by path."""
+    """Bodies of the two routes that have one, by path."""
     from wingbeat.deployments.api.tokens.routes import DetokenizeBody, TokenizeBody
 
     return {"/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
