@@ -190,7 +190,7 @@ def demo(home: Path) -> Iterator[int]:
 def _made(home: Path, *words: str) -> Iterator[int]:
     port = free_port()
     # What is installed stays as it is: the rule for the stamp would install it again.
-    stamp, makefile = VENV / "installed", ROOT / "Makefile"
+    stamp, makefile = VENV / "serving", ROOT / "Makefile"
     command = ["make", "-f", str(makefile), "-o", str(stamp), f"VENV={VENV}", f"PORT={port}", "serve", *words]
     with running(command, home, port):
         yield port
