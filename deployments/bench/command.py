@@ -56,7 +56,7 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
 
 
 class Pass(NamedTuple):
-    """One pass over all prompts in one mode."""
+    """A pass over all prompts in one mode."""
 
     elapsed_s: float
     token_ids: list[list[int]]

@@ -34,7 +34,7 @@ def may_lend(config: AppConfig) -> bool:
 def loan_of(
     config: AppConfig, loaded: "LoadedModel", device: torch.device, runtime: CudaRuntime | None = None
 ) -> Loan | None:
-    """What a verifier lends its drafter; None where that is not beside it.
+    """The loan of a verifier to its drafter; None where the drafter is not beside it.
 
     Args:
         loaded: on the device, where its weights stay.

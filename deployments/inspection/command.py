@@ -155,7 +155,7 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[st
 
 
 def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, kv_numbers: int) -> Findings:
-    """What is said of heads and models alike, and nothing in place of what is said of one kind.
+    """Lines that heads and models have in common; none of them stands for a line of one kind.
 
     Args:
         parameters, num_served: numbers in the files, and in memory when served.
@@ -179,7 +179,7 @@ def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, 
 
 
 def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
-    """How a head's weights are read, as far as its files say; the likeliest reading is the first."""
+    """Readings of a head's weights, as far as its files tell them apart; the likeliest reading is the first."""
     fields = HeadConvention._fields
     return {
         "likeliest": readings[0]._asdict(),
@@ -190,7 +190,7 @@ def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]
 
 
 def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
-    """What can be said without the verifier: the number of its layers decides what ids and defaults mean."""
+    """Readings that need no verifier: the number of its layers decides the meaning of ids and defaults."""
     given = stated(checkpoint.raw)
     if given is not None:
         return _convention(checkpoint, (given,)) | {"readings": []}

@@ -21,7 +21,7 @@ def layers_table(groups: list[Findings]) -> Table:
 
 
 def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
-    """What each reading of a head was worth, and which one was chosen."""
+    """Acceptance of each reading of a head, and the one that was chosen."""
     differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
     table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
     for reading in readings:
@@ -33,7 +33,7 @@ def readings_table(chosen: Findings, readings: list[Findings]) -> Table:
 
 
 def self_test_table(test: Findings, verifier: str) -> Table:
-    """How deep a drafter's chains were accepted."""
+    """Acceptance of a drafter's chains by depth."""
     outcome = "passed" if test["passed"] else f"[red]below {LEAST_ACCEPTANCE} at the first position: refused[/red]"
     title = f"Self-test with {verifier}: {outcome}"
     caption = f"{test['acceptance_length']:.2f} tokens per draft"

@@ -59,7 +59,7 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
 
 
 def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
-    """What is set aside in the RAM is no more than the machine has of it."""
+    """Check that no more is set aside in the RAM than the machine has of it."""
     more = (name for names in hooks("ram_settings") for name in names())
     budgets = {name: getattr(config, name) for name in (*_BUDGETS, *more)}
     if on_cpu:
@@ -69,7 +69,7 @@ def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
 
 
 def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
-    """Of every sequence that may run there is a table of blocks, and beside a drafter its tokens, from the start on."""
+    """Check the room of the slots: each has a table of blocks, and beside a drafter its tokens, from the start on."""
     longest = LEAST_MODEL_LEN if engine.lower_max_model_len else engine.max_model_len
     tokens = longest if config.has_drafter() else 0
     num_bytes = engine.max_num_seqs * _INT64_BYTES * (tokens + longest // engine.block_size)
@@ -93,7 +93,7 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
 
 
 def _weight_bytes(config: AppConfig, file: ConfigFile) -> int:
-    """Of the weights once they are loaded; 0 where they are quantised, which their headers do not tell."""
+    """Bytes of the weights once they are loaded; 0 where they are quantised, which their headers do not tell."""
     if file.quantization is not None:
         return 0
     headers = read_headers(weight_files(file.folder))

@@ -25,7 +25,7 @@ async def recorded(engine_ids: frozenset[str], record: Record, seconds: float) -
 
 
 def chrome_trace(recordings: dict[str, Events | None]) -> bytes:
-    """One process per engine, in the order given; times in microseconds."""
+    """A trace with a process per engine, in the order given; times in microseconds."""
     shown: list[dict[str, Any]] = []
     for pid, (engine_id, events) in enumerate(recordings.items()):
         rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds", DRAFTER: "drafter"}

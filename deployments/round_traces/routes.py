@@ -27,7 +27,7 @@ def add_trace_route(app: FastAPI, engine_ids: Callable[[], frozenset[str]], reco
 
 
 def _seconds(text: str | None) -> float:
-    """How long to record.
+    """Seconds to record.
 
     Raises:
         ApiError: it is no number, or out of range.

@@ -113,7 +113,7 @@ class BuildEngineConfig(PartLimits, ModelFolder):
 
 
 def weights_dtype(folder: Path) -> str:
-    """What the weights are, by torch's name: what config.json says, else the most of their numbers, else float32.
+    """Dtype of the weights, by torch's name: config.json's, else that of most of their numbers, else float32.
 
     Raises:
         ModelCheckpointError: a file cannot be read.

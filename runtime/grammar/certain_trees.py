@@ -29,7 +29,7 @@ def with_certain(plan: SchedulerOutput, trees: TokenTree | None, shape: Speculat
 
 
 def add_certain(plan: SchedulerOutput, trees: TokenTree, shape: SpeculationConfig) -> TokenTree:
-    """The same for trees of a fixed width, wherever they lie."""
+    """Add the chains to trees of a fixed width, wherever they lie."""
     chains = _chains(plan, shape.max_path - 1)
     return _add_chains(plan, trees, chains, shape) if chains else trees
 

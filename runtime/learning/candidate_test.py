@@ -88,7 +88,7 @@ class CandidateTest:
             self._waiting.extendleft(_Request(reader, sequence) for sequence in range(reader.num_sequences))
 
     def see_next(self) -> None:
-        """One request more, drafted for by both."""
+        """Count a request for which both have drafted."""
         reader, sequence = self._waiting.popleft()
         record, columns = reader.record(sequence), tap_columns(reader, self._candidate.tap_layers)
         new, old = (

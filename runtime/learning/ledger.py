@@ -12,11 +12,11 @@ State = Literal["configured", "waiting", "promoted", "rejected", "rolled_back", 
 
 
 class LedgerError(ValueError):
-    """What is asked of a ledger cannot be done; one line that says why."""
+    """A ledger cannot do what is asked of it; one line that says why."""
 
 
 class HeadVersion(BaseModel):
-    """One head."""
+    """A version of the head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +37,7 @@ class HeadVersion(BaseModel):
 
 
 class Decision(BaseModel):
-    """What was decided of a version, when and why."""
+    """A decision about a version, its time and its reason."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class Ledger(BaseModel):
     decisions: tuple[Decision, ...] = ()
 
     def version(self, number: int) -> HeadVersion:
-        """One of them.
+        """The version of a number.
 
         Raises:
             LedgerError: there is none of this number.

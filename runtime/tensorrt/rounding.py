@@ -1,4 +1,4 @@
-"""What a narrower dtype than a checkpoint's does to a model's choices: tried on the trial's texts, by transformers."""
+"""Effect of a narrower dtype than a checkpoint's on a model's choices, tried on the trial's texts by transformers."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from wingbeat.runtime.verifier.loading.reference import decoded_rows, distance, 
 
 
 class Rounding(NamedTuple):
-    """Of the logits in one dtype, against those in another."""
+    """Differences of the logits in one dtype from those in another."""
 
     distance: float
     """The largest of a row, in the spread of its logits."""

@@ -26,7 +26,7 @@ _PROMPT_TOKENS = NEW_TOKENS = 128
 
 
 class HeldOut(NamedTuple):
-    """What acceptance is measured on."""
+    """Prompts and texts that acceptance is measured on."""
 
     prompts: list[list[int]]
     new_tokens: int

@@ -37,7 +37,7 @@ SCHEMAS = "#/components/schemas/"
 
 
 class Endpoint(NamedTuple):
-    """One method of one path."""
+    """A method of a path."""
 
     method: str
     path: str

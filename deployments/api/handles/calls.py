@@ -35,7 +35,7 @@ class _Planned(NamedTuple):
 
 
 class HandleCalls:
-    """What a router answers to a handle. Keys are for HTTP: whoever has a handle is part of the cluster.
+    """Calls that a router answers to a handle. Keys are for HTTP: whoever has a handle is part of the cluster.
 
     Raises:
         ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
@@ -74,7 +74,7 @@ class HandleCalls:
         return _Planned(service, generation, chat_shape(generation), name)
 
     def _begin(self) -> str:
-        """What a log calls the request."""
+        """Id of the request, as a log has it."""
         name = uuid.uuid4().hex
         enter(RequestContext(name))
         gather(self._refuses_unknown_fields)

@@ -1,4 +1,4 @@
-"""What a GPU has for a launch, and how many programs of a compiled kernel a multiprocessor holds by it."""
+"""Limits of a GPU for a launch, and the programs of a compiled kernel that a multiprocessor holds by them."""
 
 import functools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _TENSOR_COLUMNS = 512
 
 
 class DeviceLimits(NamedTuple):
-    """Of one GPU."""
+    """Limits of one GPU."""
 
     capability: int
     """Compute capability 8.0 as 80."""
@@ -67,7 +67,7 @@ KNOWN = {
 
 @functools.cache
 def device_limits(device_index: int) -> DeviceLimits:
-    """Of a GPU of this machine."""
+    """Limits of a GPU of this machine."""
     device = torch.cuda.get_device_properties(device_index)
     return DeviceLimits(
         device.major * 10 + device.minor,

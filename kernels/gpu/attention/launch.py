@@ -49,11 +49,11 @@ class _Launch(NamedTuple):
     constants: dict[str, Any]
 
     def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
-        """Of `tree_attention_kernel`, all but the constants."""
+        """Arguments of `tree_attention_kernel`, all but the constants."""
         return (*self.tensors, self.out, *(partial or (None, None)), *self.strides, *self.scalars, *splits)
 
     def merge_arguments(self, partial: _Partial, splits: Splits) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Of `merge_splits_kernel`."""
+        """Arguments of `merge_splits_kernel`."""
         num_reqs, num_query, num_heads, value_dim = self.out.shape
         contexts, (window, _, _, num_new, _, max_keys, _) = self.tensors[4], self.scalars[2:]
         constants = {

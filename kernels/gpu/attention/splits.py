@@ -24,7 +24,7 @@ _BLOCK_REQS = tl.constexpr(256)
 
 
 class Splits(NamedTuple):
-    """How long the splits of a request are in launches of one size: by its own length, whatever is beside it."""
+    """Lengths of a request's splits in launches of one size: by its own length, whatever is beside it."""
 
     most: int
     """Splits of one request, at most MAX_SPLITS."""
@@ -190,7 +190,7 @@ def merge_splits_kernel(
     ALL_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """Of requests that have several splits; what has one is written where it belongs by the attention kernel."""
+    """Merge the splits of requests that have several; a single one is written to its place by the attention kernel."""
     row = tl.program_id(0).to(tl.int64)
     context = tl.load(context_ptr + row // num_query).to(tl.int32)
     _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)

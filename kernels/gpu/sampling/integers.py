@@ -53,7 +53,7 @@ def nucleus_limit(top_p):
 
 @triton.jit
 def num_outside(below, each, total, limit, ID_BITS: tl.constexpr):
-    """How many of equal tokens, of mass `each` above the mass `below`, top-p removes."""
+    """Number of equal tokens, of mass `each` above the mass `below`, that top-p removes."""
     found = tl.full([], 0, dtype=tl.int64)
     for bit in tl.static_range(ID_BITS):
         more = found + (1 << (ID_BITS - 1 - bit))

@@ -1,4 +1,4 @@
-"""What a call of the sampling kernels works on: its rows, how programs share them, and memory that stays in place."""
+"""Rows of a call of the sampling kernels, the programs that share them, and memory that stays in place."""
 
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ def rows_of(*columns: Tensor) -> Rows:
 
 
 class Shares(NamedTuple):
-    """How the programs share a row."""
+    """Shares of a row, by program."""
 
     num_splits: int
     most_splits: int

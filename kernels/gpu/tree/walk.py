@@ -89,7 +89,7 @@ def walk_tree(
 def _ancestors_kernel(
     parents, out_mask, out_words, num_nodes, num_words, max_depth, PACK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """One word of the ancestors of ROWS nodes, stored as it is or as its 64 columns."""
+    """Find a word of the ancestors of ROWS nodes, stored as it is or as its 64 columns."""
     req = tl.program_id(0).to(tl.int64)
     word = tl.program_id(2)
     nodes = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
