@@ -4,6 +4,7 @@ A kernel that does not compile here, or computes other numbers than its referenc
 captured: see `wingbeat.kernels.gpu.comparison`. The choice holds for the process.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,13 @@ def compiled(name: str, tensor: Tensor) -> Any:
 
 def module_of(name: str) -> Any:
     """The module that has a kernel; None where there is none, or its reference runs on GPUs too."""
-    return None if name in _replaced or name not in KERNELS else import_module(KERNELS[name])
+    return None if name in _replaced else _module(name)
+
+
+@cache
+def _module(name: str) -> Any:
+    """Asked at every launch, and imported once."""
+    return import_module(KERNELS[name]) if name in KERNELS else None
 
 
 def replace(*names: str) -> None:

@@ -38,8 +38,9 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _TEXT_SETTINGS = ("sequence_length", "own_share", "greedy_fraction", "temperature", "dtype", "seed")
 """What decides the sequences, beside what `RecordingSpec` has fields for."""
-_HELD_BATCHES = 8
-"""Finished sequences wait for those begun before them, so that the shards have them in order: for so many batches."""
+_HELD_SHARDS = 8
+"""Finished sequences wait for those begun before them, so that the shards have them in order. Where these fill so many
+shards, none is begun."""
 
 
 class ExtractResult(NamedTuple):
@@ -144,9 +145,10 @@ class _Extraction:
 
     def _admit(self) -> None:
         """Begin sequences while there is a slot for them."""
-        written = self.writer.num_sequences + self.writer.num_pending
-        most = min(self.total, written + _HELD_BATCHES * self.config.batch_size)
-        while self.begun < most and len(self.logprobs) < self.config.batch_size:
+        waiting = sum(len(record.token_ids) for record in self.held.values()) * self.writer.index.spec.bytes_per_token
+        if self.held and waiting >= _HELD_SHARDS * self.config.shard_bytes:
+            return
+        while self.begun < self.total and len(self.logprobs) < self.config.batch_size:
             start = self.source.start(self.begun)
             prompt = start.token_ids[: self.engine.config.max_model_len - 1].tolist()
             params = SamplingParams(

@@ -1,5 +1,6 @@
 """The files of a recording: which tensors a shard holds, and the index that says what all shards have in common."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -114,6 +115,11 @@ class RecordingIndex(BaseModel):
     def num_bytes(self) -> int:
         """Of all shards."""
         return sum(shard.num_bytes for shard in self.shards)
+
+
+def hashed_share(content: bytes) -> float:
+    """A number from 0 to 1 that follows from some bytes alone, evenly spread: it chooses a share of all."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 
 def shard_name(number: int) -> str:

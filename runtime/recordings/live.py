@@ -4,7 +4,6 @@ The engine's thread copies rows and nothing else; finished sequences are written
 falls behind, sequences are dropped: recording may cost memory up to a bound, and never a round.
 """
 
-import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.recordings.format import hashed_share
 from wingbeat.runtime.round.flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -231,5 +231,4 @@ def may_be_kept(request: Request) -> bool:
 
 def is_sampled(request_id: str, share: float) -> bool:
     """Whether a request is among a share of all, decided by its id: independent of everything else."""
-    digest = hashlib.sha256(request_id.encode()).digest()[:8]
-    return int.from_bytes(digest, "big") < share * 2**64
+    return hashed_share(request_id.encode()) < share

@@ -1,6 +1,5 @@
 """Recordings as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from wingbeat.runtime.recordings.format import INDEX_FILE, Record, RecordingError, RecordingSpec, read_index
+from wingbeat.runtime.recordings.format import (
+    INDEX_FILE,
+    Record,
+    RecordingError,
+    RecordingSpec,
+    hashed_share,
+    read_index,
+)
 
 HELD_OUT_SHARE = 1 / 32
 """Of the sequences, those that drafters are measured on and that none is trained on."""
@@ -105,8 +111,7 @@ class RecordingReader:
         learnt = shard.get_slice("loss_mask")[rows].nonzero()
         num_prompt = int(learnt[0]) if len(learnt) else 0
         prompt = shard.get_slice("token_ids")[rows][: num_prompt or _PROMPT_TOKENS]
-        digest = hashlib.sha256(prompt.numpy().tobytes()).digest()[:8]
-        return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
+        return hashed_share(prompt.numpy().tobytes()) < HELD_OUT_SHARE
 
     @property
     def num_sequences(self) -> int:

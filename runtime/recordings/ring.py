@@ -5,7 +5,6 @@ shard that has to make room is drawn at random from all but the newest quarter, 
 """
 
 import errno
-import hashlib
 import logging
 import random
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wingbeat.runtime.file_lock import locked
-from wingbeat.runtime.recordings.format import HEADER_BYTES, RecordingError, RecordingSpec, read_index
+from wingbeat.runtime.recordings.format import HEADER_BYTES, RecordingError, RecordingSpec, hashed_share, read_index
 from wingbeat.runtime.recordings.live import FinishedSequence
 from wingbeat.runtime.recordings.live_writer import RETRY_S, LiveWriter, record_of, write_probe
 from wingbeat.runtime.recordings.stored_files import digest_of, make_private, make_private_folder
@@ -185,8 +184,7 @@ class RingWriter(LiveWriter):
 
 def is_held_out(sequence: FinishedSequence) -> bool:
     """Whether nothing is trained on a sequence: by its whole prompt alone, so that equal prompts are on one side."""
-    digest = hashlib.sha256(array("q", sequence.prompt).tobytes()).digest()[:8]
-    return int.from_bytes(digest, "big") < HELD_SHARE * 2**64
+    return hashed_share(array("q", sequence.prompt).tobytes()) < HELD_SHARE
 
 
 def _made_at(path: Path) -> int:

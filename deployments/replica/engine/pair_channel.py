@@ -55,7 +55,7 @@ class PairChannel:
         if address is not None:
             device = OWN_DEVICE if config.resolved_device() == "cuda" else None
             self._channel = first("network_channel")(address, spec, device)
-        elif config.channel_kind() == GPU_MEMORY and (kind := first("device_channel")) is not None:
+        elif config.channel_kind() == GPU_MEMORY and (kind := self._device_channel()) is not None:
             try:
                 self._channel = kind.create(name, spec, OWN_DEVICE, runtime)
                 self._in_gpu_memory = True
@@ -82,6 +82,13 @@ class PairChannel:
             self._say()
         if self._in_gpu_memory:
             self._channel.try_drafter()
+
+    def _device_channel(self) -> Any:
+        """The kind of channel through the memory of a GPU; None where the part is gone and host memory will do."""
+        kind = first("device_channel")
+        if kind is None and not self._may_fall_back:
+            raise ChannelError(f"channel is {GPU_MEMORY}: nothing that is installed makes it; use auto or shm")
+        return kind
 
     def fall_back(self, reason: str) -> ChannelName | None:
         """Have host memory take over, with one warning; None where this is no way out, and nothing has changed.

@@ -4,12 +4,15 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.needs import needs
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.engine import pair_channel
 from wingbeat.deployments.replica.engine.pair_channel import PairChannel, attach_channel
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -38,6 +41,13 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
     assert channel.fall_back("whatever the reason") is None
     drafter.close()
     channel.verifier_end.close()
+
+
+def test_memory_of_a_gpu_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr(pair_channel, "first", lambda name: None)
+    asked = SimpleNamespace(channel="cuda_ipc", channel_kind=lambda: "cuda_ipc")
+    with pytest.raises(ChannelError, match="channel is cuda_ipc: nothing that is installed makes it"):
+        PairChannel(asked, "unused", SPEC)
 
 
 @needs("tcp")
