@@ -1,33 +1,51 @@
 """A training that is killed wherever a file is being written ends with the weights of one that was left alone."""
 
 import hashlib
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.training_world import losses, make_corpus, make_verifier, short_run
-from wingbeat.runtime.training.drafter import train_drafter
+from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
 from wingbeat.runtime.training.state import STATE_FILE, TrainingState
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.few(1)
 
 KILLED = [(ROLLOUTS_FILE, 2), (STATE_FILE, 1), (STATE_FILE, 3)]
 """File at whose writing each process in turn is killed, with it still under its temporary name, and the how many-th."""
 
 
-def killed_at(config, name, count) -> int:
-    """Exit code of a process that trains, and is killed before a file takes its name for the so many-th time."""
-    process = multiprocessing.get_context("fork").Process(target=_train_until, args=(config, name, count))
-    process.start()
-    process.join()
-    return process.exitcode
+def exit_codes(config: TrainDrafterConfig) -> list[int]:
+    """Of processes that train in turn, each killed before a file takes its name for the so many-th time.
+
+    They are forked from one that has trained nothing: a process that has may have threads of autograd, which forbid it.
+    """
+    code = f"from {__name__} import train_and_be_killed; train_and_be_killed()"
+    command = [sys.executable, "-c", code, config.model_dump_json()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _train_until(config, name, count) -> None:
+def train_and_be_killed() -> None:
+    """The fresh process: prints the exit codes of those that it forks."""
+    config, codes = TrainDrafterConfig.model_validate_json(sys.argv[1]), []
+    for name, count in KILLED:
+        process = multiprocessing.get_context("fork").Process(target=_train_until, args=(config, name, count))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    print(json.dumps(codes))
+
+
+def _train_until(config: TrainDrafterConfig, name: str, count: int) -> None:
     replace, left = Path.replace, [count]
 
     def killing(path, target):
@@ -52,7 +70,7 @@ def test_a_run_that_was_killed_three_times_has_the_weights_of_one_that_was_not(t
         for name, seed in (("whole", 3), ("cut", 3), ("other", 4))
     )
     train_drafter(whole)
-    assert [killed_at(cut, *place) for place in KILLED] == [-signal.SIGKILL] * len(KILLED)
+    assert exit_codes(cut) == [-signal.SIGKILL] * len(KILLED)
     taken, record = [], TrainingState.record
 
     def recorded(state, *args):
