@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ class MemoryPromises:
         """Bytes by address."""
         self._ahead = 0
         """Bytes that are settled and not mapped yet."""
+        self._turn = threading.Lock()
+        self._stale = False
+        """Whether the file lacks a change."""
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
@@ -76,23 +80,37 @@ class MemoryPromises:
 
     def _unmap(self, pid: int, address: int) -> None:
         if pid == os.getpid():
-            del self._mapped[address]
+            self._mapped.pop(address)
             self._write()
 
     def _own(self) -> None:
         """A forked child does not answer for what its parent has promised."""
         if self._pid != os.getpid():
             self._pid, self._file, self._mapped, self._ahead = os.getpid(), None, {}, 0
+            self._turn = threading.Lock()
 
     def _write(self) -> None:
+        """Bring the file up to date, or leave that to the call that is writing the file.
+
+        A mapping ends in whichever thread frees it, and by the garbage collector in the midst of a write: the call
+        then must not wait for the write that it interrupts.
+        """
+        self._stale = True
+        while self._stale and self._turn.acquire(blocking=False):
+            try:
+                self._stale = False
+                self._write_once()
+            finally:
+                self._turn.release()
+
+    def _write_once(self) -> None:
+        mapped = self._mapped.copy()  # in one step: the loop over it may meet the end of a mapping
         try:
             if self._file is None:
                 path = self._folder / f"{PREFIX}{self._pid}.{secrets.token_hex(4)}"
                 self._file = path.open("w")
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            text = json.dumps(
-                {"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*self._mapped.items()]}
-            )
+            text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
             self._file.write(text)
             self._file.truncate()

@@ -1,11 +1,14 @@
 """Memory that one process has set aside is not free to another, however the process has ended or uses it."""
 
+import json
 import mmap
 import multiprocessing
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +95,38 @@ def test_what_is_no_promise_counts_nothing(tmp_path: Path):
     (tmp_path / "wingbeat-memory.2.x").touch()
     (tmp_path / "another").write_text("9" * 9)
     assert MemoryPromises(tmp_path).untouched() == 0
+
+
+def test_a_mapping_that_ends_in_the_midst_of_a_write_is_no_longer_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    promises, kept = MemoryPromises(tmp_path), [mmap.mmap(-1, mmap.PAGESIZE) for _ in range(3)]
+    for place, memory in enumerate(kept):
+        promises.map(memory, place)
+    del memory
+    dumps = json.dumps
+
+    def as_a_collector_would(said: dict[str, Any]) -> str:
+        text = dumps(said)
+        if len(kept) > 1:
+            kept.pop()
+        return text
+
+    monkeypatch.setattr(json, "dumps", as_a_collector_would)
+    promises.promise(MIB)
+    (file,) = tmp_path.glob("wingbeat-memory.*")
+    assert json.loads(file.read_text())["mapped"] == [[0, mmap.PAGESIZE]]
+
+
+def test_mappings_of_many_threads_are_all_promised(tmp_path: Path):
+    promises = MemoryPromises(tmp_path)
+    kept = [mmap.mmap(-1, mmap.PAGESIZE) for _ in range(400)]
+
+    def map_each(thread: int):
+        for place in range(thread, len(kept), 4):
+            promises.map(kept[place], place * mmap.PAGESIZE)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(map_each, range(4)))
+    (file,) = tmp_path.glob("wingbeat-memory.*")
+    assert len(json.loads(file.read_text())["mapped"]) == len(kept)
