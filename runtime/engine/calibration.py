@@ -24,6 +24,8 @@ POINTS = 4
 """Passes of a curve, and runs of each, of which the first one warms up."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
 """Rows of the largest pass on a host, and seconds beyond which none is run."""
+LONG_S = 0.02
+"""Seconds of a pass that are measured well enough by one."""
 LONG_CONTEXT = 1024
 """Tokens of a longer context, at most."""
 
@@ -116,9 +118,9 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
 
 
 def _least_s(run: Callable[[], object]) -> float:
-    """Seconds of a pass: the least of a few behind a first one."""
+    """Seconds of a pass: the least of a few behind a first one, or of one where passes are long."""
     seconds = []
-    for _ in range(POINTS):
+    while len(seconds) < POINTS and sum(seconds[1:]) < LONG_S:
         started = time.perf_counter()
         run()
         if torch.cuda.is_available():

@@ -18,8 +18,8 @@ Way = TypeVar("Way", bound=Hashable)
 ROWS = (1, 16)
 """Of the rounds that are timed."""
 _TURNS, _REPEATS = 4, 4
-LONG_S = 0.1
-"""A round that is longer is run once a turn: what disturbs it is a small part of it."""
+LONG_S = 0.02
+"""A longer round is run once a turn, in two turns: what disturbs it is a small part of it, and a start waits for it."""
 _MAX_MODEL_LEN = 256
 
 
