@@ -96,7 +96,7 @@ class MemoryPromises:
         then must not wait for the write that it interrupts.
         """
         self._stale = True
-        while self._stale and self._turn.acquire(blocking=False):
+        while self._stale and self._turn.acquire(timeout=0):
             try:
                 self._stale = False
                 self._write_once()
