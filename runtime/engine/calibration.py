@@ -77,20 +77,21 @@ def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> Dr
         patience_s: silence after which the drafter counts as stuck.
     """
     deepest, short = end.spec.max_path - 1, end.spec.max_path + 1
-    long = max(min(config.max_model_len // 2, LONG_CONTEXT), short)
+    # Sequences of one block are short, and a drafter may hold what it has not seen to be lost there.
+    long = max(min(config.max_model_len // 2, LONG_CONTEXT), short) if config.max_blocks_per_seq > 1 else short
     batches = sorted({1, config.max_num_seqs})
-    points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
+    points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)]
+    points += [(1, deepest, long)] if long > short else []
     waits = []
     for point in points:
         times = [_draft_once(end, *point, patience_s) for _ in range(POINTS)]
         if None in times:
             return None
         waits.append(statistics.median(times[1:]))
-    *at_short, at_long = waits
-    pairs = list(zip(at_short[::2], at_short[1::2], strict=True))
+    pairs = list(zip(waits[: 2 * len(batches) : 2], waits[1 : 2 * len(batches) : 2], strict=True))
     levels_s = [max(deep - one, 0.0) / max(deepest - 1, 1) for one, deep in pairs]
     bases_s = [max(one - level, 1e-6) for (one, _), level in zip(pairs, levels_s, strict=True)]
-    context_s = max(at_long - at_short[1], 0.0) / (deepest * max(long - short, 1))
+    context_s = max(waits[-1] - waits[1], 0.0) / (deepest * (long - short)) if long > short else 0.0
     return DraftCurve(tuple(batches), tuple(bases_s), tuple(levels_s), context_s)
 
 
@@ -103,7 +104,8 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, context: int, timeo
     taps = torch.zeros(num_reqs, max_path, end.spec.taps_size, dtype=end.spec.taps_dtype)
     ends = torch.full_like(slots, max_path)
     writer = OutcomeWriter(outcome)
-    writer.decodes(slots.tolist(), AcceptedPaths(slots, zeros[:, 0], zeros, ends, ends, zeros, taps))
+    roots = torch.full_like(slots, context - max_path - 1)
+    writer.decodes(slots.tolist(), AcceptedPaths(slots, roots, zeros, ends, ends, zeros, taps))
     for by_slot in (outcome.epochs, outcome.block_tables, outcome.temperatures, outcome.seeds):
         by_slot.zero_()
     outcome.committed_lens.fill_(context)

@@ -18,6 +18,7 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.recordings.extract_config import MIN_ANSWER, ExtractConfig
 from wingbeat.runtime.recordings.format import DTYPES, Record, RecordingIndex, RecordingSpec
@@ -60,6 +61,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
         ValueError: model, text or settings do not fit each other, or the folder holds another recording.
     """
     folder = config.model_folder()
+    TargetDescription.from_checkpoint(folder)  # raises where the model cannot be read, before its texts are
     source = _source(config, folder)
     engine = _engine(config, folder)
     loaded = engine.loaded

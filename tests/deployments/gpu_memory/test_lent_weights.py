@@ -16,7 +16,6 @@ from tests.needs import needs
 from wingbeat.cluster.channels.cuda.lent_memory import LentTensor, Loan, lend
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.gpu_memory.lent_weights import BorrowedWeights, loan_of, may_lend
-from wingbeat.deployments.replica.drafters import drafter_actor
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost
 from wingbeat.deployments.replica.engine.engine_setup import DrafterTerms
 from wingbeat.runtime.demo import demo_pair
@@ -138,7 +137,7 @@ def mapped(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_killed_drafter_and_its_successor_map_the_same_memory(verifier: Verifier, monkeypatch):
-    monkeypatch.setattr(drafter_actor, "SERVE", "tests.deployments.gpu_memory.lending_drafter:serve")
+    monkeypatch.setattr(DrafterActor, "serve", "tests.deployments.gpu_memory.lending_drafter:serve")
     loan = lend({EMBEDDING: verifier.embedding}, DEVICE, verifier.cuda)
     terms = pickle.dumps(DrafterTerms(None, loan))
     actor = DrafterActor(AppConfig())
@@ -164,7 +163,7 @@ def test_a_killed_drafter_and_its_successor_map_the_same_memory(verifier: Verifi
 
 @pytest.mark.slow
 def test_a_drafter_that_is_asked_anything_else_first_loads_its_own(monkeypatch):
-    monkeypatch.setattr(drafter_actor, "SERVE", "tests.deployments.gpu_memory.lending_drafter:serve")
+    monkeypatch.setattr(DrafterActor, "serve", "tests.deployments.gpu_memory.lending_drafter:serve")
     actor = DrafterActor(AppConfig())
     try:
         assert actor.status().channels == ()

@@ -170,7 +170,7 @@ class SlowModel:
         return self.now
 
 
-@pytest.mark.parametrize(("row_s", "most", "runs"), [(1e-4, 64, 3), (2e-2, 64, 2), (2.0, 4, 2)])
+@pytest.mark.parametrize(("row_s", "most", "runs"), [(1e-4, 64, 3), (1e-2, 64, 2), (2.0, 4, 2)])
 def test_a_host_is_measured_at_four_sizes_and_the_slower_the_fewer(monkeypatch, row_s, most, runs):
     model = SlowModel(row_s)
     monkeypatch.setattr(calibration, "time", model)

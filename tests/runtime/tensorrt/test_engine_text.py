@@ -71,6 +71,15 @@ def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
     assert started.finish() == [more[:16] for more in expected.continuations[:3]]
 
 
+@pytest.mark.parametrize("block_size", [16, 256], ids=["of many blocks", "of one block"])
+def test_the_costs_of_an_engines_drafts_are_measured_over_sequences(block_size):
+    expected = reference("llama")
+    adaptive = replace(TREE, adaptive=True)
+    config = replace(limits(adaptive, 3), block_size=block_size, max_model_len=min(block_size, 64) * 2)
+    engine, _, _ = torch_pair(expected.loaded, adaptive, config)
+    assert engine.stats().policy is not None
+
+
 def test_a_drafter_that_torch_runs_drafts_beside_the_engine():
     expected = reference("llama")
     config = base_config(expected.loaded, ())
