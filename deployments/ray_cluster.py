@@ -4,13 +4,16 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import grpc
 import ray
 from ray._private import services
 from ray._private.node import Node
+from ray._raylet import GcsClient
 from ray.job_config import JobConfig
 
 from wingbeat.cluster.process_tree import descendants, end
@@ -25,6 +28,7 @@ PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
 downloads from the hub keep the proxy."""
 NODE_S = 180
 """For the processes of a Ray started here to register."""
+LOOK_S = 0.02
 PROCESS_GRACE_S = 5.0
 """For the processes of a Ray that has not come up to end by themselves."""
 ADVICE = (
@@ -101,9 +105,24 @@ def head_for_serving() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in spare:
             stack.enter_context(mock.patch.object(Node, name, _nothing))
+        stack.enter_context(mock.patch.object(services, "get_node", _looked_up_soon(services.get_node)))
         # Ray has no setting for this limit of its own; a raylet on a busy machine takes more than its 60 s.
         stack.enter_context(mock.patch.object(services.wait_for_node, "__defaults__", (NODE_S,)))
         yield
+
+
+def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    """Ray's function that waits for a node to register, and looks once a second; a start waits for nothing else then."""
+
+    def registered(gcs_address: str, node_id: str) -> Any:
+        client, until = GcsClient(address=gcs_address), time.monotonic() + NODE_S
+        while time.monotonic() < until:
+            if node_id in {node.hex() for node in client.get_all_node_info(timeout=JOIN_S)}:
+                break
+            time.sleep(LOOK_S)
+        return get_node(gcs_address, node_id)
+
+    return registered
 
 
 def _nothing(*arguments: object, **options: object) -> None:

@@ -112,7 +112,7 @@ class MemoryPromises:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"pid": self._pid, "of": _names(), "ahead": self._ahead, "mapped": [*mapped.items()]})
             self._file.seek(0)
-            self._file.write(text)
+            self._file.write(text + "\n")  # a reader stops here, before what is left of a longer text
             self._file.truncate()
             self._file.flush()
         except OSError as error:
