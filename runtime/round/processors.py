@@ -60,7 +60,7 @@ class ProcessorTables:
         self._output_counts = column(0, torch.int32, self.vocab_size)
         self._bias_rows = column(-1, torch.int64)
         # Rows of bias per slot: from `_stops_from` on, before it, where the tokens that stop are forbidden, and before
-        # `_begun_from`, where those that begin no answer are.
+        # `_begun_from`, which is not behind it, where those that begin no answer are.
         self._bias = column(0, torch.float32, _BIAS_ROWS, self.vocab_size)
         self._stops_from = column(0, torch.int64)
         self._begun_from = column(0, torch.int64)
@@ -111,8 +111,8 @@ class ProcessorTables:
             )
         if params is None or any(param.has_bias for param in params):
             rows = self._bias_rows[slots]
-            early = torch.where(positions < self._begun_from[slots], 2, (positions < self._stops_from[slots]).long())
-            rows = torch.where(rows >= 0, rows + early, rows)
+            early = rows + (positions < self._stops_from[slots]) + (positions < self._begun_from[slots])
+            rows = torch.where(rows >= 0, early, rows)
             bias = LogitBias(self._bias.view(-1, self.vocab_size), rows)
         if params is None or any(param.has_masks for param in params):
             masks = self.masks[slots, nodes]
@@ -134,8 +134,9 @@ class ProcessorTables:
             self._output_counts[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         if params.has_bias:
             self._write_bias(params, slot)
-            self._stops_from[slot].fill_(seq.num_prompt_tokens + params.min_tokens)
-            self._begun_from[slot].fill_(seq.num_prompt_tokens + bool(params.banned_first))
+            not_first = bool(params.banned_first)
+            self._stops_from[slot].fill_(seq.num_prompt_tokens + max(params.min_tokens, not_first))
+            self._begun_from[slot].fill_(seq.num_prompt_tokens + not_first)
 
     def _write_bias(self, params: SamplingParams, slot: int) -> None:
         minus_inf, rows = float("-inf"), self._bias[slot]
