@@ -112,7 +112,7 @@ def head_for_serving() -> Iterator[None]:
 
 
 def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Ray's function that waits for a node to register, and looks once a second; a start waits for nothing else then."""
+    """Ray's own, without its pause of a second between two looks at a node that has not registered yet."""
 
     def registered(gcs_address: str, node_id: str) -> Any:
         client, until = GcsClient(address=gcs_address), time.monotonic() + NODE_S

@@ -6,6 +6,8 @@
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -75,3 +77,25 @@ def test_the_rule_sees_what_it_forbids():
     assert set(unimported("import xml as x\nx.dom")) == {"xml.dom"}
     assert not set(unimported("import xml.dom\nxml.dom.Node"))
     assert not set(unimported("from xml import dom\ndom.Node"))
+
+
+WITHOUT = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pydantic", "ray", "tensorrt", "fastapi", "typer"}:
+            raise ModuleNotFoundError(f"{name} is not there")
+
+sys.meta_path.insert(0, Without())
+from wingbeat.kernels.parts import PARTS as kernels, hooks_of
+from wingbeat.runtime.parts import PARTS as runtime
+hooks_of("wingbeat.kernels", kernels, "none")
+hooks_of("wingbeat.runtime", runtime, "none")
+"""
+
+
+def test_optional_parts_of_an_engine_need_torch_and_transformers_alone():
+    """A machine for measurements with a GPU has no more, and imports all parts at the first hook."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from kernel_profile import CONTEXT, NODES, profiled
 
 from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.lora.adapter_files import LinearAdapter
+from wingbeat.runtime.lora.adapter import LinearAdapter
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 MAX_LORAS, LORA_RANK = 8, 16

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from wingbeat.deployments.options.panel_titles import FEATURES
-from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
+from wingbeat.runtime.lora.adapter import AdapterError
+from wingbeat.runtime.lora.adapter_config import read_config
 from wingbeat.runtime.lora.names import name_problem
 from wingbeat.runtime.lora.settings import MOST_LORAS, MOST_RANK, RANK
 

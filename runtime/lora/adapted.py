@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
-from wingbeat.runtime.lora.adapter_config import AdapterError
-from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
 from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.round.rows import Rows

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-CONFIG_FILE = "adapter_config.json"
+from wingbeat.runtime.lora.adapter import AdapterError
+from wingbeat.runtime.lora.settings import CONFIG_FILE
+
 _HARMLESS = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode"),
@@ -28,10 +30,6 @@ _Flag = Annotated[bool, Field(strict=True)]
 _Names = list[str] | str | None
 ALL_LINEAR = "all-linear"
 """Peft's word for every linear layer but the output matrix."""
-
-
-class AdapterError(ValueError):
-    """An adapter cannot be served; one line that names its folder and what is wrong."""
 
 
 class AdapterConfig(BaseModel):

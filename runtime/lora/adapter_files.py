@@ -4,34 +4,21 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from wingbeat.runtime.lora.adapter_config import CONFIG_FILE, AdapterConfig, AdapterError, read_config
+from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
+from wingbeat.runtime.lora.settings import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.lora.adapter_config import AdapterConfig
 
 WEIGHTS_FILE, PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _PIECE_BYTES = 1 << 20
-
-
-class LinearShape(NamedTuple):
-    """Of a linear layer that adapters may act on."""
-
-    inputs: int
-    outputs: int
-
-
-class LinearAdapter(NamedTuple):
-    """What an adapter does to one linear layer: x -> x a^T b^T."""
-
-    a: Tensor
-    """float32 [rank, inputs]"""
-    b: Tensor
-    """float32 [outputs, rank], scaled."""
 
 
 def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int) -> dict[str, LinearAdapter]:
@@ -44,6 +31,8 @@ def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int
         AdapterError: a file is not there or damaged, or the adapter asks for something that is not served, or is one
             of another base model; one line.
     """
+    from wingbeat.runtime.lora.adapter_config import read_config  # where an adapter is read: it needs pydantic
+
     config = read_config(folder)
     try:
         with safe_open(_weights(folder), framework="pt") as file:
@@ -105,7 +94,7 @@ def _check(
     folder: Path,
     module: str,
     slices: list,
-    config: AdapterConfig,
+    config: "AdapterConfig",
     linears: Mapping[str, LinearShape],
     max_rank: int,
 ) -> None:
@@ -125,7 +114,7 @@ def _check(
 
 
 def _check_all_there(
-    folder: Path, config: AdapterConfig, linears: Mapping[str, LinearShape], found: Mapping[str, object]
+    folder: Path, config: "AdapterConfig", linears: Mapping[str, LinearShape], found: Mapping[str, object]
 ) -> None:
     """What a file lacks does nothing to peft: part of an adapter would be served as if it were whole."""
     lacking = [module for module in linears if module not in found and config.targets(module)]

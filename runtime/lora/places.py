@@ -12,8 +12,8 @@ from torch import Tensor
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.lora.adapter_config import AdapterError
-from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape, adapter_digest, read_adapter
+from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
+from wingbeat.runtime.lora.adapter_files import adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.round.slots import SlotState

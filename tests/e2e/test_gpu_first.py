@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "llguidance", "rich")
 """What a GPU image with torch, triton, transformers and pytest has not."""
 DRY_RUN = f"""
-import ast, contextlib, io, runpy, sys
+import ast, contextlib, io, pathlib, runpy, sys
 
 class Without:
     def __init__(self, finder):
@@ -50,6 +50,11 @@ for part in _suite.sessions()["first"]:
             part.status = "failed"
     elif not part.is_tests:
         __import__(part.name)
+for parts in _suite.sessions().values():
+    for part in parts:
+        name = pathlib.Path(part.command[1]).stem
+        if not part.is_tests and not name.startswith("served"):
+            __import__(name)
 # What the doctor asks of a GPU is imported where it is asked.
 import wingbeat.runtime.checks.driver
 import wingbeat.deployments.doctor.gpu as asked

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.adapter import LinearAdapter, LinearShape
 from wingbeat.runtime.round.rows import NO_COLUMNS, Rows
 from wingbeat.runtime.scheduling.request import Variant
 from wingbeat.runtime.tensor_parallel.ranks import Ranks

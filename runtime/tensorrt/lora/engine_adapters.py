@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.lora.adapted import linears_of_all_rows
-from wingbeat.runtime.lora.adapter_files import LinearAdapter, LinearShape
+from wingbeat.runtime.lora.adapter import LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.tensorrt.graph_shapes import BATCH

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
     from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
@@ -13,19 +11,10 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
-class EngineLinear(BaseModel):
-    """A linear layer that adapters may act on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str
-    """In the model."""
-    inputs: int = Field(ge=1)
-    outputs: int = Field(ge=1)
-
-
 def graph_limits() -> dict[str, Any]:
     """Room for adapters in the verifier's graph."""
+    from pydantic import Field
+
     number = Field(0, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any.")
     rank = Field(16, ge=1, description="Highest rank of an adapter.")
     return {"max_loras": (int, number), "max_lora_rank": (int, rank)}
@@ -33,6 +22,8 @@ def graph_limits() -> dict[str, Any]:
 
 def graph_fields() -> dict[str, Any]:
     """The layers that have room."""
+    from wingbeat.runtime.tensorrt.lora.engine_linear import EngineLinear
+
     return {"lora_linears": (tuple[EngineLinear, ...], ())}
 
 
@@ -55,7 +46,7 @@ def graph_inputs(config: "BaseEngineConfig") -> "GraphAdapters | None":
     """Room in a graph that was exported."""
     if not config.lora_linears:
         return None
-    from wingbeat.runtime.lora.adapter_files import LinearShape
+    from wingbeat.runtime.lora.adapter import LinearShape
     from wingbeat.runtime.tensorrt.lora.engine_adapters import GraphAdapters
 
     linears = {one.path: LinearShape(one.inputs, one.outputs) for one in config.lora_linears}

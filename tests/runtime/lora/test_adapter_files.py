@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.lora_world import ALL, write_adapter
 from tests.runtime.models import random_model
 from tests.runtime.mutations import mutations, some
-from wingbeat.runtime.lora.adapter_config import AdapterConfig, AdapterError
-from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
+from wingbeat.runtime.lora.adapter import AdapterError, LinearShape
+from wingbeat.runtime.lora.adapter_config import AdapterConfig
+from wingbeat.runtime.lora.adapter_files import adapter_digest, read_adapter
 
 LINEAR = "model.layers.0.self_attn.q_proj"
 TENSOR = f"base_model.model.{LINEAR}.lora_"

@@ -16,7 +16,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.engine import assembly
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.lora.adapter_files import LinearAdapter
+from wingbeat.runtime.lora.adapter import LinearAdapter
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.compiled import CompiledLayers
 from wingbeat.runtime.verifier.layers.fused import LayerOps

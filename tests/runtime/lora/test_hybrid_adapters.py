@@ -12,7 +12,7 @@ from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.models import TREE, Run, engine_config, greedy, greedy_params, new_engine
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.lora.adapted import ModelAdapters
-from wingbeat.runtime.lora.adapter_config import AdapterError
+from wingbeat.runtime.lora.adapter import AdapterError
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 

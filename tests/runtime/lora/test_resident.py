@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.runtime.lora_world import num_resident
-from wingbeat.runtime.lora.adapter_config import AdapterError
+from wingbeat.runtime.lora.adapter import AdapterError
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.request import Variant
 

@@ -116,7 +116,7 @@ def test_equal_tokens_of_another_medium_share_no_prefix(run_of, name):
     prompt, (mine, *_) = ref.prompts[0], ref.media[0]
     shown_in = ref.loaded.reader.family.inputs[0]
     arrays = {**mine.arrays, shown_in: -mine.arrays[shown_in]}
-    changed = mine.of(mine.start, mine.length, arrays, mine.grid, mine.kind)
+    changed = mine.of(mine.start, mine.length, arrays, mine.grid, mine.kind, mine.whole)
     again = ShownRun(run.engine, [prompt], [(changed,)], greedy_params(NUM_TOKENS))
     text = again.finish()
     assert again.last[0].num_cached_tokens == mine.start // 4 * 4

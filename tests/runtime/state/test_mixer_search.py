@@ -28,10 +28,11 @@ pytestmark = needs_states
 )
 def test_what_is_learned(name, layers, heads, num_entries):
     loaded = hybrid(name).loaded
-    assert [mixer.state.layer for mixer in loaded.parts["states"].mixers] == layers
+    mixers = loaded.parts["states"].mixers
+    assert [mixer.state.layer for mixer in mixers] == layers
     assert [layer.num_heads for layer in loaded.layers] == heads
-    assert all(isinstance(mixer, TreeMixer) for mixer in loaded.inner_linears)
-    assert all(len(mixer._entries) == num_entries and mixer._exit is not None for mixer in loaded.inner_linears)
+    assert all(isinstance(mixer, TreeMixer) for mixer in mixers)
+    assert all(len(mixer._entries) == num_entries and mixer._exit is not None for mixer in mixers)
 
 
 def forget_path(monkeypatch):

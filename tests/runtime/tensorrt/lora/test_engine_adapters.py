@@ -9,7 +9,7 @@ from tests.runtime.tensorrt.engine_world import LIMITS, base_config, base_sessio
 from tests.runtime.tensorrt.exported import exported_pair
 from tests.runtime.tensorrt.test_engine_captured import ALL
 from tests.runtime.tensorrt.test_export import engine_by_onnx_runtime
-from wingbeat.runtime.lora.adapter_config import AdapterError
+from wingbeat.runtime.lora.adapter import AdapterError
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.tensorrt.backend import engine_limits
 from wingbeat.runtime.tensorrt.lora.engine_adapters import IDS
