@@ -97,7 +97,8 @@ class GrammarMasker:
         self._spent_s = max(0.0, self._spent_s - MASK_S)
         if self.problem is not None:
             raise self.problem
-        if self._tree is not None:
+        masked = self._tree is not None
+        if masked:
             self._step(token_id)
         # Where it is another one, the same text is written in other tokens.
         if not self._certain or self._certain.popleft() != token_id or not self._certain:
@@ -106,7 +107,8 @@ class GrammarMasker:
         started = time.thread_time()
         fits = self._matcher.is_accepting() if is_end else self._matcher.try_consume_tokens([token_id]) == 1
         self._spend(time.thread_time() - started)
-        if self._matcher.is_error():
+        # A matcher that refuses what its own masks allow has met a bound too, and does not say so in llguidance 1.9.1.
+        if self._matcher.is_error() or (masked and not fits):
             raise self._too_dear()
         if not fits:
             raise ValueError(f"token {token_id} breaks the grammar")

@@ -32,6 +32,9 @@ def demo(_folder) -> Kind:
 
 
 KINDS = TEXT_KINDS | {"demo": demo}
+NO_HEADS = {"bigram_drafter", "draft_model", "mtp", "ngram", "shared_keys", "suffix"}
+"""Kinds that draft with nothing that could be swapped."""
+SWAPPED = [name for name in KINDS if name not in NO_HEADS]
 
 
 def changed(source, folder, scale=0.05, **tensors):
@@ -112,7 +115,7 @@ def test_heads_swapped_every_twenty_rounds_change_no_token_of_sixteen_sampled_st
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    "name", [pytest.param("demo", marks=pytest.mark.slow), *(name for name in KINDS if name != "demo")]
+    "name", [pytest.param("demo", marks=pytest.mark.slow), *(name for name in SWAPPED if name != "demo")]
 )
 def test_a_head_that_was_taken_drafts_as_one_that_was_loaded(name, tmp_path):
     kind = KINDS[name](tmp_path)
