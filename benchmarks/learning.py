@@ -28,7 +28,7 @@ from narrow_head import OLD, first_head
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import learning_root
-from wingbeat.deployments.recordings.live_recording import start_recording
+from wingbeat.deployments.learning.rounds import record_rounds
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -98,7 +98,7 @@ class Bench:
         self._pair = Pair(config, options.temperature)
         self._sets = {domain: found.held[: options.prompts] for domain, found in prompts.items()}
         self._still = {domain: self._pair.complete(texts, learn=False) for domain, texts in self._sets.items()}
-        recording = start_recording(config, self._pair.engine, "0")
+        recording = record_rounds(config, self._pair.engine)
         self._pair.engine.observe(recording.rounds)
         self._learner = _learner_of(config, options.core_share)
         self._learner.resume()

@@ -217,5 +217,6 @@ def test_a_drafter_that_two_engines_share_catches_up_with_both(monkeypatch):
     run_all(both)
     for one in both:
         assert one.run.tokens == [text[:length] for text in ref.continuations]
-        assert all(output.metrics.num_drafts > 0 for output in one.run.last.values())
+        drafted_for = sum(output.metrics.num_drafts > 0 for output in one.run.last.values())
+        assert drafted_for >= len(ref.prompts) - 1, "the last one to be told may end before"
         one.close()

@@ -176,7 +176,7 @@ def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True, **fields
 @pytest.fixture(scope="module")
 def written(pair):
     """Prompts, and what transformers' generate() writes behind them."""
-    prompts = random_prompts(PROMPT_LENS)
+    prompts = random_prompts(PROMPT_LENS, seed=2)
     return prompts, greedy(pair.loaded().model, prompts, 64)[0]
 
 
