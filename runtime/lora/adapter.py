@@ -1,8 +1,9 @@
-"""What an adapter does to linear layers, whatever it was read from."""
+"""What an adapter does to linear layers, whatever it was read from; loads no torch."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class AdapterError(ValueError):
@@ -19,7 +20,7 @@ class LinearShape(NamedTuple):
 class LinearAdapter(NamedTuple):
     """What an adapter does to one linear layer: x -> x a^T b^T."""
 
-    a: Tensor
+    a: "Tensor"
     """float32 [rank, inputs]"""
-    b: Tensor
+    b: "Tensor"
     """float32 [outputs, rank], scaled."""
