@@ -28,7 +28,8 @@ PROXY_ENV = {"no_grpc_proxy": "0.0.0.0/0,::/0,localhost"}
 downloads from the hub keep the proxy."""
 NODE_S = 180
 """For the processes of a Ray started here to register."""
-LOOK_S = 0.02
+SOON_S, LOOK_S = 5.0, 0.02
+"""For a node to register, beyond which Ray's own looks and limits are enough, and between two looks until then."""
 PROCESS_GRACE_S = 5.0
 """For the processes of a Ray that has not come up to end by themselves."""
 ADVICE = (
@@ -112,10 +113,10 @@ def head_for_serving() -> Iterator[None]:
 
 
 def _looked_up_soon(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Ray's own, without its pause of a second between two looks at a node that has not registered yet."""
+    """Ray's own, but that a node which registers soon is seen at once: Ray looks once a second."""
 
     def registered(gcs_address: str, node_id: str) -> Any:
-        client, until = GcsClient(address=gcs_address), time.monotonic() + NODE_S
+        client, until = GcsClient(address=gcs_address), time.monotonic() + SOON_S
         while time.monotonic() < until:
             if node_id in {node.hex() for node in client.get_all_node_info(timeout=JOIN_S)}:
                 break

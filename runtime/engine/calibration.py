@@ -18,14 +18,13 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.speculation.curves import DraftCurve, PassCurve
 from wingbeat.runtime.verifier.compiled import replay_ms
+from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 from wingbeat.runtime.verifier.model import VerifierModel
 
 POINTS = 4
 """Passes of a curve, and runs of each, of which the first one warms up."""
 HOST_ROWS, HOST_PASS_S = 64, 1.0
 """Rows of the largest pass on a host, and seconds beyond which none is run."""
-LONG_S = 0.02
-"""Seconds of a pass that are measured well enough by one."""
 LONG_CONTEXT = 1024
 """Tokens of a longer context, at most."""
 
@@ -80,18 +79,18 @@ def draft_curve(end: VerifierEnd, config: EngineConfig, patience_s: float) -> Dr
     # Sequences of one block are short, and a drafter may hold what it has not seen to be lost there.
     long = max(min(config.max_model_len // 2, LONG_CONTEXT), short) if config.max_blocks_per_seq > 1 else short
     batches = sorted({1, config.max_num_seqs})
-    points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)]
-    points += [(1, deepest, long)] if long > short else []
-    waits = []
-    for point in points:
+    points = [(num_reqs, levels, short) for num_reqs in batches for levels in (1, deepest)] + [(1, deepest, long)]
+    waits = {}
+    for point in dict.fromkeys(points):
         times = [_draft_once(end, *point, patience_s) for _ in range(POINTS)]
         if None in times:
             return None
-        waits.append(statistics.median(times[1:]))
-    pairs = list(zip(waits[: 2 * len(batches) : 2], waits[1 : 2 * len(batches) : 2], strict=True))
+        waits[point] = statistics.median(times[1:])
+    pairs = [(waits[num_reqs, 1, short], waits[num_reqs, deepest, short]) for num_reqs in batches]
     levels_s = [max(deep - one, 0.0) / max(deepest - 1, 1) for one, deep in pairs]
     bases_s = [max(one - level, 1e-6) for (one, _), level in zip(pairs, levels_s, strict=True)]
-    context_s = max(waits[-1] - waits[1], 0.0) / (deepest * (long - short)) if long > short else 0.0
+    further_s = max(waits[1, deepest, long] - waits[1, deepest, short], 0.0)
+    context_s = further_s / (deepest * max(long - short, 1))
     return DraftCurve(tuple(batches), tuple(bases_s), tuple(levels_s), context_s)
 
 

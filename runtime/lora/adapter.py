@@ -1,9 +1,11 @@
-"""What an adapter does to linear layers, whatever it was read from; loads no torch."""
+"""Adapters of linear layers, whatever they were read from; loads no torch."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CONFIG_FILE = "adapter_config.json"
 
 
 class AdapterError(ValueError):
@@ -11,14 +13,14 @@ class AdapterError(ValueError):
 
 
 class LinearShape(NamedTuple):
-    """Of a linear layer that adapters may act on."""
+    """Sizes of a linear layer that adapters may act on."""
 
     inputs: int
     outputs: int
 
 
 class LinearAdapter(NamedTuple):
-    """What an adapter does to one linear layer: x -> x a^T b^T."""
+    """Effect of an adapter on one linear layer: x a^T b^T is added to what the layer makes of x."""
 
     a: "Tensor"
     """float32 [rank, inputs]"""

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wingbeat.runtime.lora.adapter import AdapterError
-from wingbeat.runtime.lora.settings import CONFIG_FILE
+from wingbeat.runtime.lora.adapter import CONFIG_FILE, AdapterError
 
 _HARMLESS = frozenset(
     {

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError, safe_open
 
-from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
-from wingbeat.runtime.lora.settings import CONFIG_FILE
+from wingbeat.runtime.lora.adapter import CONFIG_FILE, AdapterError, LinearAdapter, LinearShape
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.adapter_config import AdapterConfig

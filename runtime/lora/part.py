@@ -3,7 +3,8 @@
 import json
 from typing import TYPE_CHECKING
 
-from wingbeat.runtime.lora.settings import CONFIG_FILE, check_limits, engine_settings
+from wingbeat.runtime.lora.adapter import CONFIG_FILE
+from wingbeat.runtime.lora.settings import check_limits, engine_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

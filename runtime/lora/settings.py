@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
 
-CONFIG_FILE = "adapter_config.json"
 MOST_LORAS = MOST_RANK = 2**12
 """Limits that no machine reaches: a number beyond is a slip."""
 RANK = 16

@@ -92,6 +92,8 @@ def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatc
     loaded, end = ending(ref)
     load = Load(ref, end, seed=11, count=12)
     engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, channel_factory=SeeingChannel)
+    # As on a device: on a host the tokens are read where they lie.
+    monkeypatch.setattr(engine.drafting, "_steps", torch.arange(1, engine.config.speculation.max_path + 1))
     # A reply's header is in the host's memory, in every kind of channel.
     monkeypatch.setattr(DrafterFigures, "read", seeing(DrafterFigures.read))
     for owner, name in [
