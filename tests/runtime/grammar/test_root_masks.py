@@ -21,7 +21,7 @@ from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker, fill_row
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
-from wingbeat.runtime.scheduling.request import GrammarSpec
+from wingbeat.runtime.scheduling.request import GrammarSpec, TooDear
 
 
 def packed(allowed, vocab_size):
@@ -212,3 +212,16 @@ def test_a_draft_that_meets_a_bound_is_not_taken_for_a_forbidden_one(grammars):
     assert not masker.fill(np.array([0, a], np.int64), np.array([-1, 0], np.int64), masks)
     masker.accept(a)
     assert masker.allows(b)
+
+
+def test_a_matcher_that_refuses_what_its_masks_allow_is_too_dear(loaded, grammars):
+    """In llguidance 1.9.1 nested repeats of nothing meet a bound that no call reports."""
+    repeats = 'root ::= [b-z]{3} q{0,3000}\nq ::= r{0,3000}\nr ::= "a"?'
+    masker = grammars.compile(GrammarSpec("grammar", repeats)).masker(())
+    (first,), (more,) = TOKENIZER.encode("b"), TOKENIZER.encode("a")
+    drafted = np.array([0] + [more] * 7), np.array([0, *range(7)])
+    masks = np.zeros((8, -(-loaded.vocab_size // 32)), np.int32)
+    with pytest.raises(TooDear, match=r"structured_outputs\.grammar takes more"):
+        for token_id in [first] * 3 + [more] * 400:
+            masker.fill(*drafted, masks)
+            masker.accept(token_id)
