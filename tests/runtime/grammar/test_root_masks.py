@@ -217,11 +217,15 @@ def test_a_draft_that_meets_a_bound_is_not_taken_for_a_forbidden_one(grammars):
 def test_a_matcher_that_refuses_what_its_masks_allow_is_too_dear(loaded, grammars):
     """In llguidance 1.9.1 nested repeats of nothing meet a bound that no call reports."""
     repeats = 'root ::= [b-z]{3} q{0,3000}\nq ::= r{0,3000}\nr ::= "a"?'
-    masker = grammars.compile(GrammarSpec("grammar", repeats)).masker(())
+    masker = grammars.compile(GrammarSpec("grammar", repeats, field="structured_outputs.grammar")).masker(())
     (first,), (more,) = TOKENIZER.encode("b"), TOKENIZER.encode("a")
     drafted = np.array([0] + [more] * 7), np.array([0, *range(7)])
     masks = np.zeros((8, -(-loaded.vocab_size // 32)), np.int32)
-    with pytest.raises(TooDear, match=r"structured_outputs\.grammar takes more"):
+
+    def write():
         for token_id in [first] * 3 + [more] * 400:
             masker.fill(*drafted, masks)
             masker.accept(token_id)
+
+    with pytest.raises(TooDear, match=r"structured_outputs\.grammar takes more"):
+        write()
