@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -149,7 +150,8 @@ class ServedApplication:
             raise StartError(_cause() or root_cause(error)) from None
         self._serving = True
         if self._start_up is not None:
-            self._say_ready(self._start_up)
+            with nullcontext() if self._signals is None else self._signals.held():
+                self._say_ready(self._start_up)
 
     def _wait_for_replicas(self) -> None:
         """Serve's own wait goes on where no attempt can succeed, and where the application is being deleted."""
