@@ -103,10 +103,11 @@ def eagle1_for(name: str) -> DecoderHead:
     sizes = {"hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     vocab = {"vocab_size": loaded.vocab_size, "draft_vocab_size": loaded.vocab_size}
     head = Eagle1Head(Eagle1HeadConfig(**sizes, **vocab, head_dim=16, target_hidden_size=64, tap_layers=(4,), **fields))
+    # The inputs of its layer have no norm: from larger weights, one bit of a weight moves scores by more than GAP.
     for parameter in head.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    torch.nn.init.normal_(head.qkv_proj.weight, std=0.6)
+            torch.nn.init.normal_(parameter, std=0.1)
+    torch.nn.init.normal_(head.qkv_proj.weight, std=0.15)
     return head.eval().requires_grad_(False)
 
 
