@@ -74,8 +74,11 @@ class LoadClient:
         self._runner.close()
 
     def model_name(self, url: str) -> str:
-        """What the server calls its first model."""
-        response = self._runner.run(self._http.get(f"{url}/v1/models"))
+        """What the server calls its first model. Raises SystemExit where none answers."""
+        try:
+            response = self._runner.run(self._http.get(f"{url}/v1/models"))
+        except httpx.ConnectError:
+            raise SystemExit(f"no server answers at {url}") from None
         return response.raise_for_status().json()["data"][0]["id"]
 
     def run_block(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> Block:
