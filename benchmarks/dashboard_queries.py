@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/dashboard_queries.py --url http://127.0.0.1:8000
 
-Needs Debian's package `prometheus`. The server is started with `--lora-update-dir`, so that figures of adapters are there.
-Ends with 1 where a query is empty that has a series on this kind of machine.
+Needs Debian's package `prometheus`. The server is started with `--lora-update-dir`, so that figures of adapters are
+there. Ends with 1 where a query is empty that has a series on this kind of machine.
 """
 
 import argparse

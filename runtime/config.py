@@ -250,9 +250,6 @@ class EngineConfig(SettingsOfParts):
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
-    compile: bool = False
-    """Captured graphs keep decoder layers of torch.compile where these measure faster: a start of minutes the first
-    time, seconds from its cache on. Refused where nothing is captured."""
     cuda_graphs: str | bool | None = None
     """Of `GRAPH_MODES`: replay rounds as CUDA graphs, those with prompt chunks too where there are graphs for them; or
     those without prompt chunks alone, or none. None is full on CUDA."""
@@ -300,7 +297,6 @@ class EngineConfig(SettingsOfParts):
     def asked(self) -> dict[Feature, str]:
         """Features that do not go with everything, as they are asked for here."""
         asked = {
-            Feature.COMPILE: (self.compile, "compile is True"),
             Feature.CUDA_GRAPHS: (asks_for_graphs(self.cuda_graphs), f"cuda_graphs is {self.cuda_graphs}"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),

@@ -13,7 +13,6 @@ class Feature(StrEnum):
     CUDA = "a verifier on a GPU"
     CUDA_GRAPHS = "`cuda_graphs`"
     CUDA_WITHOUT_SHARE = "`num_gpus_per_verifier` 0"
-    COMPILE = "`compile`"
     DETERMINISTIC = "`deterministic`"
     DRAWN_TREE = "`draft_top_k` that is a tree"
     DRAFTER_ENGINE = "a drafter that is a TensorRT engine"
@@ -73,13 +72,10 @@ REFUSED_TOGETHER = (
     Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
     Refusal(_F.DETERMINISTIC, _F.CUDA, _ROWS, "use device cpu"),
     Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, _ROWS),
-    Refusal(_F.DETERMINISTIC, _F.COMPILE, "compiled products depend on the rows beside"),
     Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
-    Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
     Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
     Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),
     Refusal(_F.INT8, _F.ENGINE_DIR, "its engines hold the weights that they were built with", "leave dtype out"),
-    Refusal(_F.COMPILE, _F.ENGINE_DIR, "it runs engines, torch.compile has nothing to do"),
     Refusal(_F.CUDA_GRAPHS, _F.ENGINE_DIR, "it captures its own stages"),
     Refusal(
         _F.DRAFTER_WITHOUT_SHARE,
@@ -106,7 +102,6 @@ REFUSED_TOGETHER = (
     Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
     Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
     Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
-    Refusal(_F.COMPILE, _F.CPU, "captured graphs alone keep compiled layers", "leave it out"),
     Refusal(_F.INT8, _F.QUANTISED, "its weights were rounded once", "leave dtype out", Known.LOADED),
     Refusal(_F.FP8_DRAFTER, _F.DRAFTER_ENGINE, "an engine's weights are fixed", known=Known.LOADED),
 )

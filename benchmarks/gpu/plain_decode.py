@@ -1,4 +1,4 @@
-"""A plain step at batch 1 against its floor, eager and with compiled layers, and transformers' generate() beside it.
+"""A plain step at batch 1 against its floor, captured and eager, and transformers' generate() beside it.
 
 The peer runs the same weights with its static cache and its own torch.compile, timed from token to token.
 """
@@ -12,7 +12,6 @@ from _harness import PEER, Bench, Cases, Figure, Result, run
 from _model import Steps, llama_config, plain_step_bytes, random_model, shape_facts
 
 from wingbeat.runtime.graphs.graph_runner import Bucket
-from wingbeat.runtime.verifier.compiled import CompiledLayers
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
@@ -65,7 +64,7 @@ def measure(bench: Bench) -> Result:
     runner = steps.plain_runner([1])
     step_ms = bench.median_ms(lambda: runner.run(bucket, inputs))
     facts = shape_facts(config, bench.dtype) | {"context": f"{context} tokens, batch 1"}
-    cases, best_ms = Cases(bench, facts), step_ms
+    cases = Cases(bench, facts)
 
     def ours() -> list[Figure]:
         return [
@@ -75,25 +74,12 @@ def measure(bench: Bench) -> Result:
             Figure("plain step, not captured", eager_ms, "ms"),
         ]
 
-    def compiled() -> list[Figure]:
-        nonlocal best_ms
-        started = time.perf_counter()
-        with CompiledLayers(loaded):
-            compiled = steps.plain_runner([1])
-        cases.result.details["compile_s"] = round(time.perf_counter() - started, 1)
-        ms = bench.median_ms(lambda: compiled.run(bucket, inputs))
-        best_ms = min(best_ms, ms)
-        over_floor = Figure("plain step, compiled layers, over floor", ms / floor_ms, "x", at_most=1.10)
-        return [Figure("plain step, compiled layers", ms, "ms"), over_floor]
-
     def peer() -> list[Figure]:
         ms = peer_ms(bench, loaded, context)
-        ratio = Figure("plain step over generate()", best_ms / ms, "x", at_most=1.0)
+        ratio = Figure("plain step over generate()", step_ms / ms, "x", at_most=1.0)
         return [Figure("generate(), static cache, compiled", ms, "ms"), ratio]
 
     cases.run("captured and eager", ours)
-    if bench.device.type == "cuda":
-        cases.run("compiled layers", compiled)
     if PEER in sys.argv or bench.quick:  # it compiles for minutes
         cases.run("generate()", peer)
     return cases.result

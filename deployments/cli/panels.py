@@ -39,7 +39,7 @@ _OF_CLASS = {
 """Classes of settings; options of all other classes stand among the first ones."""
 
 OF_FIELD = {
-    **dict.fromkeys(("compile", "kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
+    **dict.fromkeys(("kv_cache_dtype", "kernels", "deterministic", "engine_dir", "cuda_graphs"), MODEL),
     **dict.fromkeys(("max_queued_requests", "max_ongoing_requests", "engine_wait_s", "shutdown_timeout_s"), LIMITS),
     **dict.fromkeys(("drafter_timeout_s", "drafter_back_off_s", "stream_interval_ms"), LIMITS),
     **dict.fromkeys(("num_gpus_per_verifier", "num_gpus_per_drafter", "num_cpus_per_verifier", "channel"), CLUSTER),

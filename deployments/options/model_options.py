@@ -181,9 +181,6 @@ class ModelOptions(LoadOptions):
         description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
         "drafted; by default true.",
     )
-    compile: bool = Field(
-        False, description="On GPUs: compile the verifier's layers by torch.compile, if faster; a longer start."
-    )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
         description="Of the verifier's KV: 'fp8' rounds keys and values to float8_e4m3fn, which halves the memory of "
@@ -241,7 +238,6 @@ class ModelOptions(LoadOptions):
     def asked(self) -> dict[str, tuple[bool, str]]:
         """Features that do not go with everything: whether each is asked for, and how."""
         return {
-            Feature.COMPILE: (self.compile, "compile is True"),
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),

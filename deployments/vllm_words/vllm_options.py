@@ -130,12 +130,15 @@ _GRAPH_MODES: dict[str, dict[str, Any]] = {
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """vLLM's levels, of which 0 leaves the model as it is; or an object that names what is captured, and no more."""
+    """vLLM's levels, which change no text and need nothing here; or an object that names what is captured, and no more.
+
+    Layers have kernels of their own and are not compiled.
+    """
     read = json.loads(value) if isinstance(value, str) else value
-    if read == 0:
+    if read in range(4):
         return {}
     if not isinstance(read, Mapping) or set(read) != {"cudagraph_mode"}:
-        raise ValueError("use {compile} and {cuda_graphs}")
+        raise ValueError("layers are not compiled: use {cuda_graphs}")
     mode = str(read["cudagraph_mode"]).upper()
     if mode not in _GRAPH_MODES:
         raise ValueError(f"nothing is captured in pieces: cudagraph_mode is one of {', '.join(_GRAPH_MODES)}")

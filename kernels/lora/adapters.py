@@ -1,15 +1,13 @@
 """out += (x a) b, each row by its own adapter (LoRA, arXiv 2106.09685): the torch reference, grouped by adapter.
 
 On CUDA `adapters_triton` does the same by ids that it reads on the device; on CPUs `native.h` has it too.
-Layers that torch.compile traces call it as one operation, which the compiler does not look into.
 """
 
 import torch
-import torch.library
 from torch import Tensor
 
 from wingbeat.kernels import choice
-from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters, Tiles
+from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 
 
 def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
@@ -36,24 +34,6 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
         if rank := int(adapters.ranks[adapter_id]):
             _add(out[begin:end], x[begin:end], adapters, adapter_id, rank)
     return out
-
-
-def add_adapters_traced(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
-    """`add_adapters` for code that torch.compile traces: no break there, and nothing but shapes is compiled in.
-
-    Args:
-        rows: at whose ids nobody looks.
-    """
-    torch.ops.wingbeat.add_adapters(out, x, list(adapters[:3]), list(adapters.parts), [rows.ids, *rows.tiles])
-    return out
-
-
-@torch.library.custom_op("wingbeat::add_adapters", mutates_args=("out",))
-def _operation(out: Tensor, x: Tensor, weights: list[Tensor], parts: list[int], rows: list[Tensor]) -> None:
-    ids, *tiles = rows
-    adapters = StackedAdapters(*weights, tuple(parts))
-    # A compiler may lay out what it computes in any way.
-    add_adapters(out, x.contiguous(), adapters, AdapterRows(ids, tiles=Tiles(*tiles)))
 
 
 def _add(out: Tensor, x: Tensor, adapters: StackedAdapters, adapter_id: int, rank: int) -> None:

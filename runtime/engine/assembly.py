@@ -21,7 +21,6 @@ from wingbeat.runtime.round.runner import ModelRunner
 from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 from wingbeat.runtime.verifier.backend import Backend
-from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -126,7 +125,6 @@ def _model_runner(
         last_position=loaded.max_position_embeddings - 1,
         graph_device=graph_device,
         features=features,
-        faster_layers=lambda steps, device: faster_layers(loaded, steps, lambda step: replay_ms(step, device)),
     )
     if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
         raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
@@ -144,10 +142,6 @@ def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice
     if asked and given is None and not on_cuda:
         raise ValueError(f"cuda_graphs is {config.cuda_graphs}: the verifier is on {device}, where nothing is captured")
     wanted = asked or (config.may_capture and (on_cuda or given is not None))
-    if not wanted and config.compile:
-        raise ValueError(
-            f"compile is True and nothing is captured on {device}: compiled layers live in captured graphs alone"
-        )
     if not wanted:
         return None
     return CudaGraphDevice(device) if given is None else given

@@ -17,7 +17,6 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.speculation.curves import DraftCurve, PassCurve
-from wingbeat.runtime.verifier.compiled import replay_ms
 from wingbeat.runtime.verifier.loading.round_trial import LONG_S
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -128,3 +127,22 @@ def _least_s(run: Callable[[], object]) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
+
+
+def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int) -> float:
+    """Median milliseconds of a step replayed as a CUDA graph.
+
+    Args:
+        graphs: one for all steps: each has a stream, and each stream a workspace that is never freed.
+    """
+    graphs.warm_up(step)
+    graph, _ = graphs.capture(step, graphs.new_pool())
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graphs.replay(graph)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)

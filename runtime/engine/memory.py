@@ -227,7 +227,6 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
         num_kv_blocks=None,
         kv_cache_memory_bytes=None,
         cuda_graphs=False,
-        compile=False,
         overlap=False,
     )
     per_seq = 2 + small.speculation.num_nodes // small.block_size

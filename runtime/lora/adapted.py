@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
+from wingbeat.kernels.lora.adapters import add_adapters
 from wingbeat.kernels.lora.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter import AdapterError, LinearAdapter, LinearShape
 from wingbeat.runtime.lora.places import AdapterPlaces
@@ -168,10 +168,7 @@ class AdaptedLinear(nn.Module):
             return out
         x = input.reshape(-1, input.shape[-1])
         added = out.view(-1, out.shape[-1])
-        if torch.compiler.is_compiling():
-            add_adapters_traced(added, x, stack, rows)
-        else:
-            add(added, x, stack, rows)
+        add(added, x, stack, rows)
         return out
 
     def __getstate__(self) -> dict[str, Any]:

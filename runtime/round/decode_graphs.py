@@ -13,7 +13,6 @@ with so many pieces of chunks; one that no such graph holds is one eager pass, a
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -118,17 +117,13 @@ class DecodeGraphs:
         """What was captured and how often it ran."""
         return self.pool.stats
 
-    def capture_roots(self, layers: AbstractContextManager | None = None) -> None:
-        """Capture rounds of bare roots, and of prompts alone.
+    def capture_roots(self) -> None:
+        """Capture rounds of bare roots, and of prompts alone."""
+        self._capture([1], [*self.prompts.runners.values()])
 
-        Args:
-            layers: entered meanwhile; see `wingbeat.runtime.verifier.compiled.faster_layers`.
-        """
-        self._capture([1], layers, [*self.prompts.runners.values()])
-
-    def capture_trees(self, layers: AbstractContextManager | None = None) -> None:
-        """Capture rounds of trees, unless they are; `layers` as in `capture_roots`."""
-        self._capture([n for n in self.shapes if n > 1 and n not in self._forwards], layers)
+    def capture_trees(self) -> None:
+        """Capture rounds of trees, unless they are."""
+        self._capture([n for n in self.shapes if n > 1 and n not in self._forwards])
 
     def forward(
         self,
@@ -220,9 +215,7 @@ class DecodeGraphs:
     def _trees(self, rows: DecodeRows | SlotInputs, num_nodes: int) -> TokenTree | None:
         return None if num_nodes == 1 else self.inbox.checked(rows)
 
-    def _capture(
-        self, widths: list[int], layers: AbstractContextManager | None, others: Sequence[GraphRunner] = ()
-    ) -> None:
+    def _capture(self, widths: list[int], others: Sequence[GraphRunner] = ()) -> None:
         if not widths:
             return
         samples = [self._compute(self._padding(n)(n), n) for n in widths]
@@ -249,8 +242,7 @@ class DecodeGraphs:
             whole = round_shapes(replace(self.config, cuda_graphs="full"))
             self.stats.num_untried += sum(len(whole[n].mixed) * len(whole[n].pieces) for n in widths)
             self.stats.num_untried += len(prompt_pieces(replace(self.config, cuda_graphs="full"))) * (1 in widths)
-        with layers or nullcontext():
-            self.pool.capture(*runners)
+        self.pool.capture(*runners)
 
     @torch.inference_mode()
     def _compute(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:

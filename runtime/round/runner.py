@@ -4,8 +4,6 @@ A launch waits for nothing: on an accelerator it returns with everything enqueue
 from the slot state, which the round before advances on the device, and the host's lengths are upper bounds.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,7 +32,6 @@ from wingbeat.runtime.round.tree_check import TreeInbox
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 
-FasterLayers = Callable[[list[Callable[[], object]], GraphDevice], AbstractContextManager]
 """Of steps that are typical of what is captured: entered while it is."""
 
 
@@ -59,7 +56,6 @@ class ModelRunner:
         last_position: that the model has.
         graph_device: captures rounds; None runs them eagerly.
         features: what else this engine's batches have.
-        faster_layers: for `compile`.
     """
 
     rows_can_be_alike = False
@@ -74,7 +70,6 @@ class ModelRunner:
         last_position: int,
         graph_device: GraphDevice | None = None,
         features: tuple[Feature, ...] = (),
-        faster_layers: FasterLayers | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -99,8 +94,7 @@ class ModelRunner:
             slots.processors.allocate()
             limits = config if pieces else replace(config, cuda_graphs="decode_only")
             self.graphs = DecodeGraphs(self.fixed, self.eager, slots, self.inbox, limits, last_position, graph_device)
-            self._layers = self._compiled(faster_layers) if config.compile else None
-            self.graphs.capture_roots(self._layers)
+            self.graphs.capture_roots()
 
     def _make_parts(
         self, last_position: int, pieces: bool, features: tuple[Feature, ...], most_rows: int
@@ -124,16 +118,7 @@ class ModelRunner:
     def prepare_trees(self) -> None:
         """Capture what trees need, once; no round may be in flight."""
         if self.graphs is not None:
-            self.graphs.capture_trees(self._layers)
-
-    @torch.inference_mode()
-    def _compiled(self, faster_layers: FasterLayers) -> AbstractContextManager:
-        def forward(num_nodes: int) -> Callable[[], object]:
-            batch = self.builder.dummy(1, num_nodes)
-            return lambda: self.model(batch)
-
-        steps = [forward(num_nodes) for num_nodes in (1, self.config.speculation.num_nodes)]
-        return faster_layers(steps, self.graphs.pool.device)
+            self.graphs.capture_trees()
 
     @torch.inference_mode()
     def check(self, plan: SchedulerOutput, rows: DecodeRows, drafted: TreeInbox | None) -> TokenTree | TreeInbox | None:

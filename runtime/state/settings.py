@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime.refusals import Feature, Known, Refusal
+from wingbeat.runtime.refusals import Known, Refusal
 
 if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
@@ -11,10 +11,7 @@ STATES = "a model with recurrent state"
 RANKS = "`tensor_parallel_size` above 1"
 """As the part that has ranks names them."""
 MOST_INTERVAL = 2**31 - 1
-REFUSED = (
-    Refusal(Feature.COMPILE, STATES, "its mixers are not compiled", known=Known.LOADED),
-    Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),
-)
+REFUSED = (Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),)
 
 
 def engine_settings() -> dict[str, tuple[Any, Any]]:

@@ -15,7 +15,6 @@ REFUSED = (
     Refusal(Feature.FP8_KV, RANKS, "ranks round no KV", "use auto"),
     Refusal(Feature.INT8, RANKS, "packed weights are not divided", "leave dtype out"),
     Refusal(Feature.ENGINE_DIR, RANKS, "its engines are not divided", "leave engine_dir out"),
-    Refusal(Feature.COMPILE, RANKS, "compiled layers know no sums over ranks"),
     Refusal(PART_OF_GPU, RANKS, "each rank needs a whole GPU", "use 1"),
     Refusal(THREADS_TRIED, RANKS, "they would all try them at once", "give a number"),
     Refusal(

@@ -33,14 +33,11 @@ from wingbeat.deployments.parts import hooks
             "num_gpus_per_verifier is 0.5 and tensor_parallel_size is 2: each rank needs a whole GPU",
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
-        ({"tensor_parallel_size": 2, "compile": True}, "compile is True and tensor_parallel_size is 2"),
         ({"tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8 and tensor_parallel_size is 2"),
-        ({"compile": True, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8 and compile is True"),
         (
             {"tensor_parallel_size": 2, "deterministic": True},
             "deterministic is True and tensor_parallel_size is 2: sums",
         ),
-        ({"compile": True, "deterministic": True}, "deterministic is True and compile is True"),
         ({"kv_cache_dtype": "fp8", "deterministic": True}, "deterministic is True and kv_cache_dtype is fp8"),
         (
             {"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "deterministic": True},

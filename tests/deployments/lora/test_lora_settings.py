@@ -27,12 +27,6 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
         assert (limits.max_loras, limits.max_lora_rank) == (3, 32)
 
 
-def test_adapters_go_with_compiled_layers(folder):
-    limits = AppConfig(lora_modules=f"sql={folder}", compile=True).engine_config()
-    assert limits.compile
-    assert limits.max_loras > 0
-
-
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -128,7 +128,7 @@ def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, i
         ("--data-parallel-size 2", "--data-parallel-size 2: use --num-replicas"),
         ("--tokenizer org/other", "--tokenizer org/other: put its files into the model's folder"),
         ("--no-enable-chunked-prefill", "--enable-chunked-prefill False: long prompts always do"),
-        ("--compilation-config 3", "--compilation-config 3: use --compile and --cuda-graphs"),
+        ("--compilation-config 4", "--compilation-config 4: layers are not compiled: use --cuda-graphs"),
         ("--ssl-keyfile k", "--ssl-keyfile k: serve behind a proxy that speaks HTTPS"),
         ("--seed", "--seed needs a value"),
         ("--speculative-config x", "speculative_config is no JSON"),
@@ -302,6 +302,7 @@ def test_help_and_completion_know_nothing_of_it():
     ("value", "settings"),
     [
         (0, {}),
+        ("3", {}),
         ('{"cudagraph_mode": "FULL_DECODE_ONLY"}', {"cuda_graphs": "decode_only"}),
         ({"cudagraph_mode": "none"}, {"cuda_graphs": "none"}),
         ({"cudagraph_mode": "FULL"}, {"cuda_graphs": "full"}),
@@ -310,8 +311,7 @@ def test_help_and_completion_know_nothing_of_it():
             {"cudagraph_mode": "PIECEWISE"},
             "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL, FULL_AND_PIECEWISE",
         ),
-        ({"level": 3}, "use {compile} and {cuda_graphs}"),
-        (3, "use {compile} and {cuda_graphs}"),
+        ({"level": 3}, "layers are not compiled: use {cuda_graphs}"),
     ],
     ids=str,
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wingbeat.kernels.lora.adapters import add_adapters, add_adapters_traced
+from wingbeat.kernels.lora.adapters import add_adapters
 from wingbeat.kernels.lora.stacked_adapters import TILE_ROWS, AdapterRows, StackedAdapters, tiles_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,21 +87,6 @@ def test_the_kernels_of_gpus_take_one_part_of_products_that_are_joined(part):
     out, x = draw(len(MIXED), *adapters.parts, seed=3), draw(len(MIXED), 70, seed=4)
     expected = by_formula(out, x, adapters, MIXED)
     check(kernels.add_adapters(out, x, adapters, tiles_of(torch.tensor(MIXED, device=DEVICE), 4)), expected)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("part", [None, 1])
-def test_one_operation_for_compilers_is_the_formula_and_says_what_it_writes(part):
-    adapters, ids = stacked(41, (24, 10, 33), 4, torch.float32), MIXED
-    adapters = adapters if part is None else adapters.part(part)
-    rows = AdapterRows.of(torch.tensor(ids, device=DEVICE), 4, False)
-    out = draw(len(ids), sum(adapters.parts), seed=3)
-    # As a compiler may lay it out.
-    x = draw(41, len(ids), seed=4).t()
-    expected = by_formula(out, x, adapters, ids)
-    check(add_adapters_traced(out, x, adapters, rows), expected)
-    operation = torch.ops.wingbeat.add_adapters.default
-    torch.library.opcheck(operation, (out, x, list(adapters[:3]), list(adapters.parts), [rows.ids, *rows.tiles]))
 
 
 @pytest.mark.parametrize("name", ROWS)

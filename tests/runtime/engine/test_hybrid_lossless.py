@@ -180,8 +180,3 @@ def test_a_hybrids_own_mtp_module_drafts_for_it(name, tmp_path):
     assert tokens == ref.continuations
     assert engine.speculation.num_drafts > 0
     assert engine.speculation.num_draft_tokens > 3 * engine.speculation.num_drafts
-
-
-def test_compiled_layers_are_refused():
-    with pytest.raises(ValueError, match="compile is True and lfm2 has layers with recurrent state"):
-        new_engine(hybrid("lfm2").loaded, config_of(compile=True))

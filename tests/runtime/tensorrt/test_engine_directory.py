@@ -111,7 +111,6 @@ def test_without_cached_prefixes_limits_become_one_block_a_sequence(llama):
     ("limits", "message"),
     [
         (EngineConfig(max_model_len=300), "max_model_len is 300: the engine was built with max_kv_cache_capacity 256"),
-        (EngineConfig(max_model_len=64, compile=True), "compile is True"),
         (EngineConfig(max_model_len=64, cuda_graphs=True), "cuda_graphs is True"),
         (
             EngineConfig(max_model_len=64, speculation=SpeculationConfig(verify_tree_size=17)),
