@@ -3,11 +3,10 @@
 import os
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.refusals import Feature, refuse
-from wingbeat.runtime.static_tree import StaticTree
 
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
@@ -28,6 +27,36 @@ def check_most(config: object, most: dict[str, int]) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}: use at most {limit}")
 
 
+class DrawnTree(Protocol):
+    """Shape of trees that a user has drawn."""
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes, each as the ranks of its ancestors and its own among their siblings."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Candidates that an expanded node gives, or the most nodes that a level expands if that is more."""
+        ...
+
+    def table(self, num_reqs: int, top_k: int, device: Any) -> Any:
+        """Growth of such trees, for one batch size; as `kernels.tree.table.TreeTable`."""
+        ...
+
+
+def drawn_tree(given: Any) -> DrawnTree:
+    """Tree of paths of ranks. Raises ValueError for others, and where nothing here drafts them."""
+    if (tree := first("drawn_tree", given)) is None:
+        raise ValueError(f"is {given!r}: give a number")
+    return tree
+
+
 @dataclass(frozen=True)
 class SpeculationConfig:
     """Shape of the token tree drafted for every sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
@@ -41,11 +70,11 @@ class SpeculationConfig:
     adaptive: bool = False
     """Let measured costs and tracked acceptance decide each round's depth and nodes, within the shape above, or that
     nothing is drafted at all."""
-    draft_tree: StaticTree | None = None
+    draft_tree: DrawnTree | None = None
     """Nodes to draft whatever their probabilities: the three numbers follow from it. None drafts the likeliest."""
 
     @classmethod
-    def of_tree(cls, tree: StaticTree, adaptive: bool = False) -> "SpeculationConfig":
+    def of_tree(cls, tree: DrawnTree, adaptive: bool = False) -> "SpeculationConfig":
         """Trees of one shape, which `adaptive` cuts to what pays."""
         return cls(tree.depth, tree.width, 1 + len(tree.paths), adaptive, tree)
 
@@ -77,7 +106,7 @@ class SpeculationConfig:
         if others:
             name, value = next(iter(others.items()))
             raise ValueError(f"{name} is {value} and draft_top_k is a tree, which says that already: leave {name} out")
-        return cls.of_tree(StaticTree.parse(draft_top_k), adaptive)
+        return cls.of_tree(drawn_tree(draft_top_k), adaptive)
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "draft_top_k"):

@@ -12,6 +12,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
 - `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
+- `drawn_tree(given)`: a `config.DrawnTree` of what a user gave; raises ValueError where it is none.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
 - `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is
@@ -73,7 +74,7 @@ PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora"),
-    *("media", "tensorrt.media"),
+    *("media", "tensorrt.media", "drawn_trees"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -98,6 +98,7 @@ FEATURES = {
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
+    "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
     "ngram": Feature(("runtime/ngram", "tests/runtime/ngram"), words=("ngram",)),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
     "embeddings": Feature(

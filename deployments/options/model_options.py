@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from wingbeat.deployments.options.words import object_of_json, with_nothing_by_word
+from wingbeat.deployments.options.words import with_nothing_by_word
 from wingbeat.deployments.parts import hooks
 from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.config import (
@@ -16,6 +16,7 @@ from wingbeat.runtime.config import (
     EngineConfig,
     SpeculationConfig,
     default_by_device,
+    drawn_tree,
     resolve_dtype,
 )
 from wingbeat.runtime.config_fields import dtype_name
@@ -26,7 +27,6 @@ from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.parts import runs_engines
 from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, refuse
 from wingbeat.runtime.settings import Settings
-from wingbeat.runtime.static_tree import EXAMPLE, StaticTree
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 _ALLOWED = "must be a directory with a config.json, or org/name of the Hugging Face hub"
@@ -168,8 +168,8 @@ class ModelOptions(LoadOptions):
     draft_top_k: int | tuple[tuple[int, ...], ...] | None = Field(
         None,
         description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}. Or a tree "
-        f"of one shape, as JSON: the paths of its nodes as ranks among their parents' candidates, such as {EXAMPLE}; "
-        "draft_steps and verify_tree_size then follow from it.",
+        "of one shape, as JSON: the paths of its nodes as ranks among their parents' candidates, such as "
+        "[[0], [1], [0, 0]]; draft_steps and verify_tree_size then follow from it.",
     )
     verify_tree_size: int | None = Field(
         None,
@@ -207,11 +207,9 @@ class ModelOptions(LoadOptions):
     @field_validator("draft_top_k", mode="before")
     @classmethod
     def _tree_of_json(cls, value: Any) -> Any:
-        if isinstance(value, str) and value.lstrip().startswith("["):
-            value = object_of_json(value, EXAMPLE)
         if value is None or isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdecimal()):
             return value
-        return StaticTree.parse(value).paths
+        return drawn_tree(value).paths
 
     @model_validator(mode="after")
     def _check_engine_dir(self) -> Self:

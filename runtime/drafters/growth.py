@@ -18,7 +18,6 @@ from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
-from wingbeat.runtime.drafters.static_table import StaticTable
 from wingbeat.runtime.heads.contract import Continuations
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
@@ -120,7 +119,7 @@ class Growth:
         self._itself = pack_mask(itself) if packed else itself
         self._nodes_per_column = _WORD_BITS if packed else 1
         self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
-        self._tables: dict[int, TreeTable | StaticTable] = {}
+        self._tables: dict[int, TreeTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
@@ -282,14 +281,13 @@ class Growth:
             token_ids, log_probs = token_ids.expand(-1, width, -1), log_probs.expand(-1, width, -1)
         return Candidates(token_ids, log_probs if confidence is None else _sure_of(log_probs, confidence))
 
-    def _table(self, num_reqs: int) -> TreeTable | StaticTable:
+    def _table(self, num_reqs: int) -> TreeTable:
         # Kept for good: a captured growth goes on writing into its table.
         if num_reqs not in self._tables:
             device, drawn = self.draft_token_ids.device, self.speculation.draft_tree
-            if drawn is None:
-                self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, device)
-            else:
-                self._tables[num_reqs] = StaticTable(drawn, num_reqs, self.top_k, device)
+            sizes = num_reqs, self.top_k
+            table = TreeTable(*sizes, self.max_depth, device) if drawn is None else drawn.table(*sizes, device)
+            self._tables[num_reqs] = table
         return self._tables[num_reqs]
 
 

@@ -209,6 +209,7 @@ def test_synthetic_acceptance_that_is_none_is_refused(fields, message):
         settings_of(f"{MODEL} --speculative-config '{json.dumps(given)}'")
 
 
+@needs("drawn_trees")
 @pytest.mark.parametrize("paths", ["[(0,), (0, 0), (1,)]", [[0], [0, 0], [1]]], ids=str)
 def test_a_tree_that_is_drawn_is_drawn_here_too(paths: str | list[list[int]]):
     said = {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3, "speculative_token_tree": paths}

@@ -25,17 +25,16 @@ from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, wrong_tree
 from tests.runtime.text_drafters import text_drafter
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.config import SpeculationConfig, drawn_tree
 from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.static_tree import StaticTree
 
 MODELS = ["llama", "qwen3", "mistral", "gemma3", "qwen3_moe"]
 if DEMO_PAIR.is_dir():
     MODELS.append("demo")
-DRAWN = StaticTree.parse([[0], [1], [3], [0, 0], [0, 2], [1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0, 0]])
+DRAWN = ((0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0))
 OWN = "own"
 """The model that the drafter was made for, where it cannot draft for another."""
 SHORT = 48
@@ -68,7 +67,7 @@ ONLY_FOR_LLAMA |= {*ONE_PASS, "eagle3_latent", "eagle3_layers"}
 ONLY_TREES = {"random", "wrong", "malformed"}
 GROWN = {"eagle", "eagle1", "eagle3_latent", "eagle3_layers", "draft_model", "mtp", "shared_keys", *ONE_PASS}
 """Of candidates that have ranks, which a tree may be drawn of."""
-SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": SpeculationConfig.of_tree(DRAWN)}
+SHAPES = {"tree": TREE, "chain": CHAIN, "drawn": DRAWN}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
 OFTEN_TAKEN = {"right", "random", "ngram"}
 
@@ -149,7 +148,9 @@ def test_references_are_decisive_and_varied(model):
 @pytest.mark.parametrize("row", table())
 def test_the_text_is_that_of_generate(row, kind_of):
     name = row["drafter"]
-    speculation = replace(SHAPES[row["shape"]], adaptive=row["trees"] == "adaptive")
+    shape = SHAPES[row["shape"]]
+    shape = SpeculationConfig.of_tree(drawn_tree(shape)) if shape is DRAWN else shape
+    speculation = replace(shape, adaptive=row["trees"] == "adaptive")
     if name in KINDS and name not in TEXT_DRAFTERS:
         ref, drafter = kind_of(name).ref, kind_of(name).drafter(speculation)
     else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree.results import Frontier, GrownTree
-from wingbeat.runtime.static_tree import StaticTree
+from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 _LEAST_LOG_PROB = -100.0
 """Of a candidate that may not follow: it keeps its place in the tree, and paths through it have no weight."""

@@ -6,7 +6,7 @@ import torch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots
-from wingbeat.runtime.static_tree import StaticTree
+from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 PATHS = [[0], [2], [0, 1], [2, 0], [2, 0, 0], [2, 0, 3]]
 VOCAB = 50

@@ -1,7 +1,15 @@
 """A tree whose shape a user has drawn: which ranks among its parent's candidates are drafted at every node."""
 
+import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from wingbeat.runtime.drawn_trees.static_table import StaticTable
+
 
 EXAMPLE = "[[0], [1], [0, 0], [0, 1]]"
 MOST_NODES, MOST_DEPTH, MOST_RANK = 1023, 256, 255
@@ -26,11 +34,14 @@ class StaticTree(NamedTuple):
 
     @classmethod
     def parse(cls, given: Any) -> "StaticTree":
-        """From lists of child ranks, in any order.
+        """From lists of child ranks, in any order, or their JSON.
 
         Raises:
             ValueError: it is no tree; names the path, and what is missing or wrong.
         """
+        if isinstance(given, str):
+            with suppress(ValueError):
+                given = json.loads(given)
         if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
             raise ValueError(f"is {given!r}: give a number, or a tree as paths of ranks such as {EXAMPLE}")
         paths = [_path(one) for one in given]
@@ -56,6 +67,12 @@ class StaticTree(NamedTuple):
     def width(self) -> int:
         """Candidates that every expanded node has to give, or the most nodes that a level expands if that is more."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
+
+    def table(self, num_reqs: int, top_k: int, device: "torch.device") -> "StaticTable":
+        """Growth of such trees, for one batch size; see `TreeTable`."""
+        from wingbeat.runtime.drawn_trees.static_table import StaticTable
+
+        return StaticTable(self, num_reqs, top_k, device)
 
     def levels(self) -> list[TreeLevel]:
         """From the root's children on."""

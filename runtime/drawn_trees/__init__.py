@@ -1,0 +1,1 @@
+"""Draft trees whose shape a user has drawn."""
