@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -63,6 +63,12 @@ LAUNCHES = {
     ("adaptive tree", GAP): (1, 0, 0),
 }
 """Launches, graphs and uploads, whatever the batch."""
+SPREAD = {
+    ("plain", "verifier"): (22, 10),
+    ("adaptive tree", "verifier"): (31, 19),
+    ("adaptive tree", "drafter"): (13, 10),
+}
+"""The most files that a steady captured round enters, and types of records that its functions are given."""
 
 _ROOT = Path(shapes.__file__).parents[2]
 _SOURCES = tuple(f"{_ROOT / room}/" for room in ("kernels", "runtime", "cluster"))
@@ -86,6 +92,12 @@ class Counts(NamedTuple):
     """Copies from the host to the device, among the launches too."""
 
 
+def _is_record(value: object) -> bool:
+    """Whether a value is of one of our own types that hold values alone."""
+    ours = type(value).__module__.startswith("wingbeat.")
+    return ours and (hasattr(value, "_fields") or is_dataclass(value))
+
+
 class HostCounter:
     """Counts what the host does while entered, by side."""
 
@@ -97,6 +109,10 @@ class HostCounter:
         self._within = False
         """An operation: what torch makes of it is not the host's asking."""
         self.by_function: Counter[CodeType] = Counter()
+        self.files: dict[str, set[str]] = {side: set() for side in SIDES}
+        """Entered, by side."""
+        self.records: dict[str, set[type]] = {side: set() for side in SIDES}
+        """Types of ours, named tuples and dataclasses, that functions were given, by side."""
 
     def counts(self) -> dict[str, Counts]:
         """What was counted, by side."""
@@ -126,6 +142,9 @@ class HostCounter:
         if event == "call" and code.co_filename.startswith(_SOURCES) and not code.co_name.startswith("<"):
             self._add("functions")
             self.by_function[code] += 1
+            self.files[self._side].add(code.co_filename)
+            given = (frame.f_locals[name] for name in code.co_varnames[: code.co_argcount])
+            self.records[self._side] |= {type(value) for value in given if _is_record(value)}
 
     def _add(self, name: str, count: int = 1) -> None:
         self._found[self._side][name] += count
@@ -199,6 +218,16 @@ def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> d
     return most
 
 
+def spread_of(gpu: FakeGpu, loaded: LoadedModel, kind: str) -> dict[str, tuple[set[str], set[type]]]:
+    """By side, the files and the types of records of some steady rounds of a sequence."""
+    engine, counter = steady_engine(gpu, loaded, kind, 1), HostCounter(gpu)
+    with counter():
+        for _ in range(NUM_ROUNDS):
+            engine.step()
+    engine.model.remove_taps()
+    return {side: (counter.files[side], counter.records[side]) for side in SIDES if counter.files[side]}
+
+
 def count_all(gpu: FakeGpu, batches: Sequence[int] = BATCHES) -> dict[tuple[str, int, str], Counts]:
     """By kind of round, batch size and side; without the sides that do nothing."""
     loaded = verifier()
@@ -218,9 +247,15 @@ def main() -> int:
         return 1
     with fake_gpu() as gpu:
         found = count_all(gpu)
+        spread = {kind: spread_of(gpu, verifier(), kind) for kind in KINDS}
     print(f"| round, sequences | side | {' | '.join(Counts._fields)} |\n|---|---|{'---:|' * len(Counts._fields)}")
     for (kind, batch, side), counts in found.items():
         print(f"| {kind}, {batch} | {side} | {' | '.join(map(str, counts))} |")
+    for kind, of_sides in spread.items():
+        for side, (files, records) in of_sides.items():
+            print(f"\n{kind}, {side}: {len(files)} files, {len(records)} types of records")
+            print(*sorted(name.removeprefix(f"{_ROOT}/") for name in files), sep="\n")
+            print(*sorted(f"{one.__module__}.{one.__qualname__}" for one in records), sep="\n")
     return 0
 
 

@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.runtime.fake_gpu import FakeGpu, fake_gpu, why_not
-from tests.runtime.host_counts import BATCHES, KINDS, LAUNCHES, LIMITS, Counts, count_all
+from tests.runtime.gpu_world import verifier
+from tests.runtime.host_counts import BATCHES, KINDS, LAUNCHES, LIMITS, SPREAD, Counts, count_all, spread_of
 
 SLACK = 0.9
 """A limit far above its count would let work come back unseen."""
@@ -42,6 +43,17 @@ def test_rounds_of_a_sequence_alone_are_within_their_limits(gpu: FakeGpu):
 
 
 @pytest.mark.slow
+def test_a_reader_of_a_round_follows_few_files_and_types(gpu: FakeGpu):
+    loaded = verifier()
+    found = {(kind, side): part for kind in KINDS for side, part in spread_of(gpu, loaded, kind).items()}
+    assert found.keys() == SPREAD.keys()
+    for key, (files, records) in found.items():
+        num_files, num_records = SPREAD[key]
+        assert SLACK * num_files <= len(files) <= num_files, (key, sorted(files))
+        assert SLACK * num_records <= len(records) <= num_records, (key, sorted(map(str, records)))
+
+
+@pytest.mark.slow
 def test_rounds_of_every_kind_and_size_are_within_their_limits(gpu: FakeGpu):
     """No sequence looks at the others, and neither operations nor a drafter's functions grow with a batch."""
     found = count_all(gpu)
@@ -61,3 +73,5 @@ def test_the_documents_have_the_limits():
     for (kind, batch, side), limits in LIMITS.items():
         counts = " | ".join(map(str, (*limits, *LAUNCHES[kind, side])))
         assert f"| {kind}, {batch} | {side} | {counts} |" in text
+    for (kind, side), numbers in SPREAD.items():
+        assert f"| {kind} | {side} | {' | '.join(map(str, numbers))} |" in text
