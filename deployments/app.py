@@ -18,10 +18,9 @@ from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLo
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
-from wingbeat.deployments.gpu_shares import shares_here, shares_in_cluster
 from wingbeat.deployments.log import level_environment
 from wingbeat.deployments.options.problems import SettingsError, first_problem
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.ray_cluster import PROXY_ENV
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.deployments.router import END_S, Router
@@ -66,10 +65,9 @@ def build(args: AppConfig | Mapping[str, Any]) -> Application:
 
 def build_placed(config: AppConfig, accelerator_types: Sequence[str | None] = ()) -> Application:
     """`build` of settings that are read; `accelerator_types` as `build_at`; raises as `build`."""
-    placed = shares_in_cluster(config) if ray.is_initialized() else shares_here(config)
-    if placed.line is not None:
-        logger.info("%s", placed.line)
-    return build_at(placed.config, None, accelerator_types)
+    for take_gpus in hooks("take_gpus"):
+        config = take_gpus(config, ray.is_initialized(), lambda line: logger.info("%s", line))
+    return build_at(config, None, accelerator_types)
 
 
 def build_at(config: AppConfig, door: DoorKey | None, accelerator_types: Sequence[str | None] = ()) -> Application:

@@ -218,13 +218,11 @@ class AppConfig(
         )
 
     def leaves_gpus_open(self) -> bool:
-        """Whether it is for the GPUs there are to decide device and shares (`wingbeat.deployments.gpu_shares`).
+        """Whether it is for the GPUs there are to decide device and shares.
 
-        Until that is done everything is on the CPU, unless the device is given. An engine of the user's own and a
-        TensorRT engine directory take a GPU only by a share that is given.
+        Until that is done everything is on the CPU, unless the device is given.
         """
-        given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & self.model_fields_set
-        return not given and self.device != "cpu" and self.is_wingbeats_own()
+        return bool(first("leaves_gpus_open", self))
 
     def is_wingbeats_own(self) -> bool:
         """Whether Wingbeat's own engine runs the model."""
@@ -377,14 +375,6 @@ class AppConfig(
             ValueError: a setting stands where it does not belong, or is wrong.
         """
         return first("served", self) or (self,)
-
-    def with_served(self, served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
-        """The same settings, of whose models `names` are as in `served`.
-
-        Raises:
-            pydantic.ValidationError: they do not go with the others.
-        """
-        return first("with_served", self, served, names) or served[0]
 
 
 def _names_in(text: str) -> list[str]:

@@ -24,10 +24,11 @@ from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments import ray_cluster
 from wingbeat.deployments.app import ROUTER, build_at, verifier_names
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cluster_room import check_in_cluster
 from wingbeat.deployments.door import Door
-from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.host_names import url_of
+from wingbeat.deployments.parts import hooks
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.refused_start import refusal
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
@@ -290,12 +291,11 @@ class ServedApplication:
 
     def _take_gpus(self) -> None:
         try:
-            self._config, line = shares_in_cluster(self._config)
+            for take_gpus in hooks("take_gpus"):
+                self._config = take_gpus(self._config, True, self._say)
             check_in_cluster(self._config)
         except ValueError as error:
             raise StartError(str(error)) from None
-        if line is not None and self._start_up is not None:
-            self._start_up.event(line)
 
 
 def serve_until_stopped(

@@ -15,7 +15,10 @@ Settings:
 - `engine_limits(config)`: limits of an engine, in the place of settings of their names.
 - `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.
 - `variant_names(config)`: names of variants of the model that requests may give as `model`.
-- `served(config)`, `with_served(config, served, names)`: see `AppConfig`, where settings are of several models.
+- `served(config)`: see `AppConfig`, where settings are of several models; `with_served(config, served, names)`: those
+  settings, of whose models `names` are as in `served`.
+- `leaves_gpus_open(config)`: see `AppConfig`; `take_gpus(config, in_cluster, say)`: settings with shares of the GPUs
+  of the Ray cluster, or of this machine, where `config` leaves them open; `say` gets a line about them.
 
 The command and HTTP:
 
@@ -88,6 +91,7 @@ PARTS = (
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
     *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
     *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
+    "gpu_shares",
 )
 """Their folders, in the order in which they add."""
 

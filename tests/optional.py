@@ -164,7 +164,7 @@ FEATURES = {
             *("deployments/ray_llm", "examples/ray_llm", "tests/deployments/ray_llm"),
             *("tests/e2e/test_ray_llm.py", "tests/e2e/test_ray_llm_scaling.py"),
         ),
-        needs=("vllm_words", "several_models", "handles"),
+        needs=("vllm_words", "several_models", "handles", "gpu_shares"),
     ),
     "grammars": Feature(
         (
@@ -301,6 +301,12 @@ FEATURES = {
             *("tests/deployments/gpu_memory", "benchmarks/gpu/hop.py", "benchmarks/gpu/two_processes.py"),
         ),
         words=("cuda_ipc", "fake-cuda"),
+    ),
+    "gpu_shares": Feature(
+        (
+            *("deployments/gpu_shares", "tests/deployments/gpu_shares"),
+            "tests/deployments/several_models/test_gpus_of_several.py",
+        ),
     ),
     "shared_drafters": Feature(
         (

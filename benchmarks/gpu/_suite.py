@@ -208,7 +208,7 @@ def why_none() -> str | None:
     """
     import torch
 
-    from wingbeat.cluster.gpus import unseen_gpus
+    from wingbeat.cluster.gpu_driver import unseen_gpus
     from wingbeat.runtime.checks.bounded_step import StepTimeout
     from wingbeat.runtime.checks.driver import sees_gpu
 

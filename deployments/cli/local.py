@@ -86,7 +86,7 @@ def check_device(device: str) -> None:
     """Raises UserError where a GPU is asked for, and torch sees none: one line that says why."""
     import torch
 
-    from wingbeat.cluster.gpus import driver_problem
+    from wingbeat.cluster.gpu_driver import driver_problem
 
     if device == "cuda" and not torch.cuda.is_available():
         problem = driver_problem(torch.__version__, torch.version.cuda)

@@ -14,7 +14,6 @@ from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
-from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.start_up import StartUp
@@ -122,10 +121,9 @@ def _serve(
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the files")
-        if preflight.is_here(address):  # else Ray's own count decides, once it is joined
-            config, line = shares_here(config)
-            if line is not None:
-                start_up.event(line)
+        # In a cluster Ray's own count decides, once it is joined.
+        for take_gpus in hooks("take_gpus") if preflight.is_here(address) else ():
+            config = take_gpus(config, False, start_up.event)
         preflight.check(config, host, port, address)
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
         # Importing Ray takes seconds; nothing before this line needs it.

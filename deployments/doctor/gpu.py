@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from wingbeat.cluster.gpus import unseen_gpus
+from wingbeat.cluster.gpu_driver import unseen_gpus
 from wingbeat.cluster.nvml import NVMLError, driver_version
 from wingbeat.deployments.doctor.examination import Part, Verdict
 from wingbeat.deployments.doctor.machine import gib

@@ -53,6 +53,12 @@ class ScalingOptions(ModelOptions):
             Feature.SLEEP: (self.may_sleep(), "min_replicas is 0"),
         }
 
+    def min_pairs(self) -> int:
+        """Verifiers that there are at the least, while there are any."""
+        if self.autoscaling_config is not None:
+            return max(1, self.autoscaling_config.get("min_replicas", 1))
+        return self.num_replicas or 1
+
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""
         return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0

@@ -86,10 +86,8 @@ def _one(config: "AppConfig", index: int, common: dict[str, Any], entry: dict[st
         raise ValueError(problem if place in problem else f"{place}: {problem}") from None
 
 
-def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig | None":
-    """See `AppConfig.with_served`; None where there is one model."""
-    if config.models is None:
-        return None
+def with_served(config: "AppConfig", served: "tuple[AppConfig, ...]", names: tuple[str, ...]) -> "AppConfig":
+    """Settings of several models, of which `names` are as in `served`."""
     entries = tuple(
         entry | {name: getattr(one, name) for name in names} for entry, one in zip(config.models, served, strict=True)
     )

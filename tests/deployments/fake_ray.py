@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from ray import serve
 from ray._private.ray_logging import WorkerStandardStreamDispatcher
 
-from wingbeat.cluster.gpus import Gpu
-
 REPORT = {
     "model": "wingbeat-demo",
     "drafter": "demo",
@@ -42,8 +40,6 @@ class FakeRay:
         node = SimpleNamespace(
             is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
         )
-        self.gpus: list[list[Gpu]] = [[]]
-        """Of each node."""
         self.nodes: list[dict[str, float]] = [{"CPU": 8.0, "GPU": 8.0, "node:__internal_head__": 1.0}]
         """All resources of each."""
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)

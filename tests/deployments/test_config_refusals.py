@@ -125,6 +125,12 @@ def test_only_a_drafter_that_runs_a_model_must_have_a_gpu_where_the_verifier_has
         assert AppConfig.model_validate(values).drafter_device() == "cpu"
 
 
+def test_a_head_is_never_on_the_cpu_beside_a_verifier_on_a_gpu():
+    for more in ({}, {"num_gpus_per_drafter": 0}, {"device": "cuda"}):
+        with pytest.raises(ValueError, match=r"num_gpus_per_drafter is 0 and drafter 'auto' has weights .* 0.7 .* 0.3"):
+            AppConfig(num_gpus_per_verifier=1, **more)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -1,6 +1,5 @@
 """From start to end of a served application, without Ray: what is refused at the start, what happens at a signal."""
 
-import io
 import json
 import shlex
 import signal
@@ -10,16 +9,13 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from tests.ports import free_port
-from wingbeat.cluster.gpus import Gpu
-from wingbeat.deployments import gpu_shares, head_watch, launch
+from wingbeat.deployments import cluster_room, head_watch, launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 from wingbeat.deployments.router import warn_if_open
-from wingbeat.deployments.start_up import StartUp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
@@ -27,22 +23,10 @@ ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
 
 def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
     fake = fake_ray()
-    monkeypatch.setattr(gpu_shares, "node_gpus", lambda: [0.0])
+    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0])
     with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
         ServedApplication(ON_GPU).start()
     assert "run" not in fake.calls
-
-
-def test_shares_left_open_are_taken_of_the_gpus_that_ray_counts_and_said_in_one_line(fake_ray, monkeypatch):
-    fake = fake_ray()
-    fake.gpus = [[], [Gpu("H100")]]
-    monkeypatch.setattr(gpu_shares, "node_gpus", lambda: [0.0, 1.0])
-    monkeypatch.setattr(launch, "build_at", lambda config, door: config)
-    output = io.StringIO()
-    ServedApplication(AppConfig(), start_up=StartUp(Console(file=output))).start()
-    shares = fake.application.num_gpus_per_verifier, fake.application.num_gpus_per_drafter
-    assert (shares, fake.application.resolved_device()) == ((0.7, 0.3), "cuda")
-    assert output.getvalue().count("aking 0.7 of a GPU for the verifier and 0.3 for the drafter") == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wingbeat.cluster.gpus import driver_problem
+from wingbeat.cluster.gpu_driver import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.parts import first, hooks

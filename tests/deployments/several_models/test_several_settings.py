@@ -5,11 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from wingbeat.cluster.gpus import Gpu
-from wingbeat.deployments import gpu_shares
 from wingbeat.deployments.app import build, verifier_names
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.options.problems import SettingsError
 
 TWO = ({"served_model_name": "org/one,first"}, {"served_model_name": "two", "drafter": "none", "max_num_seqs": 2})
 
@@ -56,17 +53,6 @@ def test_each_model_has_deployments_of_its_own_with_names_that_files_can_have():
     assert names[1] == "Verifier_two"
     bound = build({"models": list(TWO)})._bound_deployment.init_args[1]
     assert [one._bound_deployment.name for one in bound] == names[:2]
-
-
-def test_gpus_are_not_divided_among_models_by_guess(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu_shares, "gpus_here", lambda: [Gpu("any", True)] * 2)
-    with pytest.raises(SettingsError, match="give each num_gpus_per_verifier"):
-        gpu_shares.shares_here(AppConfig(models=TWO))
-    on_cpus = AppConfig(models=TWO, device="cpu")
-    assert gpu_shares.shares_here(on_cpus).config == on_cpus
-    monkeypatch.setattr(gpu_shares, "gpus_here", list)
-    placed = gpu_shares.shares_here(AppConfig(models=TWO)).config
-    assert not any(one.leaves_gpus_open() for one in placed.served())
 
 
 def test_each_of_several_models_has_a_thread():

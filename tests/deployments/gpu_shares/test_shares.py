@@ -1,24 +1,30 @@
 """What an application takes of the GPUs there are where its settings leave that open, and that it says so."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from wingbeat.cluster.gpus import Gpu
-from wingbeat.deployments import app, gpu_shares
+from wingbeat.deployments import app, cluster_room, launch
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.cli import preflight
-from wingbeat.deployments.gpu_shares import Placed, with_shares
+from wingbeat.deployments.gpu_shares import shares
+from wingbeat.deployments.gpu_shares.gpus import Gpu
+from wingbeat.deployments.gpu_shares.shares import Placed, with_shares
+from wingbeat.deployments.launch import ServedApplication
 from wingbeat.deployments.options.problems import SettingsError
+from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.start_up import StartUp
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import FALLBACK
 
 FREE, BUSY = Gpu("H100"), Gpu("H100", free=False)
 
 
-def shares(placed: Placed) -> tuple[float, float, str]:
+def taken_by(placed: Placed) -> tuple[float, float, str]:
     config = placed.config
     return config.num_gpus_per_verifier, config.num_gpus_per_drafter, config.resolved_device()
 
@@ -61,7 +67,7 @@ def divisible(tmp_path: Path) -> dict[str, Path]:
 def test_a_pair_takes_two_gpus_where_they_are_free_else_one_and_only_what_is_left_open(nodes, values, taken, divisible):
     values = divisible | values if "tensor_parallel_size" in values else values
     placed = with_shares(AppConfig(**values), nodes)
-    assert shares(placed) == taken
+    assert taken_by(placed) == taken
     left_open = AppConfig(**values).leaves_gpus_open()
     assert (placed.line is not None) == (left_open and taken[2] == "cuda")
     assert not placed.config.leaves_gpus_open() or not left_open
@@ -91,7 +97,7 @@ def test_fewer_gpus_than_the_settings_need_are_refused_by_what_to_change(nodes, 
 )
 def test_what_needs_a_gpu_is_refused_once_it_is_known_that_there_is_none(values, message):
     config = AppConfig(**values)
-    assert shares(with_shares(config, [[FREE]]))[2] == "cuda"
+    assert taken_by(with_shares(config, [[FREE]]))[2] == "cuda"
     with pytest.raises(SettingsError, match=message):
         with_shares(config, [[]])
 
@@ -111,7 +117,7 @@ def test_the_command_takes_a_gpu_of_this_machine_and_says_so_in_one_line(monkeyp
 
     monkeypatch.setattr(preflight, "check", check)
     monkeypatch.setattr(preflight, "is_here", lambda address: address is None)
-    monkeypatch.setattr(gpu_shares, "gpus_here", lambda: [FREE])
+    monkeypatch.setattr(shares, "gpus_here", lambda: [FREE])
     for more in ([], ["--device", "cpu"], ["--address", "auto"]):
         with pytest.raises(SystemExit):
             cli.main(["serve", str(demo_pair().verifier), str(demo_pair().drafter), *more])
@@ -125,8 +131,8 @@ def test_the_command_takes_a_gpu_of_this_machine_and_says_so_in_one_line(monkeyp
 def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatch, connected):
     built: list[AppConfig] = []
     monkeypatch.setattr(app.ray, "is_initialized", lambda: connected)
-    monkeypatch.setattr(gpu_shares, "gpus_here", lambda: [] if connected else [FREE])
-    monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: [[FREE, FREE]])
+    monkeypatch.setattr(shares, "gpus_here", lambda: [] if connected else [FREE])
+    monkeypatch.setattr(shares, "gpus_of_cluster", lambda: [[FREE, FREE]])
     monkeypatch.setattr(app, "build_at", lambda config, *where: built.append(config))
     app.build({})
     app.build(AppConfig(drafter=FALLBACK.kind))
@@ -135,7 +141,13 @@ def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatc
     assert [(config.num_gpus_per_verifier, config.num_gpus_per_drafter) for config in built] == expected
 
 
-def test_a_head_is_never_on_the_cpu_beside_a_verifier_on_a_gpu(tmp_path: Path):
-    for more in ({}, {"num_gpus_per_drafter": 0}, {"device": "cuda"}):
-        with pytest.raises(ValueError, match=r"num_gpus_per_drafter is 0 and drafter 'auto' has weights .* 0.7 .* 0.3"):
-            AppConfig(num_gpus_per_verifier=1, **more)
+def test_shares_left_open_are_taken_of_the_gpus_that_ray_counts_and_said_in_one_line(fake_ray, monkeypatch):
+    fake = fake_ray()
+    monkeypatch.setattr(launch, "hooks", hooks)
+    monkeypatch.setattr(shares, "gpus_of_cluster", lambda: [[], [FREE]])
+    monkeypatch.setattr(cluster_room, "node_gpus", lambda: [0.0, 1.0])
+    monkeypatch.setattr(launch, "build_at", lambda config, door: config)
+    output = io.StringIO()
+    ServedApplication(AppConfig(), start_up=StartUp(Console(file=output))).start()
+    assert taken_by(Placed(fake.application, None)) == (0.7, 0.3, "cuda")
+    assert output.getvalue().count("aking 0.7 of a GPU for the verifier and 0.3 for the drafter") == 1

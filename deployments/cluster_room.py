@@ -1,0 +1,41 @@
+"""Room in a Ray cluster for an application, checked before anything is deployed."""
+
+from wingbeat.cluster.placement import Group, check_node_gpus, check_room, node_gpus, node_resources, pair_bundles
+from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
+
+
+def check_in_cluster(config: AppConfig) -> None:
+    """Refuse what the nodes there are now cannot hold, which Ray would wait for without end.
+
+    Raises:
+        ValueError: names the resource, what takes it, what there is, and the settings to change.
+    """
+    served = config.served()
+    for one in served:
+        if one.resolved_device() != "cuda":
+            continue
+        drafter = one.drafter_share() if one.has_own_drafter() else None
+        one_node, ranks = not one.may_span_nodes(), one.num_ranks()
+        check_node_gpus(one.verifier_share(), drafter, node_gpus(), one_node=one_node, num_ranks=ranks)
+    routers = max(config.num_router_replicas, (config.router_autoscaling_config or {}).get("min_replicas", 1))
+    groups = [Group("a router", [{"CPU": CPUS_OF_ROUTER}], routers)]
+    for one in served:
+        groups += _groups(one)
+    try:
+        check_room(groups, node_resources())
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; lower num_replicas or num_cpus_per_verifier, change drafter_resources, or give Ray more (of its "
+            "own CPUs: `ray start --head --num-cpus N`)"
+        ) from None
+
+
+def _groups(config: AppConfig) -> list[Group]:
+    """A model's verifiers, each with its drafter, and its shared drafters."""
+    own = config.drafter_share() if config.has_own_drafter() else None
+    whose = "a verifier" if own is None else "a verifier with its drafter"
+    bundles = pair_bundles(config.verifier_share(), own, config.num_ranks())
+    groups = [Group(whose, bundles, config.min_pairs(), not config.may_span_nodes())]
+    if shared := config.num_shared_drafters():
+        groups.append(Group("a shared drafter", [config.drafter_share().bundle()], shared))
+    return groups
