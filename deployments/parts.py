@@ -22,7 +22,7 @@ Settings:
 
 The command and HTTP:
 
-- `add_commands(app, open_engine)`: commands of `wingbeat`, see `cli.main`.
+- `add_commands(app)`: commands of `wingbeat`, see `cli.main`.
 - `words_of_serve(args, settings)`: the words of `wingbeat serve` as options of these settings, and lines about others.
 - `hint(option, write)`: what to use in the place of an option that there is not, its settings as `write` has them.
 - `head_findings(folder, target)`: of a head of the part's kind, what `inspect` prints, parameters, and numbers in its
@@ -87,7 +87,7 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("memory_check", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
+    *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
     *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
     *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),

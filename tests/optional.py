@@ -74,16 +74,19 @@ FEATURES = {
             *("wingbeat_learner_seconds_total", "wingbeat_learner_samples", "wingbeat_learner_bytes"),
         ),
     ),
-    "bench": Feature(("deployments/bench", "tests/deployments/bench"), words=("bench",)),
+    "local": Feature(("deployments/local", "tests/deployments/local"), words=("'generate'", "generate hi")),
+    "bench": Feature(("deployments/bench", "tests/deployments/bench"), needs=("local",), words=("bench",)),
     "inspection": Feature(
         (
             *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),
             "tests/runtime/one_pass/test_one_pass_inspected.py",
         ),
+        needs=("local",),
         words=("inspect",),
     ),
     "offline": Feature(
-        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py")
+        ("deployments/offline", "docs/offline.md", "tests/deployments/offline", "tests/e2e/test_offline_document.py"),
+        needs=("local",),
     ),
     "memory_check": Feature(
         ("deployments/memory_check", "tests/deployments/memory_check"),
@@ -93,7 +96,8 @@ FEATURES = {
         (
             *("deployments/doctor", "tests/deployments/doctor"),
             *("benchmarks/gpu/doctor.py", "tests/e2e/test_gpu_first.py"),
-        )
+        ),
+        needs=("local",),
     ),
     "page": Feature(
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")

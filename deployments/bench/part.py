@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
 
-
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
     from wingbeat.deployments.bench.command import BenchConfig, bench_command
     from wingbeat.deployments.cli.commands import JsonOption, Level, show_log_from
@@ -17,6 +15,8 @@ def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
 
     def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
         """Compare speculative with plain decoding in this process."""
+        from wingbeat.deployments.local.engine import open_engine
+
         show_log_from(log_level)
         bench_command(config, as_json, open_engine)
 

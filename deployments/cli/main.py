@@ -9,9 +9,7 @@ import typer
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
-from wingbeat.deployments.cli.commands import JsonOption, Level, new_app, show_log_from
-from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
-from wingbeat.deployments.cli.local import OpenEngine, open_engine
+from wingbeat.deployments.cli.commands import Level, new_app
 from wingbeat.deployments.cli.options import UserError, model_command, option_name
 from wingbeat.deployments.cli.panels import CLUSTER, GroupedCommand
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_lines
@@ -24,14 +22,14 @@ USAGE_ERROR = 2
 ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -> None:
-    """Entry point; `args` and `open_engine` are for tests. Ends by SystemExit."""
+def main(args: list[str] | None = None) -> None:
+    """Entry point; `args` are for tests. Ends by SystemExit."""
     args = sys.argv[1:] if args is None else args
     show_lines("wingbeat.runtime.hub")
     try:
         if args[:1] == ["serve"]:
             args = ["serve", *_words_of_serve(args[1:])]
-        code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
+        code = _app()(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
@@ -56,7 +54,7 @@ def _complain(message: str) -> int:
     return USAGE_ERROR
 
 
-def _app(open_engine: OpenEngine) -> typer.Typer:
+def _app() -> typer.Typer:
     app = new_app("EAGLE speculative decoding as a Ray Serve application.", add_completion=True)
 
     @app.callback()
@@ -67,21 +65,9 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     ) -> None:
         """EAGLE speculative decoding as a Ray Serve application."""
 
-    def generate(
-        config: GenerateConfig,
-        prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default=False)] = None,
-        stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
-        as_json: JsonOption = False,
-        log_level: Level = None,
-    ) -> None:
-        """Continue a prompt in this process."""
-        show_log_from(log_level)
-        generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
-
     app.command("serve", cls=GroupedCommand)(model_command(AppConfig, _serve, arguments=("model", "drafter")))
-    app.command("generate", cls=GroupedCommand)(model_command(GenerateConfig, generate))
     for add_commands in hooks("add_commands"):
-        add_commands(app, open_engine)
+        add_commands(app)
     return app
 
 

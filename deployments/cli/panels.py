@@ -28,7 +28,6 @@ _OF_CLASS = {
     "LoadOptions": MODEL,
     "ModelFolder": MODEL,
     "ModelOptions": DRAFTING,
-    "LocalConfig": MEMORY,
     "AppConfig": MEMORY,
     "BenchmarkOptions": MEASURING,
     "WaitOptions": LIMITS,

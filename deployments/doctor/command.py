@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.local import OpenEngine
 from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, examine
 from wingbeat.deployments.doctor.gpu import gpu_parts
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.deployments.doctor.options import DoctorConfig
+from wingbeat.deployments.local.engine import OpenEngine
 from wingbeat.runtime.checks.bounded_step import StepTimeout
 from wingbeat.runtime.checks.driver import sees_gpu
 from wingbeat.runtime.scheduling.request import SamplingParams

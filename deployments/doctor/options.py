@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from wingbeat.deployments.cli.local import LocalConfig
+from wingbeat.deployments.local.engine import LocalConfig
 
 
 class DoctorConfig(LocalConfig):

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.doctor.options import DoctorConfig
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command, which reads its own arguments once it runs."""
     import typer
 
@@ -18,6 +17,7 @@ def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     def doctor(config: "DoctorConfig", as_json: JsonOption = False) -> None:
         """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
         from wingbeat.deployments.doctor.command import doctor_command
+        from wingbeat.deployments.local.engine import open_engine
 
         raise typer.Exit(doctor_command(config, as_json, open_engine))
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.deployments.cli.local import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.inspection.options import InspectConfig
 from wingbeat.deployments.inspection.tables import Findings, layers_table, readings_table, self_test_table
+from wingbeat.deployments.local.engine import LocalConfig, OpenEngine, check_device
 from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.deployments.parts import first
 from wingbeat.kernels.parts import load_function

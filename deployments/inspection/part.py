@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.inspection.options import InspectConfig
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command, which reads its own arguments once it runs."""
     import typer
 
@@ -25,6 +24,7 @@ def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
     ) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
         from wingbeat.deployments.inspection.command import inspect_command
+        from wingbeat.deployments.local.engine import open_engine
 
         inspect_command(config, folder, as_json, open_engine)
 

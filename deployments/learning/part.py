@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
     from wingbeat.deployments.model_front import ModelFront
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
@@ -23,7 +22,7 @@ __all__ = ["asked", "check_settings", "refusals", "settings"]
 families = "wingbeat.deployments.learning.families:learning_families"
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add `wingbeat drafter`."""
     from wingbeat.deployments.cli.commands import new_app
     from wingbeat.deployments.learning.drafter_command import add_drafter_commands

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
 
-
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command, and have every command say what it fetches."""
     import typer
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.bodies.requests import DEFAULT_MAX_TOKENS
-from wingbeat.deployments.cli.local import LocalConfig
+from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.offline.choices import RunningChoice
 from wingbeat.deployments.offline.prompts import (
     Conversation,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from wingbeat.deployments.api.bodies.requests import GenerationBody
     from wingbeat.deployments.api.served_models import ServedModels
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.fleet.engine_pool import EnginePool
     from wingbeat.deployments.prefixes.beginnings import PrefixBeginning
     from wingbeat.deployments.prefixes.fields import PrefixFields
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["asked", "check_settings", "refusals", "settings"]
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add `wingbeat prefix`."""
     from wingbeat.deployments.cli.commands import new_app
     from wingbeat.deployments.prefixes.command import add_prefix_commands

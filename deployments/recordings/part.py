@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     import typer
 
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.recordings.extract_config import ExtractConfig
@@ -18,7 +17,7 @@ __all__ = ["check_before_start", "check_settings", "settings"]
 families = "wingbeat.deployments.recordings.families:recording_families"
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add `wingbeat extract`, which reads its own arguments once it runs."""
     from wingbeat.deployments.cli.commands import add_late_command
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
     from wingbeat.deployments.tensorrt.build_engine_options import BuildEngineConfig
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command, which reads its own arguments once it runs."""
     from wingbeat.deployments.cli.commands import add_late_command
 

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-    from wingbeat.deployments.cli.local import OpenEngine
 
-
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add the command, which reads its own arguments once it runs: folders that are not there are said first."""
     import typer
 

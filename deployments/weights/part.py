@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     import typer
 
     from wingbeat.deployments.api.bodies.request_body import RequestBody
-    from wingbeat.deployments.cli.local import OpenEngine
 
 add_routes = "wingbeat.deployments.weights.routes:add_weights_routes"
 families = "wingbeat.deployments.weights.families:weights_families"
 replica_engines = "wingbeat.deployments.weights.replica_weights:ReplicaWeights"
 
 
-def add_commands(app: "typer.Typer", open_engine: "OpenEngine") -> None:
+def add_commands(app: "typer.Typer") -> None:
     """Add `wingbeat weights`."""
     from wingbeat.deployments.cli.commands import new_app
     from wingbeat.deployments.weights.command import add_weights_commands

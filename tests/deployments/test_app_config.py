@@ -11,7 +11,6 @@ from ray.serve.schema import ServeDeploySchema
 from tests.needs import needs
 from wingbeat.deployments.app import _verifier, verifier_names
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.surface import access_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
@@ -46,7 +45,6 @@ def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
     on_gpu = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
     assert (tokens(), tokens(**on_gpu)) == (512, 2048)
     assert tokens(**on_gpu, max_num_batched_tokens=96) == 96
-    assert LocalConfig(device="cuda").engine_config(1).max_num_batched_tokens == 2048
 
 
 @pytest.mark.parametrize(
@@ -196,14 +194,6 @@ def test_auto_means_the_fallback_for_a_model_without_a_head(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     config = AppConfig(model=tmp_path)
     assert (config.choice(), config.has_drafter()) == (FALLBACK, FALLBACK.drafts)
-    assert LocalConfig(model=tmp_path).choice() == config.choice()
-
-
-@pytest.mark.parametrize("drafter", ["suffix", "none", "some.module.Class"])
-def test_server_and_command_line_take_the_same_drafters(drafter: str, tmp_path: Path):
-    (tmp_path / "config.json").write_text("{}")
-    assert AppConfig(model=tmp_path, drafter=drafter).choice().source == drafter
-    assert LocalConfig(model=tmp_path, drafter=drafter).choice().source == drafter
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

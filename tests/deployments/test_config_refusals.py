@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from tests.needs import needs
 from wingbeat.deployments import app_config
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
 from wingbeat.deployments.parts import hooks
 
@@ -129,21 +128,6 @@ def test_a_head_is_never_on_the_cpu_beside_a_verifier_on_a_gpu():
     for more in ({}, {"num_gpus_per_drafter": 0}, {"device": "cuda"}):
         with pytest.raises(ValueError, match=r"num_gpus_per_drafter is 0 and drafter 'auto' has weights .* 0.7 .* 0.3"):
             AppConfig(num_gpus_per_verifier=1, **more)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none'"),
-        ({"model": "/no/such/model"}, "model is '/no/such/model': there is no folder /no/such/model"),
-        ({"draft_top_k": 0}, "draft_top_k is 0: use at least 1"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-@pytest.mark.parametrize("options", [AppConfig, LocalConfig])
-def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type, values: dict, message: str):
-    with pytest.raises(ValidationError, match=message):
-        options(**values)
 
 
 @pytest.mark.parametrize(

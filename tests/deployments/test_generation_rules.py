@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from wingbeat.deployments.cli.local import LocalConfig, open_engine
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.choice import FALLBACK
 from wingbeat.runtime.generation_config import BY_REQUEST, HONOURED, NOT_APPLIED, WITHOUT_EFFECT, read_rules
 from wingbeat.runtime.llm import LLM
@@ -67,7 +68,7 @@ def our_text(folder: Path, drafter: str) -> list[int]:
 
 
 def opened(folder: Path, drafter: str) -> LLM:
-    return open_engine(LocalConfig(model=folder, drafter=drafter, max_model_len=64), 1)
+    return LLM(folder, drafter, EngineConfig(max_num_seqs=1, max_model_len=64, num_kv_blocks=64), InProcessChannel)
 
 
 RULES = {

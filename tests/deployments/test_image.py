@@ -15,7 +15,6 @@ from packaging.specifiers import SpecifierSet
 from tests import dockerfile
 from tests.native import COMPILERS
 from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
-from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +60,7 @@ def test_the_command_of_the_image_is_one_that_the_command_line_takes(steps):
 
     assert words("ENTRYPOINT")[0] in PROJECT["project"]["scripts"]
     command, *options = words("CMD")
-    known = typer.main.get_command(_app(open_engine)).commands[command].params
+    known = typer.main.get_command(_app()).commands[command].params
     flags = {flag for parameter in known for flag in parameter.opts}
     assert set(options[::2]) <= flags
     assert dict(zip(options[::2], options[1::2], strict=True)) == {"--host": "0.0.0.0", "--port": "8000"}

@@ -9,13 +9,11 @@ import pytest
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import panels
-from wingbeat.deployments.cli.generate import GenerateConfig
-from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app as main_app
 from wingbeat.deployments.cli.options import option_name
 
 HEAVY = ("torch", "transformers", "ray", "numpy", "fastapi", "uvicorn", "xgrammar", "matplotlib")
-APP = main_app(open_engine)
+APP = main_app()
 GROUPS = {
     group.name: [command.name or command.callback.__name__ for command in group.typer_instance.registered_commands]
     for group in APP.registered_groups
@@ -71,12 +69,11 @@ def test_the_most_used_options_of_serve_stand_first_and_the_others_in_groups(hel
     assert groups == ["Arguments", "Options", *(title for title in panels.TITLES if title in used)]
 
 
-@pytest.mark.parametrize(("command", "config"), [("serve", AppConfig), ("generate", GenerateConfig)], ids=str)
-def test_every_setting_is_shown_once(helps, command: str, config):
-    shown = re.findall(r"^  (--[\w-]+)", helps[command][0], re.M)
+def test_every_setting_is_shown_once(helps):
+    shown = re.findall(r"^  (--[\w-]+)", helps["serve"][0], re.M)
     assert len(shown) == len({*shown})
-    assert {*map(option_name, config.model_fields)} <= {*shown}
-    assert "org/name[@revision]" in helps[command][0]
+    assert {*map(option_name, AppConfig.model_fields)} <= {*shown}
+    assert "org/name[@revision]" in helps["serve"][0]
 
 
 def test_every_class_of_settings_of_a_server_has_its_panel():

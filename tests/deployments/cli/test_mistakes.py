@@ -19,9 +19,12 @@ from safetensors.torch import load_file, save_file
 from tests.deployments.engine_in_process import build_in_process
 from tests.optional import kept
 from tests.runtime.models import DEMO_PAIR
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.local import LocalConfig, open_engine
+from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 HEAD, VERIFIER = DEMO_PAIR / "drafter", DEMO_PAIR / "verifier"
@@ -238,14 +241,14 @@ def test_fields_that_are_clear_are_read_as_they_were_meant(spelling: str, tiny_m
 
 def written(folder: Path) -> list[int]:
     """Eight tokens, greedily."""
-    llm = open_engine(LocalConfig(model=folder, drafter="none", max_model_len=64), 1)
+    llm = LLM(folder, "none", EngineConfig(max_num_seqs=1, max_model_len=64, num_kv_blocks=64), InProcessChannel)
     (got,) = llm.generate([[40, 41, 42]], [SamplingParams(max_tokens=8, temperature=0.0)])
     return got.token_ids
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "float", "torch.float32", "bf16", "BFloat16", "half", "fp16"])
 def test_dtypes_have_their_usual_names(dtype: str, tiny_model: Path):
-    assert LocalConfig(model=tiny_model, dtype=dtype).dtype in ("float32", "bfloat16", "float16")
+    assert ModelOptions(model=tiny_model, dtype=dtype).dtype in ("float32", "bfloat16", "float16")
 
 
 def test_there_are_as_many_as_a_first_hour_has():

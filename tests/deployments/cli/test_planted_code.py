@@ -177,6 +177,7 @@ def test_a_model_that_transformers_knows_runs_by_its_class_alone(
     assert "Traceback" not in got.err
 
 
+@needs("local")
 @pytest.mark.parametrize("unknown", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_draft_model_runs_none_either(unknown: bool, tiny_model: Path, tmp_path: Path, trace: Path, run):
     folder = plant(tiny_model, tmp_path / "drafter", trace, unknown)
@@ -186,6 +187,7 @@ def test_a_draft_model_runs_none_either(unknown: bool, tiny_model: Path, tmp_pat
 
 
 @pytest.mark.slow
+@needs("local")
 @pytest.mark.parametrize("unknown", [True, False])
 def test_a_head_runs_none_either(unknown: bool, tmp_path: Path, trace: Path, run):
     folder = plant(HEAD, tmp_path / "drafter", trace, unknown)

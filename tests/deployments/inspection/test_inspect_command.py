@@ -11,7 +11,8 @@ import pytest
 from tests.native import compiler
 from tests.needs import needs
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.local import LocalConfig, open_engine
+from wingbeat.deployments.local import engine
+from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import KINDS
@@ -61,12 +62,13 @@ class Opened:
 
 
 @pytest.fixture
-def inspect(capsys):
+def inspect(capsys, monkeypatch):
     """Run the command; returns exit code, stdout and stderr."""
 
-    def run(*args: str, opened=open_engine):
+    def run(*args: str, opened=engine.open_engine):
+        monkeypatch.setattr(engine, "open_engine", opened)
         with pytest.raises(SystemExit) as ended:
-            cli.main(["inspect", *args], opened)
+            cli.main(["inspect", *args])
         captured = capsys.readouterr()
         return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
 

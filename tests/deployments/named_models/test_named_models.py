@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
 from tests.runtime.named_models.wheel_world import NAME, name_it, publish, use_index
 from tests.runtime.quantised.gguf_world import write_model
 from wingbeat.deployments.app_config import AppConfig
@@ -69,6 +70,7 @@ def test_a_server_goes_by_the_name(model: NamedModel):
     assert has_chat_template(config.model_dir()), "the page opens on a chat"
 
 
+@needs("inspection")
 def test_commands_of_this_process_take_the_name(model: NamedModel, capsys: pytest.CaptureFixture[str]):
     assert run("inspect", NAME, "--json") == 0
     assert json.loads(capsys.readouterr().out)["file_bytes"] == model.num_bytes

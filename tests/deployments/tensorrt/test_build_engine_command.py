@@ -146,6 +146,7 @@ def test_an_engine_directory_that_is_not_there_is_refused():
 
 
 @pytest.mark.slow
+@needs("inspection")
 def test_a_built_directory_writes_the_text_of_the_torch_backend(wingbeat, tmp_path):
     pytest.importorskip("onnxscript")
     from tests.runtime.models import DEMO_PAIR

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.panel_titles import MEMORY
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
@@ -32,6 +33,7 @@ class LocalConfig(ModelOptions):
         None,
         ge=1,
         description="Budget of the KV pool; by default, what the sequences that run at once can need at most.",
+        json_schema_extra={"panel": MEMORY},
     )
 
     def engine_config(self, max_num_seqs: int) -> EngineConfig:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.local.engine import LocalConfig, OpenEngine
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason, SamplingParams
 
