@@ -54,6 +54,7 @@ The command and HTTP:
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
+- `publish(model_name, engine_id, stats)`: what runs as long as the replica, and shows `Verifier.stats` elsewhere.
 - `names()`: kinds of things that requests name and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
@@ -91,7 +92,7 @@ PARTS = (
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
     *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
     *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
-    "gpu_shares",
+    *("gpu_shares", "ray_metrics"),
 )
 """Their folders, in the order in which they add."""
 

@@ -312,6 +312,7 @@ FEATURES = {
             "tests/deployments/several_models/test_gpus_of_several.py",
         ),
     ),
+    "ray_metrics": Feature(("deployments/ray_metrics", "tests/deployments/ray_metrics", "examples/grafana_ray.json")),
     "shared_drafters": Feature(
         (
             *("deployments/shared_drafters", "runtime/drafters/draft_room.py", "cluster/channels/any_bell.py"),

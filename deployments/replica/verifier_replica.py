@@ -1,7 +1,6 @@
 """The verifier as a Serve deployment: a shell around the engine's process, which streams to the routers."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -22,15 +21,11 @@ from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import EngineReport, WireRequest, encode
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.metrics.exposition import SnapshotCollector
-from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.parts import first, hooks
 from wingbeat.deployments.replica.cluster_memory import ClusterMemory
 from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
-from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.live_replica import LiveReplica
 from wingbeat.deployments.replica.refused_start import refusals
@@ -94,12 +89,13 @@ class Verifier(LiveReplica):
         self._speed = EngineSpeed(self._num_slots)
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
-        self._spawn(self._export())
         self._spawn(self._measure())
         made = (begin(config, lambda: self._engines.client.call("figures")) for begin in hooks("beside_engine"))
         self._beside = [one for one in made if one is not None]
         for task in (task for one in self._beside for task in one.tasks()):
             self._spawn(task)
+        for publish in hooks("publish"):
+            self._spawn(publish(self._info.model_name, self._engine_id, self.stats))
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -323,15 +319,6 @@ class Verifier(LiveReplica):
             if (life := self._engines.life) is not None:
                 loads = life.client.loads
                 self._speed.look(loads.num_passed, loads.num_requests, time.monotonic())
-
-    async def _export(self) -> None:
-        """Publish the engine's figures among Ray's metrics, whenever there is an engine."""
-        export = RayExport()
-        while True:
-            await asyncio.sleep(EXPORT_EVERY_S)
-            with contextlib.suppress(EngineFailed):
-                snapshot = FleetSnapshot(self._info.model_name, {self._engine_id: await self.stats()})
-                await asyncio.to_thread(export.publish, SnapshotCollector(snapshot).collect())
 
     async def _expire_clients(self) -> None:
         while True:

@@ -3,13 +3,29 @@
 Ray's exporters then show them beside the figures of nodes and deployments, as `ray_vllm_...` and `ray_wingbeat_...`.
 """
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from prometheus_client import Metric
 from ray.util import metrics as ray_metrics
 
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.replica.engine_client import EngineFailed
+
 EXPORT_EVERY_S = 5.0
+
+
+async def publish(model_name: str, engine_id: str, stats: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    """Publish an engine's figures for ever, whenever there is an engine."""
+    export = RayExport()
+    while True:
+        await asyncio.sleep(EXPORT_EVERY_S)
+        with contextlib.suppress(EngineFailed):
+            snapshot = FleetSnapshot(model_name, {engine_id: await stats()})
+            await asyncio.to_thread(export.publish, SnapshotCollector(snapshot).collect())
 
 
 class RayExport:

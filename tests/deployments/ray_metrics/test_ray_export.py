@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tests.deployments.metrics.engine_figures import Engines, engine_stats
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
-from wingbeat.deployments.metrics.ray_export import RayExport
+from wingbeat.deployments.ray_metrics.ray_export import RayExport
 from wingbeat.runtime.engine.clocks import RequestTimes
 
 Tags = tuple[str, ...]

@@ -12,11 +12,11 @@ from prometheus_client.core import Metric
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
-from tests.deployments.metrics.test_ray_export import FakeRay
+from tests.deployments.ray_metrics.test_ray_export import FakeRay
 from tests.optional import is_gone
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.ray_export import RayExport
+from wingbeat.deployments.ray_metrics.ray_export import RayExport
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OF_PARTS_NOT_HERE = ("ray_vllm_nixl_", "ray_vllm_kv_offload_", "ray_vllm_external_prefix_cache_")

@@ -1,0 +1,1 @@
+"""Figures of engines among the metrics of Ray."""
