@@ -51,6 +51,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
+- `quantised_head(settings)`: reader of a draft head or MTP module that is quantised, by its `quantization_config`, {}
+  where it has none; `shapes(stored)` and `tensors(stored)` are those of plain weights, see `heads.plain_weights`.
 - `open_backend(settings, device)`: what runs a verifier in the place of torch in this process alone; None where
   the settings ask for no such thing.
 - `extend_engine(directory, loaded, device)`: adds to a verifier that an engine runs.

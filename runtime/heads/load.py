@@ -32,7 +32,7 @@ from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, has_a
 from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
-from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
+from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import in_turning_order
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.heads.load import CheckpointError
-from wingbeat.runtime.heads.quantised import plain_tensors
+from wingbeat.runtime.heads.plain_weights import plain_tensors
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hugging_face import build_model
 from wingbeat.runtime.mtp.mtp_modules import MtpModule, MtpModules

@@ -26,7 +26,7 @@ from wingbeat.runtime.heads.files import (
     torch_tensors,
 )
 from wingbeat.runtime.heads.load import Lent, borrow, check_shape, draft_token_ids
-from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
+from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import turning_order
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.config import OnePassConfig

@@ -6,6 +6,7 @@ rows beside it, as those of some quantised kernels do (LLM.int8 takes the outlie
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
 """Tensors of files that describe activations, not weights."""
+_CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
+"""Scales of a quantised KV cache, which no output depends on."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without its package."""
 
@@ -54,7 +57,7 @@ def check_quantiser(config: ConfigFile) -> None:
 
 def load_quantised(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """A quantised checkpoint as a model that multiplies by the numbers that its weights stand for, with transformers'
-    report of what was loaded.
+    report of what was loaded, without scales of a quantised KV cache.
 
     Args:
         config: quantised in a way that `check_quantiser` has passed.
@@ -71,7 +74,8 @@ def load_quantised(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     logger.info("%s: weights quantised by %s take %.2f GB", config.name, config.quantiser, held_bytes(model) / 1e9)
-    return model, info
+    unexpected = {name for name in info["unexpected_keys"] if not _CACHE_SCALE.search(name)}
+    return model, {**info, "unexpected_keys": unexpected}
 
 
 def _make_plain(model: "PreTrainedModel") -> None:
@@ -117,7 +121,7 @@ def _bitsandbytes(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
 
 def _packed_integers(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
-    from wingbeat.runtime.verifier.checkpoints.packed_integers import PARTS, check_packing, read_linear
+    from wingbeat.runtime.quantised.packed_integers import PARTS, check_packing, read_linear
 
     check_packing(config.quantization)
     return _packed(config, load, packed, PARTS, ("qweight",), read_linear)
@@ -125,7 +129,7 @@ def _packed_integers(config: ConfigFile, load: "Load", packed: bool) -> "Loaded"
 
 def _scaled(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     """Float8 and integers beside scales, as FP8 checkpoints and compressed-tensors have them."""
-    from wingbeat.runtime.verifier.checkpoints.scaled_weights import PARTS, read_weight
+    from wingbeat.runtime.quantised.scaled_weights import PARTS, read_weight
 
     return _packed(config, load, packed, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
 

@@ -32,7 +32,6 @@ _LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<index>\d+)\.)")
 _OWN_LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.")
 _PREDICTION = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 _FREQUENCIES = re.compile(r"(^|\.)(original_)?inv_freq$|rotary_emb\.(cos|sin)_cached$|(^|\.)position_ids$")
-_CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
 _TOWER = re.compile(
     r"^(model\.)?(visual|vision|audio|image|speech|multi_modal|multimodal|mm_|embed_vision|embed_audio)"
 )
@@ -189,8 +188,7 @@ def _check_loading(config: ConfigFile, info: Mapping[str, Any]) -> None:
 def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> set[str]:
     """Tensors that a causal LM has no place for and needs none: nothing that it computes depends on them.
 
-    They are tables computed from the config, modules that predict several tokens, towers for images and sound, and the
-    scales of a quantised KV cache.
+    They are tables computed from the config, modules that predict several tokens, and towers for images and sound.
     """
     has_tower = any(isinstance(config.fields.get(name), dict) for name in _TOWER_CONFIGS)
     num_layers = config.size("num_hidden_layers") or 0
@@ -203,7 +201,6 @@ def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, Te
             or _PREDICTION.search(name)
             or (layer is not None and layer["layer"] in joints and int(layer["index"]) >= num_layers)
             or (has_tower and _TOWER.search(name))
-            or (config.quantization is not None and _CACHE_SCALE.search(name))
         ):
             found.add(name)
     return found

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
+from wingbeat.runtime.heads import plain_weights
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
-from wingbeat.runtime.heads.load import CheckpointError, head_conventions, is_head_folder
+from wingbeat.runtime.heads.load import CheckpointError, check_head, head_conventions, is_head_folder
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
@@ -223,8 +224,8 @@ def rename(old: str, new: str):
         ({"speculators_model_type": "peagle"}, None, "P-EAGLE"),
         ({"speculators_model_type": "mlp"}, None, "the speculators kind 'mlp'"),
         ({}, rename("midlayer.mlp", "midlayer.mlp.experts.0"), "a head with a mixture of experts"),
-        ({}, rename("lm_head.weight", "lm_head.weight_scale_2"), "a head quantised by weights of four-bit floating"),
-        ({}, rename("lm_head.weight", "lm_head.qweight"), "a head quantised by quant_method=None with packed"),
+        ({}, rename("lm_head.weight", "lm_head.weight_scale_2"), "a head quantised by "),
+        ({}, rename("lm_head.weight", "lm_head.qweight"), "a head quantised by "),
         ({"eagle_config": {"use_aux_hidden_state": False}}, None, "an EAGLE-3 head over one hidden state"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, None, "ModelOpt's head with eagle_config.use_mtp_layernorm"),
         ({"medusa_num_heads": 4}, None, "Medusa"),
@@ -254,3 +255,27 @@ def test_a_body_that_is_not_computed_is_refused_by_field(folder, fields, message
     edit_config(folder, **fields)
     with pytest.raises(UnsupportedCheckpointError, match=re.escape(message)):
         load(folder)
+
+
+FLOAT8 = {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "edit", "way"),
+    [
+        ({"quantization_config": FLOAT8}, None, "quant_method='fp8'"),
+        ({"transformer_layer_config": {"compression_config": FLOAT8}}, None, "quant_method='fp8'"),
+        ({}, rename("fc.weight", "fc.qweight"), "fc.qweight"),
+        ({}, rename("fc.weight", "fc.weight_packed"), "fc.weight_packed"),
+        ({}, lambda tensors: tensors.update({"fc.weight_scale_inv": torch.ones(1)}), "fc.weight_scale_inv"),
+    ],
+)
+def test_a_quantised_head_is_refused_where_no_part_reads_it(folder, fields, edit, way, monkeypatch):
+    edit_config(folder, **fields)
+    if edit is not None:
+        edit_tensors(folder, edit)
+    monkeypatch.setattr(plain_weights, "first", lambda *given: None)
+    sizes = {"target_hidden_size": HIDDEN, "target_num_layers": LAYERS, "target_vocab_size": VOCAB}
+    for read in (load, lambda folder: check_head(folder, **sizes)):
+        with pytest.raises(UnsupportedCheckpointError, match=f"^a head quantised by {way} is not supported: no "):
+            read(folder)

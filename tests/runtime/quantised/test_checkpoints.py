@@ -265,6 +265,16 @@ def test_a_weight_that_cannot_be_meant_is_named(tmp_path, case, change, says):
         load_model(tmp_path, torch.float32, CPU)
 
 
+def test_scales_of_a_quantised_kv_cache_are_passed_over(tmp_path):
+    save_quantised(tmp_path, *CASES["fp8"])
+    file, layer = tmp_path / "model.safetensors", "model.layers.0.self_attn."
+    save_file(load_file(file) | {f"{layer}k_scale": torch.ones(1), f"{layer}v_scale": torch.ones(1)}, file)
+    load_model(tmp_path, torch.float32, CPU)
+    save_file(load_file(file) | {f"{layer}other_scale": torch.ones(1)}, file)
+    with pytest.raises(ModelCheckpointError, match=r"1 unexpected tensor: .*\.other_scale"):
+        load_model(tmp_path, torch.float32, CPU)
+
+
 def test_a_quantiser_that_is_not_installed_is_named(tmp_path, monkeypatch):
     save_quantised(tmp_path, gptq, {"quant_method": "compressed-tensors"})
     monkeypatch.setattr(quantised, "find_spec", lambda name: None)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tests.runtime.heads.head_folder import edit_config, edit_tensors, load
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.load import check_head
-from wingbeat.runtime.heads.quantised import plain_shapes, plain_tensors
+from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 
 LAYERS = ("fc", "midlayer.self_attn.q_proj", "midlayer.self_attn.o_proj")
 FP8 = {"quant_method": "fp8", "weight_block_size": [4, 8]}

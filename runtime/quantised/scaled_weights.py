@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import E4M3, INT8, GroupedWeight, Scales
+from wingbeat.runtime.quantised.packed_integers import in_groups, unpacked
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier.checkpoints.packed_integers import in_groups, unpacked
 
 PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_g_idx")
 
