@@ -207,8 +207,10 @@ FEATURES = {
             *("tests/runtime/tensor_parallel/test_rank_launches.py", "tests/kernels/state/test_triton_state.py"),
         ),
     ),
+    "grouped_weights": Feature(("kernels/grouped_weight.py",)),
     "quantised": Feature(
         ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
+        needs=("grouped_weights",),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
     "named_models": Feature(
@@ -274,6 +276,7 @@ FEATURES = {
             *("runtime/cpu", "kernels/cpu", "kernels/lora/native.*", "tests/runtime/cpu", "tests/kernels/cpu"),
             *("tests/kernels/lora/test_native.py", "benchmarks/cpu_kernels.py", "benchmarks/results/cpu_kernels*"),
         ),
+        needs=("grouped_weights",),
         words=("int8", "deterministic", "CPU kernels"),
     ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
