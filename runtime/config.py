@@ -45,10 +45,6 @@ class DrawnTree(Protocol):
         """Candidates that an expanded node gives, or the most nodes that a level expands if that is more."""
         ...
 
-    def table(self, num_reqs: int, top_k: int, device: Any) -> Any:
-        """Growth of such trees, for one batch size; as `kernels.tree.table.TreeTable`."""
-        ...
-
 
 def drawn_tree(given: Any) -> DrawnTree:
     """Tree of paths of ranks. Raises ValueError for others, and where nothing here drafts them."""

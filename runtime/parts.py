@@ -13,6 +13,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
 - `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
 - `drawn_tree(given)`: a `config.DrawnTree` of what a user gave; raises ValueError where it is none.
+- `tree_table(tree, num_reqs, top_k, device)`: growth of such trees, as `kernels.tree.table.TreeTable`.
 - `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
 - `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is

@@ -19,6 +19,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.sampling_rules import DraftColumns, RequestRules
 from wingbeat.runtime.heads.contract import Continuations
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.sampling_rules import RuleKinds, prompt_lens
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
@@ -285,8 +286,10 @@ class Growth:
         # Kept for good: a captured growth goes on writing into its table.
         if num_reqs not in self._tables:
             device, drawn = self.draft_token_ids.device, self.speculation.draft_tree
-            sizes = num_reqs, self.top_k
-            table = TreeTable(*sizes, self.max_depth, device) if drawn is None else drawn.table(*sizes, device)
+            if drawn is None:
+                table = TreeTable(num_reqs, self.top_k, self.max_depth, device)
+            else:
+                table = first("tree_table", drawn, num_reqs, self.top_k, device)
             self._tables[num_reqs] = table
         return self._tables[num_reqs]
 

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.runtime.refusals import Feature, Refusal
 
 if TYPE_CHECKING:
+    import torch
+
+    from wingbeat.runtime.drawn_trees.static_table import StaticTable
     from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
 
@@ -13,6 +16,13 @@ def drawn_tree(given: Any) -> "StaticTree":
     from wingbeat.runtime.drawn_trees.static_tree import StaticTree
 
     return StaticTree.parse(given)
+
+
+def tree_table(tree: "StaticTree", num_reqs: int, top_k: int, device: "torch.device") -> "StaticTable":
+    """Growth of such trees, for one batch size."""
+    from wingbeat.runtime.drawn_trees.static_table import StaticTable
+
+    return StaticTable(tree, num_reqs, top_k, device)
 
 
 def refusals() -> tuple[Refusal, ...]:

@@ -3,13 +3,7 @@
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import torch
-
-    from wingbeat.runtime.drawn_trees.static_table import StaticTable
-
+from typing import Any, NamedTuple
 
 EXAMPLE = "[[0], [1], [0, 0], [0, 1]]"
 MOST_NODES, MOST_DEPTH, MOST_RANK = 1023, 256, 255
@@ -67,12 +61,6 @@ class StaticTree(NamedTuple):
     def width(self) -> int:
         """Candidates that every expanded node has to give, or the most nodes that a level expands if that is more."""
         return max(1 + max(map(max, self.paths)), *(len(level.expanded) for level in self.levels()))
-
-    def table(self, num_reqs: int, top_k: int, device: "torch.device") -> "StaticTable":
-        """Growth of such trees, for one batch size; see `TreeTable`."""
-        from wingbeat.runtime.drawn_trees.static_table import StaticTable
-
-        return StaticTable(self, num_reqs, top_k, device)
 
     def levels(self) -> list[TreeLevel]:
         """From the root's children on."""
