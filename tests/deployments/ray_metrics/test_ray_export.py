@@ -2,12 +2,18 @@
 
 import asyncio
 from collections import defaultdict
+from typing import Any
 
+import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tests.deployments.metrics.engine_figures import Engines, engine_stats
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.ray_metrics import ray_export
 from wingbeat.deployments.ray_metrics.ray_export import RayExport
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.runtime.engine.clocks import RequestTimes
 
 Tags = tuple[str, ...]
@@ -92,3 +98,23 @@ def test_a_counter_that_begins_anew_goes_on_where_the_last_one_ended():
         family.add_metric(("a",), value)
         export.publish([family])
     assert ray.values["tokens_total", "a"] == 15
+
+
+def test_a_replica_publishes_on_once_its_engine_has_been_replaced(monkeypatch: pytest.MonkeyPatch):
+    ray, router = FakeRay(), RouterFigures("r1")
+    engines, lost = Engines(a=engine_stats()), [True]
+    monkeypatch.setattr(ray_export, "EXPORT_EVERY_S", 0)
+    monkeypatch.setattr(ray_export, "RayExport", lambda: RayExport(ray))
+
+    async def stats() -> dict[str, Any]:
+        if lost:
+            lost.pop()
+            raise EngineFailed("gone")
+        if engines.num_asked:
+            raise InterruptedError
+        return await engines.ask("a", router.report("a"))
+
+    (publish,) = hooks("publish")
+    with pytest.raises(InterruptedError):
+        asyncio.run(publish("demo", "a", stats))
+    assert ray.values["vllm_spec_decode_num_drafts_total", "a", "demo"] == 4
