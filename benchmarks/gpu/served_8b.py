@@ -141,7 +141,7 @@ def killed(server: Server, load: Load) -> list[Figure]:
         under_way = sum(not stream.done() for stream in streams)
         times = [stream.result() for stream in streams]
     gaps = [later - sooner for one in times for sooner, later in pairwise(one) if later > killed_at]
-    rest_s = max(one[-1] for one in times) - killed_at
+    rest_s = max(0.0, *(one[-1] - killed_at for one in times))
     told = [line for line in server.log.read_text().splitlines() if "rafter" in line]
     print("\n".join(told[-LAST_LINES:]), file=sys.stderr)
     return [

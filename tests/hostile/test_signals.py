@@ -53,7 +53,12 @@ class Server:
             "--no-adaptive",
         ]
         command += [f"--{name}={value}" for name, value in options.items()]
-        environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        environ = {
+            **os.environ,
+            "RAY_TMPDIR": str(folder),
+            "RAY_raylet_start_wait_time_s": "120",
+            "PYTHONPATH": str(ROOT),
+        }
         environ.pop("RAY_ADDRESS", None)
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=errors)

@@ -132,7 +132,7 @@ def test_a_bad_drafter_is_the_start_error(ray_cluster: str, random_head: Path):
 
     from wingbeat.deployments.launch import APP_NAME, ServedApplication, StartError
 
-    says = r"^BadDrafterError: drafter random does not suit .* is 0\.\d\d .*--allow-bad-drafter"
+    says = r"^drafter random does not suit .* is 0\.\d\d .*--allow-bad-drafter"
     try:
         with pytest.raises(StartError, match=says) as caught:
             ServedApplication(AppConfig(drafter=str(random_head), max_model_len=512, num_kv_blocks=600)).start()
