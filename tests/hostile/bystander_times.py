@@ -58,7 +58,7 @@ class Beside:
         others: set[str] = set()
         bombs: set[str] = set()
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(rounds) < 2:  # of which percentiles are made
             while len(others) < NUM_OTHERS:
                 others.add(self._add("other", self._params, None))
             if spec is not None and len(bombs) < 2 and pending is None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.near_ties import ROUNDING
 from tests.runtime.draft_world import NUM_SLOTS
 from tests.runtime.models import CHAIN, TREE
 from tests.runtime.one_pass.one_pass_drafts import CAUSAL, FULL, TAPS, TARGET, fed, load, trees_of
@@ -41,7 +42,7 @@ def paths(tree, row):
         yield path, float(tree.scores[row, node] - tree.scores[row, int(tree.parents[row, node])])
 
 
-def assert_as(reference, drafter, world, tolerance=1e-5):
+def assert_as(reference, drafter, world, tolerance=ROUNDING):
     """Every node has the reference's probability, and each first child is the likeliest token."""
     tree = trees_of(drafter, world)
     for row, slot in enumerate(world.slots):
