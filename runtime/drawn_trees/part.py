@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.runtime.refusals import Feature, Refusal
-
 if TYPE_CHECKING:
     import torch
 
@@ -23,8 +21,3 @@ def tree_table(tree: "StaticTree", num_reqs: int, top_k: int, device: "torch.dev
     from wingbeat.runtime.drawn_trees.static_table import StaticTable
 
     return StaticTable(tree, num_reqs, top_k, device)
-
-
-def refusals() -> tuple[Refusal, ...]:
-    """Refusals of what drawn trees do not go with."""
-    return (Refusal(Feature.DRAWN_TREE, Feature.TEXT_DRAFTER, "earlier text ranks no candidates", "give a number"),)

@@ -36,7 +36,7 @@ def test_options_reach_the_run_and_its_end_is_reported(wingbeat, corpus, tmp_pat
     options = "--sequences 3 --sequence-length 12 --tap-layers 1,4 --top-k 2 --threads 1 --suffixes .txt,.md"
     got = wingbeat("extract", "--output", str(tmp_path / "out"), "--corpus", str(corpus), *options.split())
     assert got.code == 0
-    assert re.fullmatch(r"extract 3/3  \d+ new tok/s  0:00:00 left\n", got.err)
+    assert re.fullmatch(r"extract 3/3  [\d,]+ new tok/s  0:00:00 left\n", got.err)
     assert got.out.splitlines()[-1].endswith("in 1 shards")
     reader = RecordingReader(tmp_path / "out")
     assert (reader.num_sequences, reader.num_tokens) == (3, 36)
