@@ -19,6 +19,7 @@ SHORT = {
     "q": "quantization",
     "sc": "speculative_config",
     "cc": "compilation_config",
+    "O": "optimization_level",
 }
 """vLLM's short names of options, behind one dash."""
 _THOUSANDS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -130,15 +131,16 @@ _GRAPH_MODES: dict[str, dict[str, Any]] = {
 
 
 def _compiled(name: str, value: Any, given: Given) -> dict[str, Any]:
-    """vLLM's levels, which change no text and need nothing here; or an object that names what is captured, and no more.
+    """vLLM's level, alone or in an object that names what is captured too.
 
-    Layers have kernels of their own and are not compiled.
+    A level changes no text, and needs nothing here: layers have kernels of their own and are not compiled.
     """
     read = json.loads(value) if isinstance(value, str) else value
-    if read in range(4):
+    read = read if isinstance(read, Mapping) else {"level": read}
+    if not set(read) <= {"level", "mode", "cudagraph_mode"} or read.get("level", read.get("mode", 0)) not in range(4):
+        raise ValueError("layers are not compiled: a level from 0 to 3 is passed over, and {cuda_graphs} says the rest")
+    if "cudagraph_mode" not in read:
         return {}
-    if not isinstance(read, Mapping) or set(read) != {"cudagraph_mode"}:
-        raise ValueError("layers are not compiled: use {cuda_graphs}")
     mode = str(read["cudagraph_mode"]).upper()
     if mode not in _GRAPH_MODES:
         raise ValueError(f"nothing is captured in pieces: cudagraph_mode is one of {', '.join(_GRAPH_MODES)}")
@@ -234,10 +236,11 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "kv_events_config": refused("routers know what is cached by the streams of the engines; leave it out"),
     "enforce_eager": becomes("{cuda_graphs} off", _eager, flag=True),
     "compilation_config": becomes(
-        "0 is left out; a `cudagraph_mode` of FULL, FULL_AND_PIECEWISE, FULL_DECODE_ONLY or NONE is {cuda_graphs}; "
-        "else refused",
+        "a level from 0 to 3 is left out; a `cudagraph_mode` of FULL, FULL_AND_PIECEWISE, FULL_DECODE_ONLY or NONE is "
+        "{cuda_graphs}; else refused",
         _compiled,
     ),
+    "optimization_level": left_out("layers have kernels of their own and are not compiled", 0, 1, 2, 3),
     "cuda_graph_sizes": left_out("sizes follow {max_num_seqs}"),
     "max_seq_len_to_capture": left_out("graphs have no length"),
     "attention_backend": _KERNELS,

@@ -133,6 +133,8 @@ def _sorted(args: Sequence[str], own: Mapping[str, bool]) -> _Sorted:
 
 def _name(word: str) -> tuple[str | None, bool, str | None]:
     """An option's name with underscores, whether it is turned off, and the value behind its `=`."""
+    if word[:2] == "-O" and word[2:].isdecimal():  # as compilers have it
+        word = f"-O={word[2:]}"
     option, sign, said = word.partition("=")
     if not option.startswith("--"):
         short, dot, rest = option[1:].partition(".")

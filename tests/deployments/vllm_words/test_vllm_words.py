@@ -128,7 +128,10 @@ def test_speculative_config_names_the_drafter(words: str, settings: tuple[str, i
         ("--data-parallel-size 2", "--data-parallel-size 2: use --num-replicas"),
         ("--tokenizer org/other", "--tokenizer org/other: put its files into the model's folder"),
         ("--no-enable-chunked-prefill", "--enable-chunked-prefill False: long prompts always do"),
-        ("--compilation-config 4", "--compilation-config 4: layers are not compiled: use --cuda-graphs"),
+        (
+            "--compilation-config 4",
+            "--compilation-config 4: layers are not compiled: a level from 0 to 3 is passed over",
+        ),
         ("--ssl-keyfile k", "--ssl-keyfile k: serve behind a proxy that speaks HTTPS"),
         ("--seed", "--seed needs a value"),
         ("--speculative-config x", "speculative_config is no JSON"),
@@ -312,7 +315,10 @@ def test_help_and_completion_know_nothing_of_it():
             {"cudagraph_mode": "PIECEWISE"},
             "nothing is captured in pieces: cudagraph_mode is one of NONE, FULL_DECODE_ONLY, FULL, FULL_AND_PIECEWISE",
         ),
-        ({"level": 3}, "layers are not compiled: use {cuda_graphs}"),
+        ({"level": 3}, {}),
+        ({"mode": 3, "cudagraph_mode": "FULL"}, {"cuda_graphs": "full"}),
+        ({"mode": 7}, "layers are not compiled: a level from 0 to 3"),
+        ({"backend": "eager"}, "layers are not compiled: a level from 0 to 3"),
     ],
     ids=str,
 )
@@ -366,6 +372,12 @@ def test_nested_options_and_lists_are_read_in_each_of_vllms_spellings(words: str
 def test_a_field_of_an_option_that_changes_nothing_is_a_note():
     _, notes = settings_of(f"{MODEL} --structured-outputs-config.backend xgrammar")
     assert [note.partition(" ")[0] for note in notes] == ["--structured-outputs-config"]
+
+
+@pytest.mark.parametrize("words", ["-O3", "-O 3", "-O=3", "--optimization-level 3"])
+def test_a_level_of_compilation_is_a_note(words):
+    _, notes = settings_of(f"{MODEL} {words}")
+    assert [note.partition(" ")[0] for note in notes] == ["--optimization-level"]
 
 
 def test_short_names_take_fields_too():
