@@ -8,6 +8,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
   `drafters.head_passes.HeadPasses`; None where torch drafts.
 - `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over keys and values of this dtype; None
   where they run that of devices.
+- `compressed_head(body, layout, shapes)`: class of the config of an EAGLE-3 head of compressed attention, and its
+  fields beside those of plain attention; see `heads.head_config`.
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
@@ -77,7 +79,7 @@ PARTS = (
     *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora"),
-    *("media", "tensorrt.media", "drawn_trees"),
+    *("media", "tensorrt.media", "drawn_trees", "latent_heads"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -103,6 +103,10 @@ FEATURES = {
         ("deployments/page", "tests/deployments/page", "tests/e2e/test_page*.py", "tests/e2e/page_driver.py")
     ),
     "drawn_trees": Feature(("runtime/drawn_trees", "tests/runtime/drawn_trees"), words=("drawn",)),
+    "latent_heads": Feature(
+        ("runtime/latent_heads", "tests/runtime/latent_heads"),
+        words=("latent", "latent-grids", "eagle3_latent", "MLA"),
+    ),
     "ngram": Feature(("runtime/ngram", "tests/runtime/ngram"), words=("ngram",)),
     "suffix": Feature(("runtime/suffix", "tests/runtime/suffix"), words=("suffix",)),
     "embeddings": Feature(

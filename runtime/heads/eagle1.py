@@ -33,6 +33,10 @@ class Eagle1HeadConfig(DecoderHeadConfig):
         if self.num_taps != 1:
             raise ValueError(f"tap_layers={self.tap_layers}: an EAGLE-1 head has one tap, the final norm's output")
 
+    def new_head(self) -> "Eagle1Head":
+        """See `DecoderHeadConfig.new_head`."""
+        return Eagle1Head(self)
+
 
 class Eagle1Head(DecoderHead):
     """An EAGLE-1 draft head. Dimension words: T tokens, H hidden_size.

@@ -44,6 +44,10 @@ class EagleHeadConfig(DecoderHeadConfig):
         """See `DecoderHeadConfig.kv_numbers`."""
         return self.num_layers * super().kv_numbers
 
+    def new_head(self) -> "EagleHead":
+        """See `DecoderHeadConfig.new_head`."""
+        return EagleHead(self)
+
 
 class EagleHead(DecoderHead):
     """An EAGLE-3 draft head. Dimension words: T tokens, H hidden_size, Ht target_hidden_size, D head_dim."""

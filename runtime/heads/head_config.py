@@ -14,9 +14,9 @@ from wingbeat.runtime.heads.conventions import candidates, default_taps, is_vali
 from wingbeat.runtime.heads.eagle1 import Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
-from wingbeat.runtime.heads.latent import LatentEagleConfig
 from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
+from wingbeat.runtime.parts import first
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a checkpoint's tensors, by their names in the file."""
@@ -52,7 +52,9 @@ def head_config(
             )
         fields, kind = _decoder_fields(raw, body, layout, shapes, target_hidden_size), EagleHeadConfig
         if body.get("kv_lora_rank") is not None or f"{layout.layer}self_attn.kv_b_proj.weight" in shapes:
-            fields, kind = fields | _latent_fields(body, layout, shapes), LatentEagleConfig
+            if (compressed := first("compressed_head", body, layout, shapes)) is None:
+                raise CheckpointError("a head of compressed attention (MLA) is not supported")
+            kind, fields = compressed[0], fields | compressed[1]
         return kind(
             **fields,
             tap_layers=convention.tap_layers,
@@ -225,25 +227,6 @@ def _decoder_fields(
         "qk_norm": (layout.nested_config and body["model_type"] == "qwen3") or f"{attention}q_norm.weight" in shapes,
         **_of_grids(body, raw),
         "fc_bias": (layout.family is Family.EAGLE1 and bool(raw.get("bias"))) or "fc.bias" in shapes,
-    }
-
-
-def _latent_fields(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> dict[str, Any]:
-    """What attention that compresses keys and values has beside and in the place of the usual fields."""
-    still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
-    attention = f"{layout.layer}self_attn."
-    return {
-        "head_dim": still + turning,
-        "num_key_value_heads": size_field(body, "num_attention_heads"),
-        "query_rank": None if body.get("q_lora_rank") is None else size_field(body, "q_lora_rank"),
-        "kv_rank": size_field(body, "kv_lora_rank"),
-        "rope_dim": turning,
-        "value_dim": size_field(body, "v_head_dim"),
-        "rotary_dim": None,
-        # DeepSeek's own tools turn neighbouring elements.
-        "rope_interleaved": body.get("rope_interleave", True) is not False,
-        "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
-        "output_bias": f"{attention}o_proj.bias" in shapes,
     }
 
 

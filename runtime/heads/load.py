@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.eagle1 import Eagle1Head
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.files import (
     CheckpointError,
     fields_refused,
@@ -29,7 +29,6 @@ from wingbeat.runtime.heads.files import (
     read_tensors,
 )
 from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, has_axes, head_config
-from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
 from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
@@ -215,7 +214,8 @@ def _fit(
     if config.vocab_size != target_vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
     with torch.device("meta"), fields_refused():
-        head = _new_head(config)
+        head = config.new_head()
+    assert isinstance(head, EagleHead | Eagle1Head)
     tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
     token_ids = draft_token_ids(tensors, config)
     lent = {"embed_tokens.weight": target_embedding}
@@ -224,13 +224,6 @@ def _fit(
     borrowed = borrow(tensors, lent)
     state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
     return head, in_turning_order(state, config), token_ids, borrowed
-
-
-def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
-    if isinstance(config, Eagle1HeadConfig):
-        return Eagle1Head(config)
-    assert isinstance(config, EagleHeadConfig)
-    return LatentEagleHead(config) if isinstance(config, LatentEagleConfig) else EagleHead(config)
 
 
 def _log(

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
-from wingbeat.runtime.heads import plain_weights
+from wingbeat.runtime.heads import head_config, plain_weights
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.families import OnePassFamily
@@ -279,3 +279,10 @@ def test_a_quantised_head_is_refused_where_no_part_reads_it(folder, fields, edit
     for read in (load, lambda folder: check_head(folder, **sizes)):
         with pytest.raises(UnsupportedCheckpointError, match=f"^a head quantised by {way} is not supported: no "):
             read(folder)
+
+
+def test_a_head_of_compressed_attention_is_refused_where_no_part_reads_it(folder, monkeypatch):
+    edit_config(folder, kv_lora_rank=8)
+    monkeypatch.setattr(head_config, "first", lambda *given: None)
+    with pytest.raises(CheckpointError, match=r"^a head of compressed attention \(MLA\) is not supported$"):
+        load(folder)

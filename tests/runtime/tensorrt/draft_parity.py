@@ -1,15 +1,15 @@
 """The three steps of a draft engine against its head run over whole paths without any KV."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.runtime.draft_world import VOCAB
+from tests.runtime.feature_kinds import of_features
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
+from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineVisual
@@ -47,16 +47,19 @@ HEADS = {
 }
 
 
+def latent_config(**fields: Any) -> EagleHeadConfig:
+    """Config of a head of compressed attention, an optional feature."""
+    return of_features("CONFIGS")["latent"](**fields)
+
+
 def head_of(kind: str, std: float = 0.3) -> DecoderHead:
     """A random head of HEADS."""
     torch.manual_seed(4)
     if HEADS[kind] is None:
         head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
     else:
-        make, config = (
-            (LatentEagleHead, LatentEagleConfig) if kind.startswith("latent") else (EagleHead, EagleHeadConfig)
-        )
-        head = make(config(**SHAPE | HEADS[kind], tap_layers=(1, 2, 3), draft_vocab_size=60))
+        config = latent_config if kind.startswith("latent") else EagleHeadConfig
+        head = config(**SHAPE | HEADS[kind], tap_layers=(1, 2, 3), draft_vocab_size=60).new_head()
         head.draft_token_ids.copy_(torch.arange(60) + 20)
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=std)

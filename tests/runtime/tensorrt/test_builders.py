@@ -5,10 +5,10 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.needs import needs
+from tests.runtime.tensorrt.draft_parity import latent_config
 from tests.runtime.tensorrt.exported import demo_head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
-from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LatticeConfig, LayerMask, OnePassConfig, Slots
 from wingbeat.runtime.one_pass.head import OnePassHead
@@ -116,9 +116,9 @@ BLOCK = {name: size for name, size in HEAD.items() if name != "tap_layers"} | {
 HEADS = {
     "one-pass": lambda: OnePassHead(OnePassConfig(**BLOCK)),
     "three-layers": lambda: EagleHead(EagleHeadConfig(**HEAD, head_dim=64, num_layers=3, rotary_dim=32, qk_norm=True)),
-    "latent": lambda: LatentEagleHead(
-        LatentEagleConfig(**HEAD, head_dim=192, query_rank=256, kv_rank=256, rope_dim=64, value_dim=128)
-    ),
+    "latent": lambda: latent_config(
+        **HEAD, head_dim=192, query_rank=256, kv_rank=256, rope_dim=64, value_dim=128
+    ).new_head(),
 }
 
 

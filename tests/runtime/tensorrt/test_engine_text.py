@@ -18,10 +18,10 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_chain
+from tests.runtime.tensorrt.draft_parity import latent_config
 from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
 from wingbeat.runtime.round.builder import dummy_decode_batch
 from wingbeat.runtime.scheduling.request import SamplingParams
 
@@ -103,9 +103,9 @@ def test_without_a_drafter_nothing_of_trees_is_run():
 HEADS = {
     "turns half": lambda config: EagleHead(replace(config, rotary_dim=4, rope_interleaved=True)),
     "three layers": lambda config: EagleHead(replace(config, num_layers=3, qk_norm=True, norm_output=True)),
-    "MLA": lambda config: LatentEagleHead(
-        LatentEagleConfig(**vars(config) | {"num_key_value_heads": 4}, kv_rank=14, rope_dim=4, value_dim=6)
-    ),
+    "MLA": lambda config: latent_config(
+        **vars(config) | {"num_key_value_heads": 4}, kv_rank=14, rope_dim=4, value_dim=6
+    ).new_head(),
 }
 """Of a config of `random_head`'s shapes."""
 

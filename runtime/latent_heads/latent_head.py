@@ -5,15 +5,19 @@ value_dim) numbers for a token, where a compressed cache would have kv_rank + ro
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, Rotary
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.head_config import Shapes, size_field
 from wingbeat.runtime.heads.layer import HeadNorm
+from wingbeat.runtime.heads.layouts import Layout
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate, turning_order
 
 
@@ -62,6 +66,29 @@ class LatentEagleConfig(EagleHeadConfig):
     def kv_numbers(self) -> int:
         """See `DecoderHeadConfig.kv_numbers`."""
         return self.num_attention_heads * (self.head_dim + self.value_dim)
+
+    def new_head(self) -> EagleHead:
+        """See `DecoderHeadConfig.new_head`."""
+        return LatentEagleHead(self)
+
+
+def latent_fields(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> dict[str, Any]:
+    """Fields of a config beside, and in the place of, those of plain attention; raises as `head_config`."""
+    still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
+    attention = f"{layout.layer}self_attn."
+    return {
+        "head_dim": still + turning,
+        "num_key_value_heads": size_field(body, "num_attention_heads"),
+        "query_rank": None if body.get("q_lora_rank") is None else size_field(body, "q_lora_rank"),
+        "kv_rank": size_field(body, "kv_lora_rank"),
+        "rope_dim": turning,
+        "value_dim": size_field(body, "v_head_dim"),
+        "rotary_dim": None,
+        # DeepSeek's own tools turn neighbouring elements.
+        "rope_interleaved": body.get("rope_interleave", True) is not False,
+        "attention_bias": f"{attention}kv_a_proj_with_mqa.bias" in shapes,
+        "output_bias": f"{attention}o_proj.bias" in shapes,
+    }
 
 
 class LatentEagleHead(EagleHead):

@@ -5,7 +5,7 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from wingbeat.runtime.heads.latent import LatentEagleConfig, LatentEagleHead
+from wingbeat.runtime.latent_heads.latent_head import LatentEagleConfig, LatentEagleHead
 
 NUM_ROWS, HIDDEN, HEADS = 7, 16, 4
 YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
