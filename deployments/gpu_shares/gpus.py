@@ -17,7 +17,7 @@ _RAY_KIND = "accelerator_type:"
 
 
 class Gpu(NamedTuple):
-    """One GPU, before it is taken."""
+    """GPU before it is taken."""
 
     name: str = "GPU"
     free: bool = True

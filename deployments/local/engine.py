@@ -20,7 +20,7 @@ DEFAULT_MAX_MODEL_LEN = 2048
 
 
 class LocalConfig(ModelOptions):
-    """What the in-process commands share."""
+    """Settings that commands with an engine in their own process share."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -46,7 +46,7 @@ class LocalConfig(ModelOptions):
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 
     def llm_arguments(self, max_num_seqs: int) -> dict[str, Any]:
-        """Of `wingbeat.runtime.llm.LLM`, but for its channel."""
+        """Arguments of `wingbeat.runtime.llm.LLM`, but for its channel."""
         return {
             "model": self.model_dir(),
             "drafter": self.choice().asked,

@@ -34,7 +34,7 @@ class StaticTree(NamedTuple):
             ValueError: it is no tree; names the path, and what is missing or wrong.
         """
         if isinstance(given, str):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 given = json.loads(given)
         if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
             raise ValueError(f"is {given!r}: give a number, or a tree as paths of ranks such as {EXAMPLE}")
@@ -54,7 +54,7 @@ class StaticTree(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Of its deepest node."""
+        """Depth of the deepest node."""
         return len(self.paths[-1])
 
     @property

@@ -34,7 +34,7 @@ class Eagle1HeadConfig(DecoderHeadConfig):
             raise ValueError(f"tap_layers={self.tap_layers}: an EAGLE-1 head has one tap, the final norm's output")
 
     def new_head(self) -> "Eagle1Head":
-        """See `DecoderHeadConfig.new_head`."""
+        """Head of this config, its weights not set yet."""
         return Eagle1Head(self)
 
 

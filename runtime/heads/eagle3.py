@@ -45,7 +45,7 @@ class EagleHeadConfig(DecoderHeadConfig):
         return self.num_layers * super().kv_numbers
 
     def new_head(self) -> "EagleHead":
-        """See `DecoderHeadConfig.new_head`."""
+        """Head of this config, its weights not set yet."""
         return EagleHead(self)
 
 

@@ -14,7 +14,7 @@ from wingbeat.runtime.heads.conventions import candidates, default_taps, is_vali
 from wingbeat.runtime.heads.eagle1 import Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
-from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA, DecoderHeadConfig
+from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA
 from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
 from wingbeat.runtime.parts import first
 
@@ -31,7 +31,7 @@ _FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "a
 
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
-) -> DecoderHeadConfig:
+) -> EagleHeadConfig | Eagle1HeadConfig:
     """The canonical config of a head read in one way; `rope_theta` of the convention is left to the head.
 
     Raises:

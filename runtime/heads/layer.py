@@ -92,10 +92,6 @@ class DecoderHeadConfig:
         """Numbers in the KV cache of a token."""
         return 2 * self.num_key_value_heads * self.head_dim
 
-    def new_head(self) -> "DecoderHead":
-        """Head of this config, its weights not set yet."""
-        raise NotImplementedError
-
 
 def check_attention(config: Any) -> None:
     """Refuse sizes of a head's config that no layer can have.

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.eagle1 import Eagle1Head
-from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.files import (
     CheckpointError,
     fields_refused,
@@ -204,7 +204,7 @@ def check_head(
 
 def _fit(
     checkpoint: HeadCheckpoint,
-    config: DecoderHeadConfig,
+    config: EagleHeadConfig | Eagle1HeadConfig,
     found: Mapping[str, Tensor],
     target_vocab_size: int,
     target_embedding: Lent,
@@ -215,7 +215,6 @@ def _fit(
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
     with torch.device("meta"), fields_refused():
         head = config.new_head()
-    assert isinstance(head, EagleHead | Eagle1Head)
     tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
     token_ids = draft_token_ids(tensors, config)
     lent = {"embed_tokens.weight": target_embedding}

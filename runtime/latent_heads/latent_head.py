@@ -68,7 +68,7 @@ class LatentEagleConfig(EagleHeadConfig):
         return self.num_attention_heads * (self.head_dim + self.value_dim)
 
     def new_head(self) -> EagleHead:
-        """See `DecoderHeadConfig.new_head`."""
+        """Head of this config, its weights not set yet."""
         return LatentEagleHead(self)
 
 

@@ -23,6 +23,8 @@ VOCAB = 50
         ([[]], r"the path \[\]"),
         ([0, 1], "the path 0: a path is a list"),
         ("nonsense", "give a number, or a tree as paths of ranks"),
+        ("[[0], [0, 0]", "give a number, or a tree as paths of ranks"),
+        ("[" * 100_000, "give a number, or a tree as paths of ranks"),
         ([[rank, other] for rank in range(40) for other in range(40)], "with the path"),
         ([[0] * depth for depth in range(1, 258)], "a path is a list of 1 to 256 ranks"),
         (
