@@ -20,12 +20,24 @@ class UnrolledStep(NamedTuple):
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
     hidden: Tensor
-    """[batch, N, H] that the logits are made of: in EAGLE-1 the prediction of the feature at index i + offset - 1."""
+    """[batch, N, H], or [chains, H] where some are followed, that the logits are made of: in EAGLE-1 the prediction of
+    the feature at index i + offset - 1."""
 
     @property
     def logits(self) -> Tensor:
-        """[batch, N, draft_vocab_size], made when they are asked for."""
+        """[..., draft_vocab_size], made when they are asked for."""
         return self.head.logits(self.hidden)
+
+
+class _SequenceChains(NamedTuple):
+    """Chains of one sequence of a batch whose positions lie flat, one sequence behind the other."""
+
+    rows: slice
+    """Positions that a chain of the sequence sees."""
+    chains: slice
+    """Its chains, among all that are followed."""
+    future: Tensor
+    """bool [chains, rows]: positions behind a chain's beginning."""
 
 
 class ChainAttention:
@@ -36,33 +48,57 @@ class ChainAttention:
 
     Args:
         scaling: of the products of queries and keys.
+        every: the sequences with all of their chains.
+        followed: the sequences with the chains that are followed.
     """
 
-    def __init__(self, scaling: float) -> None:
+    def __init__(self, scaling: float, every: list[_SequenceChains], followed: list[_SequenceChains]) -> None:
         self.scaling = scaling
+        self._every, self._followed = every, followed
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [B, N, Hq, D], key and value [B, N, Hkv, D] of the next step -> [B, N, Hq, D]."""
-        groups = query.shape[2] // key.shape[2]
-        self._keys.append(key.transpose(1, 2).unsqueeze(2))
-        self._values.append(value.transpose(1, 2).unsqueeze(2))
-        query = query.transpose(1, 2).unflatten(1, (key.shape[2], groups)) * self.scaling
-        length = query.shape[-2]
-        future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-        true_scores = (query @ self._keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
-        own_scores = [(query * own).sum(-1, keepdim=True) for own in self._keys[1:]]
-        weights = torch.cat([true_scores, *own_scores], dim=-1).float().softmax(-1).to(value.dtype)
-        true_weights, *own_weights = weights.split([length] + [1] * len(own_scores), dim=-1)
-        mixed = true_weights @ self._values[0]
-        for weight, own in zip(own_weights, self._values[1:], strict=True):
+        """Query [.., Hq, D], key and value [.., Hkv, D] of the next step -> [.., Hq, D].
+
+        The first step has the keys and values of every position; deeper ones those of the chains that are followed.
+        """
+        shape = query.shape
+        query, key, value = (part.flatten(0, -3) for part in (query, key, value))
+        self._keys.append(key)
+        self._values.append(value)
+        sequences = self._every if len(query) == self._every[-1].chains.stop else self._followed
+        # A sequence at a time: its scores stay in a CPU's cache, and a short one has no padding.
+        return torch.cat([self._of_sequence(query, one) for one in sequences]).view(shape)
+
+    def _of_sequence(self, query: Tensor, sequence: _SequenceChains) -> Tensor:
+        """[chains, Hq, D] of one sequence's chains."""
+        chains = sequence.chains
+        # Query heads that share a key lie behind each other: [Hkv, groups, chains, D].
+        groups = query.shape[1] // self._keys[0].shape[1]
+        query = query[chains].unflatten(1, (-1, groups)).permute(1, 2, 0, 3) * self.scaling
+        keys, values = (part[0][sequence.rows].transpose(0, 1) for part in (self._keys, self._values))
+        own_keys, own_values = (
+            [one[chains].transpose(0, 1).unsqueeze(1) for one in part[1:]] for part in (self._keys, self._values)
+        )
+        true_scores = (query.flatten(1, 2) @ keys.transpose(1, 2)).unflatten(1, (groups, -1))
+        true_scores = true_scores.masked_fill(sequence.future, float("-inf"))
+        own_scores = [(query * own).sum(-1, keepdim=True) for own in own_keys]
+        weights = torch.cat([true_scores, *own_scores], dim=-1).softmax(-1, dtype=torch.float32).to(values.dtype)
+        true_weights, *own_weights = weights.split([keys.shape[1]] + [1] * len(own_keys), dim=-1)
+        mixed = (true_weights.flatten(1, 2) @ values).unflatten(1, (groups, -1))
+        for weight, own in zip(own_weights, own_values, strict=True):
             mixed = mixed + weight * own
-        return mixed.flatten(1, 2).transpose(1, 2)
+        return mixed.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def unroll(
-    head: DraftHead, tokens: Tensor, taps: Tensor, num_steps: int, axes: Tensor | None = None
+    head: DraftHead,
+    tokens: Tensor,
+    taps: Tensor,
+    num_steps: int,
+    axes: Tensor | None = None,
+    chains: Tensor | None = None,
 ) -> Iterator[UnrolledStep]:
     """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
 
@@ -72,18 +108,47 @@ def unroll(
         tokens: int64 [batch, length], or their embeddings [batch, length, H].
         taps: [batch, length, num_taps * Ht].
         axes: int64 [3, batch, length], where the tokens stand in grids; None where they are a text.
+        chains: int64 [chains], ascending: those that are followed, of the batch * N flat ones; None follows all.
     """
-    num_chains = tokens.shape[1] - num_steps - 1
-    attends: list[Attend] = [ChainAttention(head.scaling) for _ in range(head.num_layers)]
+    batch, num_chains = tokens.shape[0], tokens.shape[1] - num_steps - 1
+    every = _by_sequence(batch, num_chains, None, tokens.device)
+    followed = every if chains is None else _by_sequence(batch, num_chains, chains, tokens.device)
+    attends: list[Attend] = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
     positions = torch.arange(num_chains, device=tokens.device)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
     features = head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype)
+    if chains is not None:
+        positions, features = positions.repeat(batch), features.flatten(0, 1)
     for step in range(num_steps):
         now = slice(1 + step, 1 + step + num_chains)
-        rotary = head.rotary(positions + step) if axes is None else head.rotary_in_grids(axes[:, :, now] - 1)
-        hidden = head.run_layers(tokens[:, now], features, rotary, attends)
+        read, places = tokens[:, now], None if axes is None else axes[:, :, now] - 1
+        if chains is not None:
+            read, places = read.flatten(0, 1), None if places is None else places.flatten(1, 2)
+            if step:
+                read, places = read[chains], None if places is None else places[:, chains]
+        rotary = head.rotary(positions + step) if places is None else head.rotary_in_grids(places)
+        hidden = head.run_layers(read, features, rotary, attends, None if step else chains)
         yield UnrolledStep(head, step + 2, hidden)
         features = head.feedback(hidden)
+        if chains is not None and not step:
+            positions = positions[chains]
+
+
+def _by_sequence(batch: int, num_chains: int, chains: Tensor | None, device: torch.device) -> list[_SequenceChains]:
+    """The chains of every sequence that has any."""
+    if chains is None:
+        chains = torch.arange(batch * num_chains, device=device)
+    counts = torch.bincount(chains // num_chains, minlength=batch).tolist()
+    found, start = [], 0
+    for sequence, count in enumerate(counts):
+        if count:
+            begins = chains[start : start + count] - sequence * num_chains
+            seen = int(begins[-1]) + 1
+            future = torch.arange(seen, device=device) > begins[:, None]
+            rows = slice(sequence * num_chains, sequence * num_chains + seen)
+            found.append(_SequenceChains(rows, slice(start, start + count), future))
+            start += count
+    return found
 
 
 @torch.no_grad()

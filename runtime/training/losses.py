@@ -1,6 +1,6 @@
 """What a head is pulled towards: the verifier's next-token distributions, and in EAGLE-1 its hidden states as well."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
+
+_LOGITS_AT_ONCE = (2**26, 2**20)
+"""Of a cross-entropy, on an accelerator and on a CPU."""
 
 
 class DenseTarget(NamedTuple):
@@ -51,6 +54,14 @@ class Wanted(NamedTuple):
         # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
         return self.mass * logits.logsumexp(-1) - (self.probabilities * mine).sum(-1)
 
+    def totals(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over the rows of a head's logits [rows, draft_vocab_size], for a part with one leading size.
+
+        Returns:
+            The cross-entropies' sum, and that of the likeliest drafts' probabilities, which has no gradient.
+        """
+        return _Totals.apply(logits, *self)
+
     def where(self, chosen: Tensor) -> "Wanted":
         """Of the positions that a mask, bool [batch, length], chooses: the leading sizes become one."""
         return Wanted(*(None if part is None else part[chosen] for part in self))
@@ -63,6 +74,45 @@ class Wanted(NamedTuple):
             same = candidates[..., None] == self.draft_ids[..., None, :]
             probabilities = (same * self.probabilities[..., None, :]).sum(-1)
         return Wanted(probabilities, probabilities.sum(-1), None)
+
+
+class _Totals(torch.autograd.Function):
+    """`Wanted.totals`, with the gradient made while the logits are at hand.
+
+    The scores of a vocabulary are the largest tensor of a step: they are read once, a few rows at a time, which lie in
+    a CPU's cache, and their gradient takes their place in memory.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, probabilities: Tensor, mass: Tensor, draft_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Two float32 scalars."""
+        total, likeliest = torch.zeros((), device=logits.device), torch.zeros((), device=logits.device)
+        gradient = torch.empty_like(logits)
+        size = max(1, _LOGITS_AT_ONCE[logits.device.type == "cpu"] // logits.shape[-1])
+        for start in range(0, len(logits), size):
+            rows = slice(start, start + size)
+            scores, wanted = logits[rows].float(), probabilities[rows].float()
+            level = scores.logsumexp(-1, keepdim=True)
+            mine = scores if draft_ids is None else scores.gather(-1, draft_ids[rows])
+            total += (mass[rows] * level[:, 0]).sum() - (wanted * mine).sum()
+            likeliest += (wanted * (mine >= scores.amax(-1, keepdim=True))).sum()
+            softmax = (scores - level).exp_().mul_(mass[rows][:, None])
+            if draft_ids is None:
+                softmax -= wanted
+            else:
+                softmax.scatter_add_(-1, draft_ids[rows], -wanted)
+            gradient[rows] = softmax
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(likeliest)
+        return total, likeliest
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Of the logits."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * gradients[0], None, None, None
 
 
 class DraftedIds(nn.Module):
@@ -106,14 +156,23 @@ class DraftLoss(nn.Module):
         step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
         feature_weight: of the smooth-L1 distance between the chain's hidden states and the verifier's, which must be
             the taps then (EAGLE-1, arXiv 2401.15077, section 4.1: 10 for 1 of cross-entropy); 0 leaves it out.
+        follows_some: chains that have nothing to learn are not run; else the head sees whole batches, as some need.
     """
 
-    def __init__(self, head: DraftHead, num_steps: int, step_decay: float, feature_weight: float = 0.0) -> None:
+    def __init__(
+        self,
+        head: DraftHead,
+        num_steps: int,
+        step_decay: float,
+        feature_weight: float = 0.0,
+        follows_some: bool = True,
+    ) -> None:
         super().__init__()
         self.head = head
         self.num_steps = num_steps
         self.step_decay = step_decay
         self.feature_weight = feature_weight
+        self.follows_some = follows_some
         self.accepted: list[Tensor] = []
         """By step of the chains of the last pass, the mean of the verifier's probability of the likeliest draft."""
         self.wanted = DraftedIds(head.draft_token_ids, head.get_submodule("embed_tokens").weight.shape[0])
@@ -128,26 +187,29 @@ class DraftLoss(nn.Module):
                 count as loss 0, so that the mean of a batch's parts is the mean of the batch.
         """
         wanted = self.wanted(target)
+        width = token_ids.shape[1] - self.num_steps - 1
+        if loss_mask is None:
+            loss_mask = torch.ones_like(token_ids, dtype=torch.bool)
+        chains = self._with_something_to_learn(loss_mask, width) if self.follows_some else None
         accepted = []
         total = torch.zeros((), device=token_ids.device)
-        for step in unroll(self.head, token_ids, taps, self.num_steps):
-            width = step.hidden.shape[1]
+        for step in unroll(self.head, token_ids, taps, self.num_steps, chains=chains):
             # The verifier's row i predicts token i + 1, hence the shift by one less than the offset.
             rows = slice(step.offset - 1, step.offset - 1 + width)
-            learnt = None if loss_mask is None else loss_mask[:, step.offset : step.offset + width]
-            hidden, part, features = step.hidden, wanted.rows(rows), taps[:, rows]
-            # The scores of a vocabulary are most of the work: in prompts and padding they are not made. A compiled step
-            # keeps its shapes instead.
-            if learnt is not None and not torch.compiler.is_compiling():
-                hidden, part, features = hidden[learnt], part.where(learnt), features[learnt]
-            logits = self.head.logits(hidden).float()
-            loss = part.cross_entropy(logits)
-            accepted.append(part.among(logits.detach().argmax(-1, keepdim=True)).mass.mean())
+            learnt = loss_mask[:, step.offset : step.offset + width]
+            hidden = step.hidden[learnt if chains is None else learnt.flatten()[chains]]
+            part = wanted.rows(rows).where(learnt)
+            loss, likeliest = part.totals(self.head.logits(hidden))
+            accepted.append(likeliest / len(hidden))
             if self.feature_weight:
-                distance = functional.smooth_l1_loss(hidden.float(), features.float(), reduction="none")
-                loss = loss + self.feature_weight * distance.mean(-1)
-            if learnt is not None and loss.shape == learnt.shape:
-                loss = loss * learnt
-            total = total + self.step_decay ** (step.offset - 2) * loss.sum() / step.hidden[..., 0].numel()
+                features = taps[:, rows][learnt].float()
+                distance = functional.smooth_l1_loss(hidden.float(), features, reduction="none")
+                loss = loss + self.feature_weight * distance.mean(-1).sum()
+            total = total + self.step_decay ** (step.offset - 2) * loss / learnt.numel()
         self.accepted = accepted
         return total / sum(self.step_decay**step for step in range(self.num_steps))
+
+    def _with_something_to_learn(self, loss_mask: Tensor, width: int) -> Tensor | None:
+        """The chains with a token to learn -> int64 [chains]; None where all or none have."""
+        learnt = loss_mask.unfold(1, width, 1)[:, 2 : 2 + self.num_steps].any(1)
+        return None if learnt.all() or not learnt.any() else learnt.flatten().nonzero()[:, 0]

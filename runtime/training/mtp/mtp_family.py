@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.mtp.mtp_loader import num_mtp_modules
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.family import TrainedHead
+from wingbeat.runtime.training.losses import DraftLoss
 from wingbeat.runtime.training.mtp.mtp_head import MtpHead, save_mtp_module
 from wingbeat.runtime.training.unrolled_families import UnrolledFamily
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
@@ -33,6 +34,10 @@ class MtpFamily(UnrolledFamily):
     ) -> TrainedHead:
         """See `Family.new_head`."""
         return MtpHead(weights, config.seed)
+
+    def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
+        """See `Family.loss`: the verifier's layer runs over whole sequences."""
+        return DraftLoss(head, config.ttt_steps, config.step_decay, follows_some=False)
 
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
         """See `Family.export`."""
