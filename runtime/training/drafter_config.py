@@ -49,7 +49,7 @@ class TrainDrafterConfig(Settings):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     free_on_resume: ClassVar[frozenset[str]] = frozenset(
-        {"output", "steps", "device", "threads", "compile", "resume", "accumulation_steps", "plot", "tensorboard"}
+        {"output", "steps", "device", "threads", "resume", "accumulation_steps", "plot", "tensorboard"}
         | {"checkpoint_interval_s", "log_interval_steps", "layout", "validation_interval_steps", "validation_prompts"}
     )
 
@@ -164,7 +164,6 @@ class TrainDrafterConfig(Settings):
         "optimizer state stay float32.",
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice.")
-    compile: bool = Field(False, description="Compile the training step with torch.compile.")
     resume: bool = Field(True, description="Continue from the last checkpoint in `output` when there is one.")
     checkpoint_interval_s: float = Field(120.0, gt=0, description="Seconds between two checkpoints.")
     log_interval_steps: int = Field(20, gt=0, description="Steps between two entries of the loss history.")

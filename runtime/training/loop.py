@@ -100,8 +100,6 @@ def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
         state.load(config.output / STATE_FILE, config, ranks.device)
     # Nobody reads the file above once the first process may write it anew.
     ranks.wait_for_first()
-    if config.compile:
-        task.loss.compile(dynamic=False)
     with Curves(config, state.step, enabled=ranks.is_first) as curves:
         _Run(config, ranks, task, optimizers, state, curves).finish()
     if ranks.is_first:
