@@ -93,58 +93,48 @@ class ChainAttention:
 
 
 def unroll(
-    head: DraftHead,
-    tokens: Tensor,
-    taps: Tensor,
-    num_steps: int,
-    axes: Tensor | None = None,
-    chains: Tensor | None = None,
+    head: DraftHead, tokens: Tensor, taps: Tensor, num_steps: int, chains: Tensor | None = None
 ) -> Iterator[UnrolledStep]:
     """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
 
     Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
 
     Args:
-        tokens: int64 [batch, length], or their embeddings [batch, length, H].
+        tokens: int64 [batch, length].
         taps: [batch, length, num_taps * Ht].
-        axes: int64 [3, batch, length], where the tokens stand in grids; None where they are a text.
         chains: int64 [chains], ascending: those that are followed, of the batch * N flat ones; None follows all.
     """
     batch, num_chains = tokens.shape[0], tokens.shape[1] - num_steps - 1
-    every = _by_sequence(batch, num_chains, None, tokens.device)
-    followed = every if chains is None else _by_sequence(batch, num_chains, chains, tokens.device)
+
+    def read(rows: Tensor, step: int) -> Tensor:
+        """Rows [batch, N, ..] as a step reads them: the first step those of all chains, whose keys the others see."""
+        if chains is None:
+            return rows
+        return rows.flatten(0, 1)[chains] if step else rows.flatten(0, 1)
+
+    every = _by_sequence(batch, num_chains, torch.arange(batch * num_chains, device=tokens.device))
+    followed = every if chains is None else _by_sequence(batch, num_chains, chains)
     attends: list[Attend] = [ChainAttention(head.scaling, every, followed) for _ in range(head.num_layers)]
-    positions = torch.arange(num_chains, device=tokens.device)
+    positions = torch.arange(num_chains, device=tokens.device).expand(batch, num_chains)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
-    features = head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype)
-    if chains is not None:
-        positions, features = positions.repeat(batch), features.flatten(0, 1)
+    features = read(head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype), 0)
     for step in range(num_steps):
         now = slice(1 + step, 1 + step + num_chains)
-        read, places = tokens[:, now], None if axes is None else axes[:, :, now] - 1
-        if chains is not None:
-            read, places = read.flatten(0, 1), None if places is None else places.flatten(1, 2)
-            if step:
-                read, places = read[chains], None if places is None else places[:, chains]
-        rotary = head.rotary(positions + step) if places is None else head.rotary_in_grids(places)
-        hidden = head.run_layers(read, features, rotary, attends, None if step else chains)
+        rotary = head.rotary(read(positions, step) + step)
+        hidden = head.run_layers(read(tokens[:, now], step), features, rotary, attends, None if step else chains)
         yield UnrolledStep(head, step + 2, hidden)
         features = head.feedback(hidden)
-        if chains is not None and not step:
-            positions = positions[chains]
 
 
-def _by_sequence(batch: int, num_chains: int, chains: Tensor | None, device: torch.device) -> list[_SequenceChains]:
+def _by_sequence(batch: int, num_chains: int, chains: Tensor) -> list[_SequenceChains]:
     """The chains of every sequence that has any."""
-    if chains is None:
-        chains = torch.arange(batch * num_chains, device=device)
     counts = torch.bincount(chains // num_chains, minlength=batch).tolist()
     found, start = [], 0
     for sequence, count in enumerate(counts):
         if count:
             begins = chains[start : start + count] - sequence * num_chains
             seen = int(begins[-1]) + 1
-            future = torch.arange(seen, device=device) > begins[:, None]
+            future = torch.arange(seen, device=chains.device) > begins[:, None]
             rows = slice(sequence * num_chains, sequence * num_chains + seen)
             found.append(_SequenceChains(rows, slice(start, start + count), future))
             start += count

@@ -81,8 +81,8 @@ class MtpHead(DraftHead):
         return taps
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """Factors [1, N, rotary_dim] of the tokens' positions, one above their features' int64 [N]."""
-        return self._rotary(self.embed_tokens.weight, position_ids[None] + 1)
+        """Factors [1, batch * N, rotary_dim] of the tokens' positions, one above their features' int64 [batch, N]."""
+        return self._rotary(self.embed_tokens.weight, position_ids.flatten()[None] + 1)
 
     def forward(
         self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
@@ -95,10 +95,9 @@ class MtpHead(DraftHead):
         if rows is not None:
             raise ValueError("rows: a head in training gives the states of every row")
         batch, length = token_ids.shape
-        factors = tuple(factor.repeat(1, batch, 1) for factor in rotary)
         positions = torch.arange(1, length + 1, device=token_ids.device).repeat(batch)
         flat = self.module(
-            token_ids.flatten(), features.flatten(0, 1), positions, factors, chains=_Chains(attend, batch)
+            token_ids.flatten(), features.flatten(0, 1), positions, rotary, chains=_Chains(attend, batch)
         )
         return flat.unflatten(0, (batch, length))
 
