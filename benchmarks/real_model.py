@@ -85,14 +85,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     quiet()
-    llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
-    questions = read_questions(llms["suffix"], args.questions)
     tables, figures = [], {}
     for temperature in args.temperatures:
         speeds, last = [], {}
         for at_once in args.at_once:
+            # Anew for each: suffix drafts copy answers to the same questions.
+            llms = {drafter: opened(args, drafter) for drafter in ("suffix", args.drafter)}
+            questions = read_questions(llms["suffix"], args.questions)
             modes = {
-                PLAIN: Mode(llms["suffix"], speculation=False),
+                PLAIN: Mode(llms[args.drafter], speculation=False),
                 "suffix": Mode(llms["suffix"], speculation=True),
                 "head": Mode(llms[args.drafter], speculation=True),
             }
