@@ -221,6 +221,7 @@ FEATURES = {
         (
             *("runtime/named_models", "deployments/named_models", "examples/smollm2_eagle3"),
             *("src/wingbeat/smollm2_eagle3", "tests/runtime/named_models", "tests/deployments/named_models"),
+            "tests/models/test_smollm2_head.py",
         ),
         needs=("quantised",),
         words=("fetch", "smollm2"),
