@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional
 
 from wingbeat.runtime.heads.contract import DraftHead
@@ -76,7 +77,7 @@ class Wanted(NamedTuple):
         return Wanted(probabilities, probabilities.sum(-1), None)
 
 
-class _Totals(torch.autograd.Function):
+class _Totals(Function):
     """`Wanted.totals`, with the gradient made while the logits are at hand.
 
     The scores of a vocabulary are the largest tensor of a step: they are read once, a few rows at a time, which lie in
