@@ -59,7 +59,7 @@ class ChainAttention:
         self._values: list[Tensor] = []
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Query [.., Hq, D], key and value [.., Hkv, D] of the next step -> [.., Hq, D].
+        """Query [.., Hq, D], key [.., Hkv, D] and value [.., Hkv, Dv] of the next step -> [.., Hq, Dv].
 
         The first step has the keys and values of every position; deeper ones those of the chains that are followed.
         """
@@ -69,10 +69,10 @@ class ChainAttention:
         self._values.append(value)
         sequences = self._every if len(query) == self._every[-1].chains.stop else self._followed
         # A sequence at a time: its scores stay in a CPU's cache, and a short one has no padding.
-        return torch.cat([self._of_sequence(query, one) for one in sequences]).view(shape)
+        return torch.cat([self._of_sequence(query, one) for one in sequences]).view(*shape[:-1], -1)
 
     def _of_sequence(self, query: Tensor, sequence: _SequenceChains) -> Tensor:
-        """[chains, Hq, D] of one sequence's chains."""
+        """[chains, Hq, Dv] of one sequence's chains."""
         chains = sequence.chains
         # Query heads that share a key lie behind each other: [Hkv, groups, chains, D].
         groups = query.shape[1] // self._keys[0].shape[1]
