@@ -10,8 +10,10 @@ from torch.nn import functional
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.unroll import unroll
 
-_LOGITS_AT_ONCE = (2**26, 2**20)
-"""Of a cross-entropy, on an accelerator and on a CPU."""
+_LOGITS_AT_ONCE = {"cpu": 2**20}
+"""Logits of a cross-entropy that are read at once, by the kind of device: as a CPU's cache holds them."""
+_MOST_LOGITS_AT_ONCE = 2**26
+"""Logits on other devices: 256 MiB in float32."""
 
 
 class DenseTarget(NamedTuple):
@@ -91,7 +93,7 @@ class _Totals(Function):
         """Two float32 scalars."""
         total, likeliest = torch.zeros((), device=logits.device), torch.zeros((), device=logits.device)
         gradient = torch.empty_like(logits)
-        size = max(1, _LOGITS_AT_ONCE[logits.device.type == "cpu"] // logits.shape[-1])
+        size = max(1, _LOGITS_AT_ONCE.get(logits.device.type, _MOST_LOGITS_AT_ONCE) // logits.shape[-1])
         for start in range(0, len(logits), size):
             rows = slice(start, start + size)
             scores, wanted = logits[rows].float(), probabilities[rows].float()
@@ -111,7 +113,7 @@ class _Totals(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Of the logits."""
+        """Gradient of the logits."""
         (gradient,) = ctx.saved_tensors
         return gradient * gradients[0], None, None, None
 

@@ -8,9 +8,28 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.demo_pair.training.train_base import train_tokenizer
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.training.drafter_config import ONE_PASS, TrainDrafterConfig
 
 VOCAB, HIDDEN, TAPS, NUM_LAYERS = 320, 32, (0, 1, 2), 3
+
+
+def make_head(draft_vocab_size: int, num_layers: int = 1) -> EagleHead:
+    """An EAGLE-3 head of the verifier's sizes with random weights, which drafts the first tokens of the vocabulary."""
+    return EagleHead(
+        EagleHeadConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=40,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            target_hidden_size=HIDDEN,
+            tap_layers=TAPS,
+            vocab_size=VOCAB,
+            draft_vocab_size=draft_vocab_size,
+            num_layers=num_layers,
+        )
+    )
 
 
 def make_verifier(root: Path) -> Path:

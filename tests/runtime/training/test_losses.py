@@ -4,32 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.runtime.training_world import HIDDEN, TAPS, VOCAB
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from tests.runtime.training_world import HIDDEN, TAPS, VOCAB, make_head
 from wingbeat.runtime.heads.unroll import unroll
 from wingbeat.runtime.training import losses
 from wingbeat.runtime.training.losses import DraftLoss, TopTarget, Wanted
 
 LENGTH, STEPS = 14, 3
-
-
-def head_of(num_layers: int = 1) -> EagleHead:
-    """Random weights, whose drafts have all of the vocabulary."""
-    torch.manual_seed(3)
-    return EagleHead(
-        EagleHeadConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=40,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            target_hidden_size=HIDDEN,
-            tap_layers=TAPS,
-            vocab_size=VOCAB,
-            draft_vocab_size=VOCAB,
-            num_layers=num_layers,
-        )
-    )
 
 
 def batch_of(size: int) -> tuple[Tensor, Tensor, TopTarget]:
@@ -42,7 +22,7 @@ def batch_of(size: int) -> tuple[Tensor, Tensor, TopTarget]:
 @pytest.mark.parametrize("rows_at_once", [1, 4, 100])
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_totals_have_the_gradient_of_the_summed_cross_entropy(rows_at_once, is_dense, monkeypatch):
-    monkeypatch.setattr(losses, "_LOGITS_AT_ONCE", (0, rows_at_once * 30))
+    monkeypatch.setattr(losses, "_LOGITS_AT_ONCE", {"cpu": rows_at_once * 30})
     torch.manual_seed(1)
     probabilities = torch.randn(9, 30).softmax(-1)
     ids = None
@@ -62,7 +42,8 @@ def test_totals_have_the_gradient_of_the_summed_cross_entropy(rows_at_once, is_d
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_chain_is_the_same_whether_all_are_followed(num_layers):
-    head = head_of(num_layers)
+    torch.manual_seed(3)
+    head = make_head(VOCAB, num_layers)
     tokens, taps, _ = batch_of(3)
     width = LENGTH - STEPS - 1
     # Of the first text the end, of the second nothing, of the third chains here and there.
@@ -74,7 +55,8 @@ def test_a_chain_is_the_same_whether_all_are_followed(num_layers):
 
 @pytest.mark.parametrize("learnt", ["ends", "scattered", "one", "nothing"])
 def test_a_mask_has_the_loss_and_gradients_of_whole_batches(learnt):
-    head = head_of()
+    torch.manual_seed(3)
+    head = make_head(VOCAB)
     tokens, taps, target = batch_of(3)
     mask = torch.zeros(3, LENGTH, dtype=torch.bool)
     if learnt == "ends":

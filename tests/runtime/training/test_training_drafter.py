@@ -7,10 +7,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.runtime.training_world import HIDDEN, TAPS, VOCAB, losses, make_corpus, make_verifier, metrics, short_run
+from tests.runtime.training_world import (
+    HIDDEN,
+    TAPS,
+    VOCAB,
+    losses,
+    make_corpus,
+    make_head,
+    make_verifier,
+    metrics,
+    short_run,
+)
 from wingbeat.runtime.corpus import WindowSampler
 from wingbeat.runtime.heads.conventions import default_tap_layers
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.unroll import matches, unroll
 from wingbeat.runtime.recordings.format import Record
@@ -35,18 +45,7 @@ def verifier(verifier_path):
 @pytest.fixture
 def head():
     torch.manual_seed(1)
-    config = EagleHeadConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=40,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        target_hidden_size=HIDDEN,
-        tap_layers=TAPS,
-        vocab_size=VOCAB,
-        draft_vocab_size=200,
-    )
-    head = EagleHead(config)
+    head = make_head(200)
     head.draft_token_ids.copy_(torch.randperm(VOCAB)[:200].sort().values)
     return head
 
