@@ -76,7 +76,8 @@ from typing import Any
 from wingbeat.kernels.parts import hooks_of
 
 PARTS = (
-    *("cpu", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass", "assistants", "draft_model"),
+    *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass"),
+    *("assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora"),
     *("media", "tensorrt.media", "drawn_trees", "latent_heads"),

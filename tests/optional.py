@@ -284,6 +284,14 @@ FEATURES = {
         needs=("grouped_weights",),
         words=("int8", "deterministic", "CPU kernels"),
     ),
+    "activations": Feature(
+        (
+            *("runtime/cpu/activations", "deployments/cpu_activations", "tests/runtime/cpu/activations"),
+            "tests/deployments/test_cpu_activations.py",
+        ),
+        needs=("cpu",),
+        words=("cpu_activations",),
+    ),
     "own_template": Feature(("runtime/own_template", "tests/runtime/own_template")),
     "conventions": Feature(("runtime/conventions", "tests/runtime/conventions")),
     "parsing": Feature(

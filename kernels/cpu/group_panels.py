@@ -10,7 +10,7 @@ from torch import Tensor
 from wingbeat.kernels.cpu import structs
 from wingbeat.kernels.cpu.group_forms import LAYOUTS
 from wingbeat.kernels.cpu.structs import KINDS, Matrix
-from wingbeat.kernels.grouped_weight import GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight, Scales
 
 SCALE_KINDS = {**KINDS, torch.uint8: 3, torch.int8: 4}
 """Types of the numbers of scales, as the C++ names them."""
@@ -20,7 +20,7 @@ class GroupPanels(NamedTuple):
     """A `GroupedWeight`, packed; the same attributes as `panels.Panels`."""
 
     storage: Tensor
-    """uint8 [num_panels, rows, width], see `group_forms`"""
+    """uint8 [num_panels, units, rows * width], see `group_forms`"""
     parts: tuple[int, ...]
     inputs: int
     dtype: torch.dtype
@@ -38,12 +38,13 @@ class GroupPanels(NamedTuple):
             storage: as the field; `bias` likewise, float32 [columns].
         """
         columns, inputs = weight.values.shape
-        width, layout = storage.shape[2], LAYOUTS[weight.form]
+        layout = LAYOUTS[weight.form]
+        width = storage.shape[2] // layout.rows
         scales = _packed(weight.scales, width)
         minima = None if weight.minima is None else _packed(weight.minima, width)
         zeros = None if weight.zeros is None else _panels(weight.zeros, width)
         shifts = minima if zeros is None else Scales(zeros)
-        groups = structs.Groups(_struct(scales), _struct(shifts), weight.group, weight.offset, zeros is not None)
+        groups = structs.Groups(_struct(scales), _struct(shifts), weight.group, weight.offset, zeros is not None, False)
         address, size = None if bias is None else bias.data_ptr(), storage[0].numel()
         matrix = Matrix(storage.data_ptr(), address, columns, width, size, layout.kind, None, groups)
         meant = weight._replace(values=weight.values.new_empty(0, 0), scales=scales, minima=minima, zeros=zeros)
@@ -53,6 +54,14 @@ class GroupPanels(NamedTuple):
     def order(self) -> Tensor | None:
         """As of the weight."""
         return self.meant.order
+
+    def round_rows(self) -> bool:
+        """Round rows that are multiplied by it to int8 first, in blocks of 32 inputs, as `rounded.h` has it; whether it
+        can: its numbers must be whole."""
+        is_whole = self.meant.form is not E4M3
+        for matrix in self.matrices:
+            matrix.groups.rounded = is_whole
+        return is_whole
 
     def nbytes(self) -> int:
         """Bytes of all that is held, but for the bias."""
@@ -66,14 +75,24 @@ class GroupPanels(NamedTuple):
 
     def columns_at(self, columns: Tensor) -> Tensor:
         """Some columns [n] of the weight: [n, inputs]."""
-        width = self.storage.shape[2]
+        width = self._width
         panel, within = columns // width, columns % width
         return self._weight(lambda panels: panels[panel, :, within])
 
+    @property
+    def _width(self) -> int:
+        """Columns of a panel."""
+        return self.storage.shape[2] // LAYOUTS[self.meant.form].rows
+
     def _weight(self, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """The weight of those columns that `read` takes of panels [num_panels, n, width] -> [columns, n]."""
-        meant = self.meant
-        values = LAYOUTS[meant.form].unpack(read(self.storage))
+        """The weight of those columns that `read` takes of panels [num_panels, n, width, ..] -> [columns, n, ..]."""
+        meant, layout, values = self.meant, LAYOUTS[self.meant.form], []
+        begin, width = 0, self._width
+        for size in layout.fields:
+            field = self.storage[:, :, begin : begin + size * width].unflatten(2, (width, size))
+            values.append(read(field))
+            begin += size * width
+        values = layout.unpack(torch.cat(values, dim=2)).flatten(1)
         scales, minima = (
             None if one is None else Scales(*(None if part is None else read(part) for part in one))
             for one in (meant.scales, meant.minima)
@@ -83,8 +102,8 @@ class GroupPanels(NamedTuple):
 
 
 def can_pack(weight: GroupedWeight) -> bool:
-    """Whether its groups are whole units of the form's layout."""
-    return weight.group % LAYOUTS[weight.form].inputs == 0
+    """Whether its groups are whole units of any layout, and steps of rounded rows."""
+    return weight.group % 8 == 0
 
 
 def _packed(scales: Scales, width: int) -> Scales:

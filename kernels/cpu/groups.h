@@ -9,44 +9,64 @@
 // Columns of a panel: as many as a kernel of many rows keeps sums of in its registers.
 constexpr int64_t PANEL = 2 * LANES;
 
-// Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` rows of a byte a column. `pair` reads two neighbouring
-// inputs of a vector's columns, from `at` within the first row; `put` stores a unit of one column. So many `BLOCKS` of rows are multiplied by numbers as they
-// lie; more of them share what a panel is unpacked to. The name of a form has one byte, as its unit is counted in.
+// Forms of a number: a unit is `INPUTS` inputs of a panel, in `ROWS` bytes a column. `number` reads an input of a unit, `four`
+// the bytes of four of them, whole numbers, from which sums of rounded rows are made; `vector` says which of the panel's
+// columns are read. `put` stores a unit of one column. So many `BLOCKS` of rows are multiplied by numbers as they lie; more of
+// them share what a panel is unpacked to. The name of a form has one byte, as its unit is counted in.
 struct grouped_bytes {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 2;
-    static void pair(const uint8_t* at, int, vec& first, vec& second) {
-        first = load_whole((const int8_t*)at), second = load_whole((const int8_t*)at + PANEL);
+    static constexpr int INPUTS = 4, ROWS = 4, BLOCKS = 2;
+    static constexpr bool SIGNED = true;
+    static words four(const uint8_t* unit, int64_t vector, int) { return load_words(unit + vector * 4 * LANES); }
+    static vec number(const uint8_t* unit, int64_t vector, int input) {
+        return as_floats((words)((ints)(four(unit, vector, 0) << (24 - 8 * input)) >> 24));
     }
-    static void put(const uint8_t* unit, uint8_t* to) { to[0] = unit[0], to[PANEL] = unit[1]; }
+    static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { memcpy(unit + 4 * column, numbers, 4); }
 };
 
-// Two numbers of four bits, the earlier input in the lower half.
+// Four bits each: the first four inputs in the lower halves of four bytes.
 struct grouped_nibbles {
     uint8_t byte;
-    static constexpr int INPUTS = 2, ROWS = 1, BLOCKS = 2;
-    static void pair(const uint8_t* at, int, vec& first, vec& second) {
-        words both = load_bytes(at);
-        first = as_floats(both & 15), second = as_floats(both >> 4);
+    static constexpr int INPUTS = 8, ROWS = 4, BLOCKS = 2;
+    static constexpr bool SIGNED = false;
+    static words all_of(const uint8_t* unit, int64_t vector) { return load_words(unit + vector * 4 * LANES); }
+    static words four(const uint8_t* unit, int64_t vector, int half) {
+        return all_of(unit, vector) >> 4 * half & 0x0f0f0f0f;
     }
-    static void put(const uint8_t* unit, uint8_t* to) { to[0] = (unit[0] & 15) | unit[1] << 4; }
+    static words whole(const uint8_t* unit, int64_t vector, int input) {
+        return all_of(unit, vector) >> (input % 4 * 8 + input / 4 * 4) & 15;
+    }
+    static vec number(const uint8_t* unit, int64_t vector, int input) { return as_floats(whole(unit, vector, input)); }
+    static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) {
+        for (int i = 0; i < 4; i++) unit[4 * column + i] = (numbers[i] & 15) | numbers[4 + i] << 4;
+    }
 };
 
-// Numbers of four bits and BITS more, which lie in a row behind those of the unit, the first input's lowest.
+// Numbers of four bits, and behind a panel's those of BITS more, the first input's lowest.
 template <int BITS>
 struct grouped_planes {
     uint8_t byte;
-    static constexpr int INPUTS = 8 / BITS, ROWS = INPUTS / 2 + 1, BLOCKS = 1, MASK = (1 << BITS) - 1;
-    static void pair(const uint8_t* at, int index, vec& first, vec& second) {
-        words both = load_bytes(at + index * PANEL), more = load_bytes(at + INPUTS / 2 * PANEL) >> 2 * BITS * index;
-        first = as_floats((both & 15) | (more & MASK) << 4);
-        second = as_floats(both >> 4 | (more >> BITS & MASK) << 4);
+    static constexpr int INPUTS = 8, ROWS = 4 + BITS, BLOCKS = 1;
+    static constexpr bool SIGNED = false;
+    static constexpr uint32_t MASK = (1 << BITS) - 1;
+    static words more(const uint8_t* unit, int64_t vector) {
+        const uint8_t* from = unit + 4 * PANEL + vector * BITS * LANES;
+        return BITS == 1 ? load_bytes(from) : __builtin_convertvector(*(const loose_halves*)from, words);
     }
-    static void put(const uint8_t* unit, uint8_t* to) {
-        int more = 0;
-        for (int i = 0; i < INPUTS; i++) more |= unit[i] >> 4 << BITS * i;
-        for (int i = 0; i < INPUTS; i += 2) grouped_nibbles::put(unit + i, to + i / 2 * PANEL);
-        to[INPUTS / 2 * PANEL] = more;
+    static words four(const uint8_t* unit, int64_t vector, int half) {
+        words bits = more(unit, vector) >> 4 * BITS * half & ((1 << 4 * BITS) - 1);
+        bits = (bits | bits << (16 - 2 * BITS)) & (((1 << 2 * BITS) - 1) * 0x10001u);
+        bits = (bits | bits << (8 - BITS)) & MASK * 0x1010101u;
+        return grouped_nibbles::four(unit, vector, half) | bits << 4;
+    }
+    static vec number(const uint8_t* unit, int64_t vector, int input) {
+        return as_floats(grouped_nibbles::whole(unit, vector, input) | (more(unit, vector) >> BITS * input & MASK) << 4);
+    }
+    static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) {
+        grouped_nibbles::put(numbers, unit, column);
+        uint32_t bits = 0;
+        for (int i = 0; i < INPUTS; i++) bits |= numbers[i] >> 4 << BITS * i;
+        for (int i = 0; i < BITS; i++) unit[4 * PANEL + column * BITS + i] = bits >> 8 * i;
     }
 };
 
@@ -55,12 +75,13 @@ struct grouped_e4m3 {
     uint8_t byte;
     static constexpr int INPUTS = 2, ROWS = 2, BLOCKS = 1;
     static constexpr float FACTOR = 0x1p8f;
-    static vec read(const uint8_t* at) {
-        halves bits = load_short(at);
+    static vec number(const uint8_t* unit, int64_t vector, int input) {
+        halves bits = load_short(unit + input * PANEL + vector * LANES);
         return from_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7);
     }
-    static void pair(const uint8_t* at, int, vec& first, vec& second) { first = read(at), second = read(at + PANEL); }
-    static void put(const uint8_t* unit, uint8_t* to) { grouped_bytes::put(unit, to); }
+    static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) {
+        for (int i = 0; i < INPUTS; i++) unit[i * PANEL + column] = numbers[i];
+    }
 };
 
 // Numbers [columns, inputs], a byte each, as panels; the last panel is left as it is where it has no columns. Rows are copied
@@ -78,7 +99,7 @@ static void pack_panels(const uint8_t* values, int64_t column_stride, int64_t in
             for (int64_t k = 0; k < count && input_stride != 1; k++)
                 for (int64_t i = 0; i < width; i++) rows[i][k] = from[k * input_stride + i * column_stride];
             for (int64_t k = 0; k < count; k += T::INPUTS, into += T::ROWS * PANEL)
-                for (int64_t i = 0; i < width; i++) T::put(rows[i] + k, into + i);
+                for (int64_t i = 0; i < width; i++) T::put(rows[i] + k, into, i);
         }
     }
 }
@@ -108,6 +129,20 @@ template <class T, class = int>
 constexpr bool IS_GROUPED = false;
 template <class T>
 constexpr bool IS_GROUPED<T, decltype((void)T::INPUTS, 0)> = true;
+
+template <class T, class = int>
+constexpr bool IS_WHOLE = false;
+template <class T>
+constexpr bool IS_WHOLE<T, decltype((void)T::SIGNED, 0)> = true;
+
+// A form of whole numbers that rows of whole numbers are multiplied by (`rounded.h`).
+template <class T>
+struct by_rounded : T {};
+
+template <class T>
+constexpr bool IS_ROUNDED = false;
+template <class T>
+constexpr bool IS_ROUNDED<by_rounded<T>> = true;
 
 // Types of the numbers of scales and shifts: `Kind`, or whole numbers of a byte.
 enum ScaleKind : int64_t { WHOLE = 3, SIGNED = 4 };
@@ -148,17 +183,18 @@ struct Scales {
 };
 
 // Groups of `size` inputs. Shifts are `shifts`, or these times minus the scale where they are zero points, or without them
-// `offset` times the scale.
+// `offset` times the scale. Rows that they are multiplied by are `rounded` first, or not.
 struct Groups {
     Scales scales, shifts;
     int64_t size;
     float offset;
     int32_t are_zeros;
+    int64_t rounded;
 
     // From a panel on, and a column within it.
     Groups from(int64_t panel, int64_t inputs, int64_t within) const {
         int64_t count = inputs / size;
-        return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros};
+        return {scales.from(panel, count, within), shifts.from(panel, count, within), size, offset, are_zeros, rounded};
     }
 
     // Scale and shift of a group, of a vector of columns; `factor` as of the form.
@@ -179,15 +215,11 @@ static void unpack_panel(const uint8_t* weight, const Groups& groups, int64_t in
         for (int v = 0; v < 2; v++) groups.read(group, 0, num_groups, v * LANES, FactorOf<T>::VALUE, scale[v], shift[v]);
         for (int64_t unit = 0; unit < units; unit++, weight += T::ROWS * PANEL, into += T::INPUTS * PANEL) {
             __builtin_prefetch(weight + 2048, 0, 3);
-            for (int index = 0; index < T::INPUTS / 2; index++) {
+#pragma GCC unroll 8
+            for (int input = 0; input < T::INPUTS; input++)
 #pragma GCC unroll 2
-                for (int v = 0; v < 2; v++) {
-                    vec first, second;
-                    T::pair(weight + v * LANES, index, first, second);
-                    store(into + 2 * index * PANEL + v * LANES, fused(first, scale[v], shift[v]));
-                    store(into + (2 * index + 1) * PANEL + v * LANES, fused(second, scale[v], shift[v]));
-                }
-            }
+                for (int v = 0; v < 2; v++)
+                    store(into + input * PANEL + v * LANES, fused(T::number(weight, v, input), scale[v], shift[v]));
         }
     }
 }

@@ -39,6 +39,8 @@ struct Matrix {
 
     bool is_grouped() const { return kind >= FIRST_GROUPED; }
 
+    bool is_rounded() const { return is_grouped() && groups.rounded; }
+
     bool is_packed() const { return panel != 0; }
 
     int64_t to_next_panel() const { return panel ? panel : PANEL; }
@@ -60,7 +62,12 @@ template <class Run>
 static inline void by_number(const Matrix& matrix, const Run& run) {
     if (HAS_PAIRS && matrix.kind == ROUNDING_PAIRS) run(rounding_pair{});
     else if (matrix.kind == BYTES) run(eight_bits{});
-    else if (matrix.is_grouped()) by_form(matrix.kind - FIRST_GROUPED, run);
+    else if (matrix.is_grouped())
+        by_form(matrix.kind - FIRST_GROUPED, [&](auto form) {
+            if constexpr (IS_WHOLE<decltype(form)>)
+                if (matrix.groups.rounded) return run(by_rounded<decltype(form)>{});
+            run(form);
+        });
     else if (matrix.kind >= PAIRS) run(bfloat_pair{});
     else by_kind(matrix.kind, run);
 }

@@ -121,8 +121,7 @@ class CpuKernels:
         """
         values, layout = weight.values, LAYOUTS[weight.form]
         columns, inputs = values.shape
-        rows = inputs // layout.inputs * layout.rows
-        storage = values.new_zeros(-(-columns // self.panel), rows, self.panel)
+        storage = values.new_zeros(-(-columns // self.panel), inputs // layout.inputs, layout.rows * self.panel)
         self._library.wingbeat_pack(
             values.data_ptr(), *values.stride(), columns, inputs, layout.kind, storage.data_ptr()
         )

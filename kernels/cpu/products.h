@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "matrices.h"
+#include "rounded.h"
 #include "threads.h"
 
 // Sums of so many rows and of a panel fit into the registers, beside what they are made of.
@@ -26,6 +27,7 @@ struct Strip {
     const T* next;
     int64_t again;  // a wide one: what is spilled as a byte and read as a word waits for all stores before it
     Groups groups;
+    int64_t vector;  // of a panel of groups, from which columns are read
 };
 
 // Rows of the strip that lie ahead, by which memory's answer is there in time.
@@ -50,19 +52,19 @@ __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_
             for (int64_t ahead = 0; ahead < units * UNIT; ahead += CACHE_LINE)
                 __builtin_prefetch(weight + panel * strip.panel + AHEAD_BYTES / PANELS + ahead, 0, 3);
         for (int64_t unit = 0; unit < units; unit++, weight += UNIT, x += T::INPUTS) {
-            for (int index = 0; index < T::INPUTS / 2; index++) {
-                vec first[VECTORS], second[VECTORS];
+#pragma GCC unroll 8
+            for (int input = 0; input < T::INPUTS; input++) {
+                vec columns[VECTORS];
 #pragma GCC unroll 8
                 for (int v = 0; v < VECTORS; v++) {
-                    T::pair(weight + v / EACH * strip.panel + v % EACH * LANES, index, first[v], second[v]);
-                    first[v] = fused(first[v], scale[v], shift[v]), second[v] = fused(second[v], scale[v], shift[v]);
+                    vec number = T::number(weight + v / EACH * strip.panel, strip.vector + v % EACH, input);
+                    columns[v] = fused(number, scale[v], shift[v]);
                 }
 #pragma GCC unroll 16
                 for (int row = 0; row < ROWS; row++) {
-                    vec one = all(x[row * x_stride + 2 * index]), other = all(x[row * x_stride + 2 * index + 1]);
+                    vec one = all(x[row * x_stride + input]);
 #pragma GCC unroll 8
-                    for (int v = 0; v < VECTORS; v++)
-                        kept[row][v] = fused(other, second[v], fused(one, first[v], kept[row][v]));
+                    for (int v = 0; v < VECTORS; v++) kept[row][v] = fused(one, columns[v], kept[row][v]);
                 }
             }
         }
@@ -72,6 +74,73 @@ __attribute__((noinline)) static void multiply_groups(const float* x, int64_t x_
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
 }
+
+// As `multiply_groups`, of rows that are rounded (`RoundedRows`).
+template <class T, int ROWS, int PANELS, bool NARROW>
+__attribute__((noinline)) static void multiply_rounded(const float* x, int64_t x_stride, const Strip<by_rounded<T>>& strip,
+                                                       vec* sums) {
+    constexpr int EACH = NARROW ? 1 : 2, VECTORS = PANELS * EACH, UNIT = T::ROWS * PANEL;
+    constexpr int EXCESS = T::SIGNED ? SIGNED_EXCESS : 0;
+    int64_t num_groups = strip.inputs / strip.groups.size, step = step_of(strip.groups.size), units = step / T::INPUTS;
+    const uint8_t* weight = (const uint8_t*)strip.weight;
+    RoundedRows rows(strip.inputs, step);
+    const float* scales = x + rows.scales;
+    const int32_t *fours = (const int32_t*)x, *totals = (const int32_t*)x + rows.sums;
+    vec kept[ROWS][VECTORS] = {};
+    for (int64_t group = 0, input = 0; group < num_groups; group++) {
+        vec scale[VECTORS], shift[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++)
+            strip.groups.read(group, v / EACH, num_groups, v % EACH * LANES, 1, scale[v], shift[v]);
+        for (int64_t end = input + strip.groups.size; input < end; input += step) {
+            for (int panel = 0; panel < PANELS; panel++)
+                for (int64_t ahead = 0; ahead < units * UNIT; ahead += CACHE_LINE)
+                    __builtin_prefetch(weight + panel * strip.panel + AHEAD_BYTES / PANELS + ahead, 0, 3);
+            ints found[ROWS][VECTORS], total[ROWS];
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) {
+                total[row] = all_whole(totals[row * x_stride + input / step]);
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) found[row][v] = total[row] * -EXCESS;
+            }
+            const int32_t* own = fours + input / 4;
+            for (int64_t unit = 0; unit < units; unit++, weight += UNIT, own += T::INPUTS / 4) {
+#pragma GCC unroll 2
+                for (int half = 0; half < T::INPUTS / 4; half++) {
+                    words four[VECTORS];
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; v++)
+                        four[v] = T::four(weight + v / EACH * strip.panel, strip.vector + v % EACH, half);
+#pragma GCC unroll 16
+                    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+                        for (int v = 0; v < VECTORS; v++)
+                            found[row][v] = dots<T::SIGNED>(found[row][v], four[v], own[row * x_stride + half]);
+                }
+            }
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) {
+                vec by = all(scales[row * x_stride + input / ROUNDED_BLOCK]), own_total = as_floats((words)total[row]);
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) {
+                    vec part = fused(as_floats((words)found[row][v]), scale[v], shift[v] * own_total);
+                    kept[row][v] = fused(part, by, kept[row][v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; row++) sums[row * VECTORS + v] = kept[row][v];
+}
+
+template <class T>
+struct Unrounded;
+template <class T>
+struct Unrounded<by_rounded<T>> {
+    using Form = T;
+};
 
 // sums[row][vector] = x[row] * strip, for ROWS rows and PANELS panels, of which narrow ones have one vector. Rows are pairs
 // too where they may be rounded.
@@ -136,14 +205,16 @@ struct Multiplies {
 
 template <class T, int ROWS, int PANELS, bool NARROW, bool WHOLE>
 static constexpr Multiply<T> way() {
-    if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
+    if constexpr (IS_ROUNDED<T>) return multiply_rounded<typename Unrounded<T>::Form, ROWS, PANELS, NARROW>;
+    else if constexpr (IS_GROUPED<T>) return multiply_groups<T, ROWS, PANELS, NARROW>;
     else return multiply<T, ROWS, PANELS, NARROW, WHOLE>;
 }
 
 template <class T, int ROWS>
 static constexpr Multiplies<T> of_rows() {
     constexpr int MOST = ROWS * (32 / REGISTERS) <= 2 ? 4 : ROWS * (32 / REGISTERS) <= 6 ? 2 : 1;
-    constexpr int WIDEST = IS_GROUPED<T> ? 1 : MOST;  // what groups are unpacked by takes registers, too
+    // What groups are unpacked by takes registers, too; of few rows, one panel's sums would wait for each other.
+    constexpr int WIDEST = IS_GROUPED<T> ? 1 : MOST;
     // Pairs and groups are packed, and a packed panel is whole.
     return {way<T, ROWS, WIDEST, false, true>(), way<T, ROWS, 1, false, true>(),
             way<T, ROWS, 1, true, true>(), way<T, ROWS, 1, true, false>(), WIDEST};
@@ -185,10 +256,11 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         else if (left >= ways.most_panels * PANEL) multiply = ways.widest, vectors = 2 * ways.most_panels;
         else if (left >= PANEL || (packed && left > LANES)) multiply = ways.panel, vectors = 2;
         auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t width) {
-            Strip<T> strip{matrix.from<T>(own) + within, matrix.stride, matrix.to_next_panel(), tile.inputs, left,
+            Strip<T> strip{matrix.from<T>(own) + (IS_GROUPED<T> ? 0 : within), matrix.stride, matrix.to_next_panel(), tile.inputs, left,
                            matrix.scales ? matrix.scales + column : nullptr,
                            then.from<T>(own + width) + (own + width) % PANEL, again,
-                           matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs, within) : Groups{}};
+                           matrix.is_grouped() ? matrix.groups.from(own / PANEL, tile.inputs, within) : Groups{},
+                           within / LANES};
             multiply(x, tile.x_stride, strip, into);
         };
         auto biased = [&](const Matrix& matrix, vec* into) {
@@ -225,6 +297,7 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
 // Whether a copy of its columns, as floats, pays where so many blocks of rows pass over them: the set of a cache line follows from
 // its address modulo 4096, so that rows a multiple of FEW_SETS bytes apart drive each other out of the nearest cache.
 static bool worth_packing(const Matrix& matrix, int64_t num_blocks) {
+    if (matrix.is_rounded()) return false;
     if (matrix.is_grouped()) return num_blocks > blocks_as_they_lie(matrix.kind);
     if (matrix.is_packed() || num_blocks < WORTH_PACKING) return false;
     return matrix.kind != FLOAT || matrix.stride * (int64_t)sizeof(float) % FEW_SETS == 0;
@@ -293,6 +366,16 @@ static const float* as_pairs(const float* x, int64_t x_stride, int64_t num_rows,
     return (const float*)pairs;
 }
 
+// Rows of floats rounded: [num_rows, RoundedRows::stride].
+static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs) {
+    static thread_local std::vector<float> scratch;
+    RoundedRows rows(inputs, ROUNDED_BLOCK);
+    if ((int64_t)scratch.size() < num_rows * rows.stride) scratch.resize(num_rows * rows.stride);
+    float* rounded = scratch.data();
+    by_row(num_rows, inputs, [&](int64_t row) { round_row(x + row * x_stride, inputs, rounded + row * rows.stride); });
+    return rounded;
+}
+
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -304,8 +387,12 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     };
     if (HAS_PAIRS && matrices[0].kind == ROUNDING_PAIRS)
         x = as_pairs(x, x_stride, num_rows, inputs), x_stride = (inputs + 1) / 2;
-    int64_t total = 0;
-    for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
+    int64_t total = 0, rounded_stride = RoundedRows(inputs, ROUNDED_BLOCK).stride;
+    const float* rounded = nullptr;
+    for (int m = 0; m < num_matrices; m++) {
+        total += matrices[m].columns;
+        if (matrices[m].is_rounded() && !rounded) rounded = as_rounded(x, x_stride, num_rows, inputs);
+    }
     int64_t width = tile_width(total, num_rows * inputs * total * (gated ? 2 : 1));
     if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
     static thread_local std::vector<Part> parts;
@@ -321,7 +408,8 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
     const Part* all_parts = parts.data();
     threads.share((int64_t)parts.size(), [&](int64_t index) {
         Part part = all_parts[index];
-        Tile tile{x, x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
+        bool rounds = matrices[part.matrix].is_rounded();
+        Tile tile{rounds ? rounded : x, rounds ? rounded_stride : x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
                   residual_stride, matrices + part.matrix, gated, 0};
         all_rows(tile, num_rows, part.begin, part.end);
     });

@@ -17,7 +17,7 @@ class Scales(Structure):
 
 
 class Groups(Structure):
-    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`)."""
+    """Groups of `size` inputs with a scale and a shift (`group_panels.GroupPanels`); rows may be `rounded` first."""
 
     _fields_ = [
         ("scales", Scales),
@@ -25,6 +25,7 @@ class Groups(Structure):
         ("size", c_int64),
         ("offset", c_float),
         ("are_zeros", c_int32),
+        ("rounded", c_int64),
     ]
 
 

@@ -139,6 +139,19 @@ static inline words load_bytes(const uint8_t* from) {
 #endif
 }
 
+static inline words load_words(const uint8_t* from) { return *(const loose_words*)from; }
+
+// The lowest byte of each.
+static inline void store_bytes(int8_t* to, ints whole) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)whole));
+#else
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    bytes some = __builtin_convertvector(whole, bytes);
+    memcpy(to, &some, sizeof(some));
+#endif
+}
+
 static inline halves load_short(const uint8_t* from) {
     typedef uint8_t bytes __attribute__((vector_size(LANES)));
     bytes some;

@@ -121,7 +121,7 @@ class LoadedModel:
     @property
     def computed_by(self) -> str:
         """What computes it in the place of its own weights by torch; nothing, or what these are rounded to."""
-        return "int8" if self.eight_bits else ""
+        return "".join(("int8" if self.eight_bits else "", *(part.computed_by for part in self.parts.values())))
 
     @property
     def own_features(self) -> tuple[Feature, ...]:

@@ -27,6 +27,8 @@ class ModelPart:
     """Whether layers remember a sequence in what cannot be taken back."""
     inner_linears: frozenset[nn.Module] = frozenset()
     """Linear layers that do not see all rows of a batch at once."""
+    computed_by = ""
+    """What it changes in the model's numbers."""
     seats: Seats | None = None
     """Seats that some requests need beside a slot."""
 

@@ -1,0 +1,1 @@
+"""Setting of activations that are rounded on CPUs."""

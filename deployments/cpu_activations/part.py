@@ -1,0 +1,45 @@
+"""The setting `cpu_activations`."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from wingbeat.deployments.options.panel_titles import MODEL
+from wingbeat.runtime.refusals import Feature, Refusal
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+INT8_ACTIVATIONS = "`cpu_activations` `int8`"
+RANKS = "`tensor_parallel_size` above 1"
+"""As the part that has ranks names them."""
+REFUSED = (
+    Refusal(INT8_ACTIVATIONS, Feature.CUDA, "the CPU's kernels alone round them", "use device cpu"),
+    Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines round none"),
+    Refusal(INT8_ACTIVATIONS, RANKS, "ranks hold no packed weights"),
+)
+
+
+def settings() -> dict[str, Any]:
+    """The field of `AppConfig`."""
+    description = (
+        "Of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, which "
+        "is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
+    )
+    field = Field("exact", description=description, json_schema_extra={"panel": MODEL})
+    return {"cpu_activations": (Literal["exact", "int8"], field)}
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether they are rounded."""
+    return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
+
+
+def refusals() -> tuple[Refusal, ...]:
+    """Rows of what does not go with it."""
+    return REFUSED
+
+
+def text_identity(config: "AppConfig") -> str:
+    """How they are rounded, where they are."""
+    return ", activations rounded to int8" if config.cpu_activations == "int8" else ""

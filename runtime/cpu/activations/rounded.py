@@ -1,0 +1,59 @@
+"""Activations rounded to int8 in blocks of 32 inputs, as llama.cpp rounds them: processors sum four products at once.
+
+A row is rounded by itself, so that its products still do not depend on the rows beside it.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from wingbeat.kernels.cpu.eight_bits import to_eight_bits
+from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.panels import Panels
+from wingbeat.kernels.grouped_weight import INT8, GroupedWeight, Scales
+from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.verifier.layers.model_part import ModelPart
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+
+class RoundedActivations(ModelPart):
+    """Rounding of what a model's packed linear layers are given.
+
+    Raises:
+        UnsupportedModelError: it has no linear layers whose packed weights are whole numbers.
+    """
+
+    name = "rounded activations"
+    computed_by = ", activations rounded to int8"
+
+    def __init__(self, loaded: "LoadedModel") -> None:
+        linears = [one for one in loaded.model.modules() if isinstance(one, nn.Linear)]
+        count = sum(map(_round_rows, linears))
+        if not count:
+            raise UnsupportedModelError(
+                f"{loaded.name}: cpu_activations is int8, and none of its linear layers has packed weights of whole "
+                "numbers on this CPU; use exact, or a model of four to eight bits, such as dtype int8 makes of any"
+            )
+        for layer, attention in zip(loaded.decoder_layers, loaded.layers, strict=True):
+            if isinstance(layer, CpuLayer) and layer.stack is not None:
+                layer.stack.add(layer, attention)
+        logger.info("%d of %d linear layers round their inputs to int8", count, len(linears))
+
+
+def _round_rows(linear: nn.Linear) -> bool:
+    """Let a linear layer round its inputs; whether it can."""
+    panels = getattr(linear, "panels", None)
+    if isinstance(panels, Panels) and panels.scales is not None:
+        values, scales = to_eight_bits(panels.dense())
+        weight = GroupedWeight(INT8, values.view(torch.uint8), Scales(scales[:, None]))
+        if can_pack(weight):
+            linear.panels = panels = cpu_kernels().pack_groups(weight, panels.bias)
+    return isinstance(panels, GroupPanels) and panels.round_rows()
