@@ -135,15 +135,21 @@ __attribute__((noinline)) static void weigh(const float* weights, int64_t stride
 
 static int64_t whole_vectors(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
-// Keys as columns: columns[d][key]; keys from `count` on are 0.
+// Keys as columns: columns[d][key]; keys from `count` on are 0. What is read next is fetched meanwhile, a line at a time: all
+// of it at once is more than a processor has on its way. Of `next` and `values` there is one for each key, or none.
 template <class T>
-static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns) {
+static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns, const T* const* next,
+                            int64_t num_next, const T* const* values) {
     for (int64_t half = 0; half < 2; half++) {
         for (int64_t d = 0; d < dim; d += LANES) {
             vec rows[LANES];
             for (int64_t key = 0; key < LANES; key++) {
                 int64_t index = half * LANES + key;
                 rows[key] = index < count ? load_upto(keys[index] + d, dim - d) : vec{};
+                if (d % (CACHE_LINE / (int64_t)sizeof(T)) == 0) {
+                    if (index < num_next) __builtin_prefetch(next[index] + d, 0, 3);
+                    if (values && index < count) __builtin_prefetch(values[index] + d, 0, 3);
+                }
             }
             transpose(rows);
             for (int64_t i = 0; i < LANES; i++) store(columns + (d + i) * KEYS_AT_ONCE + half * LANES, rows[i]);
@@ -272,22 +278,30 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
         for (int64_t i = 1; i < rows.count; i++) lowest = std::min(lowest, rows.position(i));
         begin = std::clamp<int64_t>(lowest - heads.window + 1, 0, std::max<int64_t>(context, 0)) / KEYS_AT_ONCE * KEYS_AT_ONCE;
     }
-    const T* keys[KEYS_AT_ONCE];
+    const T *keys[KEYS_AT_ONCE], *next[KEYS_AT_ONCE], *fetched[KEYS_AT_ONCE];
+    int64_t num_next = 0;
     const float* values[KEYS_PER_PASS];
+    int64_t places[KEYS_PER_PASS];  // of a pass's keys, in heads
     auto place = [&](int64_t key) {
         return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
     };
-    // Heads of a key lie apart, and a processor does not foresee the next.
-    auto fetch = [](const T* from, int64_t count) {
-        for (int64_t i = 0; i < count; i += CACHE_LINE / (int64_t)sizeof(T)) __builtin_prefetch(from + i, 0, 3);
+    // Block by block: a division for each key would take as long as its products.
+    auto place_pass = [&](int64_t first, int64_t count) {
+        for (int64_t index = 0; index < count;) {
+            int64_t left = std::min(count - index, block_size - (first + index) % block_size);
+            int64_t at_block = place(first + index);
+            for (int64_t i = 0; i < left; i++) places[index + i] = at_block + i * heads.num_kv_heads;
+            index += left;
+        }
     };
-    auto take_value = [&](int64_t index, int64_t key) {
-        values[index] = whole_value(value_cache + place(key) * value_dim, value_dim, at.copies + index * wide);
+    auto take_value = [&](int64_t index) {
+        values[index] = whole_value(value_cache + places[index] * value_dim, value_dim, at.copies + index * wide);
     };
     // Of `some` keys, at `index` of their pass, for `num_rows` rows from `row` on, whose queries lie at `from`.
-    auto score_keys = [&](auto key_of, int64_t some, int64_t index, int64_t row, int64_t num_rows, const float* from) {
-        for (int64_t i = 0; i < some; i++) keys[i] = key_cache + place(key_of(i)) * dim;
-        keys_to_columns(keys, some, dim, at.columns);
+    auto score_keys = [&](auto key_of, int64_t some, int64_t index, int64_t row, int64_t num_rows, const float* from,
+                          const T* const* fetched) {
+        for (int64_t i = 0; i < some; i++) keys[i] = key_cache + places[index + i] * dim;
+        keys_to_columns(keys, some, dim, at.columns, next, num_next, fetched);
         float* scores = at.scores + row * num_heads * KEYS_PER_PASS + index;
         for (int64_t q = 0; q < num_rows * num_heads; q += group_queries)
             BY_QUERIES[std::min(group_queries, num_rows * num_heads - q)].score(
@@ -314,20 +328,23 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     for (int64_t start = begin, end; start < shared + most_own; start = end) {
         end = std::min((start / KEYS_PER_PASS + 1) * KEYS_PER_PASS, shared + most_own);
         int64_t num_shared = std::clamp<int64_t>(shared - start, 0, end - start), skipped = start + num_shared - shared;
+        place_pass(start, num_shared);
         for (int64_t index = 0; index < num_shared; index += KEYS_AT_ONCE) {
-            int64_t some = std::min(KEYS_AT_ONCE, num_shared - index), later = std::min(KEYS_AT_ONCE, num_shared - index - some);
-            for (int64_t i = 0; i < later; i++) fetch(key_cache + place(start + index + some + i) * dim, dim);
-            for (int64_t i = 0; i < some; i++) fetch(value_cache + place(start + index + i) * value_dim, value_dim);
-            score_keys([&](int64_t i) { return start + index + i; }, some, index, 0, rows.count, at.queries);
-            for (int64_t i = 0; i < some; i++) take_value(index + i, start + index + i);
+            int64_t some = std::min(KEYS_AT_ONCE, num_shared - index);
+            num_next = std::min(KEYS_AT_ONCE, num_shared - index - some);
+            for (int64_t i = 0; i < num_next; i++) next[i] = key_cache + places[index + some + i] * dim;
+            for (int64_t i = 0; i < some; i++) fetched[i] = value_cache + places[index + i] * value_dim;
+            score_keys([&](int64_t i) { return start + index + i; }, some, index, 0, rows.count, at.queries, fetched);
+            for (int64_t i = 0; i < some; i++) take_value(index + i);
         }
         int64_t counts[MOST_OF_TILE];
         for (int64_t i = 0; i < rows.count; i++) {
             int64_t own = most_own ? std::clamp<int64_t>(own_keys.count(i) - skipped, 0, end - start - num_shared) : 0;
             const int64_t* its = own_keys.keys.data() + (own ? own_keys.ends[i] + skipped : 0);
+            for (int64_t k = 0; k < own; k++) places[num_shared + k] = place(its[k]);
             for (int64_t index = 0; index < own; index += KEYS_AT_ONCE)
                 score_keys([&](int64_t k) { return its[index + k]; }, std::min(KEYS_AT_ONCE, own - index),
-                           num_shared + index, i, 1, at.own_queries + i * num_heads * dim);
+                           num_shared + index, i, 1, at.own_queries + i * num_heads * dim, nullptr);
             counts[i] = num_shared + own;
         }
         for (int q = 0; q < num_queries; q++)
@@ -337,7 +354,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
             weigh_values(0, num_shared, q, std::min(group_queries, num_queries - q));
         for (int64_t i = 0; i < rows.count; i++) {
             const int64_t* its = own_keys.keys.data() + (counts[i] > num_shared ? own_keys.ends[i] + skipped : 0);
-            for (int64_t k = num_shared; k < counts[i]; k++) take_value(k, its[k - num_shared]);
+            for (int64_t k = num_shared; k < counts[i]; k++) places[k] = place(its[k - num_shared]), take_value(k);
             weigh_values(num_shared, counts[i] - num_shared, i * num_heads, num_heads);
         }
     }

@@ -26,6 +26,17 @@ struct RoundedRows {
 
 static inline ints all_whole(int32_t x) { return x - ints{}; }
 
+static inline int32_t sum_of_8(const int8_t* numbers) {
+#if defined(__SSE2__)
+    __m128i bytes = _mm_xor_si128(_mm_loadl_epi64((const __m128i*)numbers), _mm_set1_epi8(-128));
+    return _mm_cvtsi128_si32(_mm_sad_epu8(bytes, _mm_setzero_si128())) - 8 * 128;
+#else
+    int32_t sum = 0;
+    for (int64_t i = 0; i < 8; i++) sum += numbers[i];
+    return sum;
+#endif
+}
+
 // One that is no finite number makes the scale of its block none.
 static void round_row(const float* x, int64_t inputs, float* to) {
     RoundedRows by_8(inputs, 8), by_16(inputs, 16), by_32(inputs, 32);
@@ -49,8 +60,7 @@ static void round_row(const float* x, int64_t inputs, float* to) {
         }
         int32_t of_16 = 0, of_32 = 0;
         for (int64_t first = 0; first < ROUNDED_BLOCK; first += 8) {
-            int32_t of_8 = 0;
-            for (int64_t i = 0; i < 8; i++) of_8 += numbers[begin + first + i];
+            int32_t of_8 = sum_of_8(numbers + begin + first);
             words[by_8.sums + (begin + first) / 8] = of_8;
             of_16 += of_8;
             if (first % 16 == 8) words[by_16.sums + (begin + first) / 16] = of_16, of_32 += of_16, of_16 = 0;

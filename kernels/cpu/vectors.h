@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -217,6 +217,9 @@ static inline float sum(vec x) {
 static inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
 static inline float largest(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#endif
     float most = x[0];
     for (int lane = 1; lane < LANES; lane++) most = x[lane] > most ? x[lane] : most;
     return most;

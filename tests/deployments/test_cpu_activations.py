@@ -17,13 +17,13 @@ def test_engines_are_told():
 
 
 def test_a_gpu_rounds_none():
-    with pytest.raises(ValueError, match="cpu_activations is int8 and .*cuda: the CPU's kernels .*; use device cpu"):
+    with pytest.raises(ValueError, match=r"cpu_activations is int8 and .*cuda: the CPU's kernels .*; use device cpu"):
         AppConfig(cpu_activations="int8", num_gpus_per_verifier=1, num_gpus_per_drafter=1)
 
 
 @needs("ranks")
 def test_ranks_round_none():
-    with pytest.raises(ValueError, match="cpu_activations is int8 and tensor_parallel_size is 2: .*; leave one out"):
+    with pytest.raises(ValueError, match=r"cpu_activations is int8 and tensor_parallel_size is 2: .*; leave one out"):
         AppConfig(cpu_activations="int8", tensor_parallel_size=2, drafter="none")
 
 
