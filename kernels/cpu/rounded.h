@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "vectors.h"
@@ -43,15 +44,17 @@ static void round_row(const float* x, int64_t inputs, float* to) {
     int8_t* numbers = (int8_t*)to;
     int32_t* words = (int32_t*)to;
     for (int64_t begin = 0; begin < inputs; begin += ROUNDED_BLOCK) {
-        vec block[ROUNDED_BLOCK / LANES], most = {}, odd = {};
+        vec block[ROUNDED_BLOCK / LANES], most = {};
+        ints odd = {};
         for (int64_t i = 0; i < ROUNDED_BLOCK / LANES; i++) {
             int64_t left = inputs - begin - i * LANES;
             block[i] = left > 0 ? load_upto(x + begin + i * LANES, left) : vec{};
             most = larger(most, larger(block[i], -block[i]));
-            odd += block[i] * 0.0f;
+            vec none = block[i] * 0.0f;
+            odd |= none != none;
         }
         float top = largest(most);
-        to[by_8.scales + begin / ROUNDED_BLOCK] = top / 127.0f + sum(odd);
+        to[by_8.scales + begin / ROUNDED_BLOCK] = any(odd) ? NAN : top * (1 / 127.0f);
         float inverse = top > 0 ? 127.0f / top : 0.0f;
         vec rounder = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, ties to even
         for (int64_t i = 0; i < ROUNDED_BLOCK / LANES; i++) {
