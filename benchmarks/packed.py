@@ -1,75 +1,158 @@
-"""Plain decoding with weights held in several forms: tokens per second, and memory of the weights.
+"""Plain decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
 
-    .venv/bin/python benchmarks/packed.py MODEL[:DTYPE] [MODEL[:DTYPE] ..] [--at-once 1 4 16] [--output FILE]
+    .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS]] [..] [--llama-cpp PYTHON] [--openvino PYTHON]
 
-A MODEL is a folder or a GGUF file; DTYPE is one of `--dtype`, float32 unless given. Blocks of the models alternate, so
-that a drift of the machine meets all alike; figures are medians over the repeats, with the least and the most.
+A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, and ACTIVATIONS one of
+`--cpu-activations`. The others read the first MODEL that is a GGUF file, by a PYTHON that has `xllamacpp` or
+`openvino-genai`. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine meets
+all alike; figures are medians over the repeats, with the least and the most. Perplexity is of Spec-Bench's questions.
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from local_engine import Pair, generate, greedy, open_llm, quiet
-from report import Report, Table, machine_facts, spread
+from report import Report, Table, machine_facts, middle, spread
 from workload import describe, held_out_prompts
 
+from wingbeat.cluster.cores import waiting_env
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
+CHILD = Path(__file__).with_name("packed_child.py")
+QUESTIONS = Path(__file__).parent / "data" / "spec_bench_held_out.jsonl"
 
-class Held(NamedTuple):
-    """A model in one form."""
+
+@dataclass
+class Held:
+    """A model in one form, in a process."""
 
     name: str
-    llm: LLM
-    rates: dict[int, list[float]]
+    process: subprocess.Popen[str]
+    facts: dict[str, float]
+    rates: dict[int, list[float]] = field(default_factory=dict)
     """Tokens per second of each block, by requests at once."""
 
+    def run(self, prompts: list[list[int]], tokens: int) -> float:
+        """Tokens per second of all prompts together."""
+        self.process.stdin.write(json.dumps([prompts, tokens]) + "\n")
+        self.process.stdin.flush()
+        return len(prompts) * tokens / answer_of(self.process, float)
 
-def opened(given: str, most: int) -> Held:
-    """Load a model; plain decoding needs no drafter."""
-    path, _, dtype = given.partition(":")
-    llm = open_llm(Pair(Path(path), "none"), max_num_seqs=most, dtype=dtype or "float32")
-    return Held(f"{Path(path).name}{f' as {dtype}' if dtype else ''}", llm, {})
+
+def answer_of(process: subprocess.Popen[str], read: Any) -> Any:
+    """Read the next line that is an answer: libraries print lines of their own.
+
+    Raises:
+        RuntimeError: the process has ended.
+    """
+    for line in process.stdout:
+        try:
+            return read(line)
+        except ValueError:
+            continue
+    raise RuntimeError(f"{' '.join(map(str, process.args))} has ended")
+
+
+def opened(stack: ExitStack, name: str, python: Path | str, *words: Any) -> Held:
+    """Start a process that ends with the stack, and wait for its model."""
+    process = stack.enter_context(
+        subprocess.Popen(
+            [python, CHILD, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | (waiting_env() if words[0] == "wingbeat" else {}),
+        )
+    )
+    stack.callback(process.kill)
+    return Held(name, process, answer_of(process, dict_of))
+
+
+def dict_of(line: str) -> dict[str, float]:
+    """A JSON object; raises ValueError for another line."""
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError(line)
+    return found
+
+
+def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[Held]:
+    """Every engine that the arguments ask for."""
+    most, found = max(args.at_once), []
+    for given in args.models:
+        model, dtype, activations = (*given.split(":"), "", "")[:3]
+        name = Path(model).name + "".join(
+            f", {word}" for word in (dtype, activations and f"{activations} rows") if word
+        )
+        words = "wingbeat", model, args.threads, most, dtype or "float32", activations or "exact", text
+        found.append(opened(stack, name, sys.executable, *words))
+    file = next((given.partition(":")[0] for given in args.models if ".gguf" in given), None)
+    for name, python in (("llama.cpp", args.llama_cpp), ("openvino", args.openvino)):
+        if python is not None and file is not None:
+            found.append(opened(stack, name, python, name, file, args.threads, most))
+    return found
 
 
 def main() -> None:
     """Measure what the arguments ask for, and show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE]")
+    parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS]]")
+    parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON")
+    parser.add_argument("--openvino", type=Path, metavar="PYTHON")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
-    quiet()
-    models = [opened(given, max(args.at_once)) for given in args.models]
     tokenizer = Tokenizer.load(checkpoint_folder(args.models[0].partition(":")[0]))
     prompts = held_out_prompts(tokenizer, stdlib_root(), max(args.at_once))
-    for repeat in range(1 + args.repeats):
-        for at_once in args.at_once:
-            for model in models:
-                ids = [one.token_ids for one in prompts[:at_once]]
-                generated = generate(model.llm, ids, greedy(args.tokens, speculation=False))
-                if repeat:  # the first one warms up
-                    model.rates.setdefault(at_once, []).append(generated.tokens_per_s)
-    columns = ("weights", "MB", *(f"{count} at once" for count in args.at_once))
-    rows = [
-        (
-            model.name,
-            f"{model.llm.engine.loaded.weights_bytes / 1e6:.0f}",
-            *(spread(model.rates[count]) for count in args.at_once),
-        )
-        for model in models
-    ]
+    with ExitStack() as stack:
+        text = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8"))
+        entries = map(json.loads, QUESTIONS.read_text(encoding="utf-8").splitlines())
+        text.write("\n\n".join(entry["prompt"] for entry in entries))
+        text.flush()
+        engines = opened_all(stack, args, text.name)
+        for repeat in range(1 + args.repeats):
+            for at_once in args.at_once:
+                for engine in engines:
+                    rate = engine.run([one.token_ids for one in prompts[:at_once]], args.tokens)
+                    if repeat:  # the first one warms up
+                        engine.rates.setdefault(at_once, []).append(rate)
     facts = machine_facts() | {"prompts": describe(prompts), "answers": f"{args.tokens} tokens"}
-    figures = {model.name: {str(count): rates for count, rates in model.rates.items()} for model in models}
-    report = Report("packed", facts, [Table("Tokens per second, plain decoding", columns, rows)], figures)
-    report.finish(args, "packed")
+    facts["threads"] = str(args.threads)
+    figures = {one.name: one.facts | {str(count): rates for count, rates in one.rates.items()} for one in engines}
+    Report("packed", facts, [table(engines, args.at_once)], figures).finish(args, "packed")
+
+
+def table(engines: list[Held], sizes: list[int]) -> Table:
+    """A row for each engine; beside each rate how many times that of the best peer it is."""
+    peers = [one for one in engines if not one.facts]
+    rows = []
+    for engine in engines:
+        cells = [f"{engine.facts[name]:{form}}" if name in engine.facts else "" for name, form in FACTS.items()]
+        for size in sizes:
+            best = max((middle(peer.rates[size]) for peer in peers), default=0)
+            more = f", {middle(engine.rates[size]) / best:.2f} x" if best and engine not in peers else ""
+            cells.append(spread(engine.rates[size]) + more)
+        rows.append((engine.name, *cells))
+    columns = ("engine", "MB", "perplexity", *(f"{count} at once" for count in sizes))
+    return Table("Tokens per second, plain decoding; times the best peer's", columns, rows)
+
+
+FACTS = {"megabytes": ".0f", "perplexity": ".3f"}
+"""What the child knows of its model, and how it is shown."""
 
 
 if __name__ == "__main__":
