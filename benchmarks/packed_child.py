@@ -7,6 +7,7 @@ JSON with what is known of it, among it the perplexity of the file TEXT. Then ea
 tokens], and the answer says how many seconds all of them took together. Greedy, without a prefix cache.
 """
 
+import argparse
 import json
 import math
 import sys
@@ -94,15 +95,23 @@ def openvino(model: str, threads: int, at_once: int) -> tuple[Generate, dict[str
     return generate, {}
 
 
+ENGINES: dict[str, Callable[..., tuple[Generate, dict[str, float]]]] = {
+    "wingbeat": wingbeat,
+    "llama.cpp": llama_cpp,
+    "openvino": openvino,
+}
+
+
 def main() -> None:
     """Answer lines until there are no more."""
-    engine, model, threads, at_once = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    engines: dict[str, Callable[..., tuple[Generate, dict[str, float]]]] = {
-        "wingbeat": wingbeat,
-        "llama.cpp": llama_cpp,
-        "openvino": openvino,
-    }
-    generate, facts = engines[engine](model, threads, at_once, *sys.argv[5:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("model")
+    parser.add_argument("threads", type=int)
+    parser.add_argument("at_once", type=int)
+    parser.add_argument("more", nargs="*", help="of Wingbeat: DTYPE ACTIVATIONS [TEXT]")
+    args = parser.parse_args()
+    generate, facts = ENGINES[args.engine](args.model, args.threads, args.at_once, *args.more)
     print(json.dumps(facts), flush=True)
     for line in sys.stdin:
         prompts, tokens = json.loads(line)
@@ -110,7 +119,7 @@ def main() -> None:
         count = generate(prompts, tokens)
         seconds = time.perf_counter() - began
         if count != tokens * len(prompts):
-            raise SystemExit(f"{engine} wrote {count} tokens where {tokens * len(prompts)} were asked for")
+            raise SystemExit(f"{args.engine} wrote {count} tokens where {tokens * len(prompts)} were asked for")
         print(seconds, flush=True)
 
 
