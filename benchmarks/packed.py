@@ -1,11 +1,14 @@
-"""Plain decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
+"""Decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
 
-    .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS]] [..] [--llama-cpp PYTHON] [--openvino PYTHON]
+    .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]] [..] [--llama-cpp PYTHON]
+        [--openvino PYTHON]
 
-A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, and ACTIVATIONS one of
-`--cpu-activations`. The others read the first MODEL that is a GGUF file, by a PYTHON that has `xllamacpp` or
-`openvino-genai`. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine meets
-all alike; figures are medians over the repeats, with the least and the most. Perplexity is of Spec-Bench's questions.
+A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, ACTIVATIONS one of
+`--cpu-activations`, and DRAFTER one of `--drafter`, plain decoding unless given. llama.cpp decodes plainly and, where a
+DRAFTER is given, with each of its own drafts that need no model (`LLAMA_DRAFTS`). Both peers read the first MODEL that
+is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`. Each engine has a process of its own, and their
+blocks alternate, so that a drift of the machine meets all alike, each with prompts that nobody has answered yet;
+figures are medians over the repeats, with the least and the most. Perplexity is of Spec-Bench's questions.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from wingbeat.runtime.standard_library import stdlib_root
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHILD = Path(__file__).with_name("packed_child.py")
+LLAMA_DRAFTS = ("ngram_simple", "ngram_mod", "ngram_map_k")
 QUESTIONS = Path(__file__).parent / "data" / "spec_bench_held_out.jsonl"
 
 
@@ -88,25 +92,28 @@ def dict_of(line: str) -> dict[str, float]:
 
 def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[Held]:
     """Every engine that the arguments ask for."""
-    most, found = max(args.at_once), []
+    most, found, speculates = max(args.at_once), [], False
     for given in args.models:
-        model, dtype, activations = (*given.split(":"), "", "")[:3]
-        name = Path(model).name + "".join(
-            f", {word}" for word in (dtype, activations and f"{activations} rows") if word
-        )
-        words = "wingbeat", model, args.threads, most, dtype or "float32", activations or "exact", text
-        found.append(opened(stack, name, sys.executable, *words))
+        model, dtype, activations, drafter = (*given.split(":"), "", "", "")[:4]
+        form = (dtype, activations and f"{activations} activations", drafter and f"drafts by {Path(drafter).name}")
+        name = ", ".join((Path(model).name, *(word for word in form if word)))
+        words = model, args.threads, most, dtype or "float32", activations or "exact", drafter or "none", text
+        found.append(opened(stack, name, sys.executable, "wingbeat", *words))
+        speculates |= bool(drafter)
     file = next((given.partition(":")[0] for given in args.models if ".gguf" in given), None)
-    for name, python in (("llama.cpp", args.llama_cpp), ("openvino", args.openvino)):
-        if python is not None and file is not None:
-            found.append(opened(stack, name, python, name, file, args.threads, most))
+    if args.llama_cpp is not None and file is not None:
+        for drafts in ("none", *(LLAMA_DRAFTS if speculates else ())):
+            name = "llama.cpp" if drafts == "none" else f"llama.cpp, {drafts}"
+            found.append(opened(stack, name, args.llama_cpp, "llama.cpp", file, args.threads, most, drafts))
+    if args.openvino is not None and file is not None:
+        found.append(opened(stack, "OpenVINO GenAI", args.openvino, "openvino", file, args.threads, most))
     return found
 
 
 def main() -> None:
     """Measure what the arguments ask for, and show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS]]")
+    parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]]")
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -117,17 +124,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
     tokenizer = Tokenizer.load(checkpoint_folder(args.models[0].partition(":")[0]))
-    prompts = held_out_prompts(tokenizer, stdlib_root(), max(args.at_once))
+    prompts = held_out_prompts(tokenizer, stdlib_root(), (1 + args.repeats) * sum(args.at_once))
     with ExitStack() as stack:
         text = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8"))
         entries = map(json.loads, QUESTIONS.read_text(encoding="utf-8").splitlines())
         text.write("\n\n".join(entry["prompt"] for entry in entries))
         text.flush()
         engines = opened_all(stack, args, text.name)
+        waiting = iter(prompts)
         for repeat in range(1 + args.repeats):
             for at_once in args.at_once:
+                asked = [next(waiting).token_ids for _ in range(at_once)]
                 for engine in engines:
-                    rate = engine.run([one.token_ids for one in prompts[:at_once]], args.tokens)
+                    rate = engine.run(asked, args.tokens)
                     if repeat:  # the first one warms up
                         engine.rates.setdefault(at_once, []).append(rate)
     facts = machine_facts() | {"prompts": describe(prompts), "answers": f"{args.tokens} tokens"}
@@ -148,7 +157,7 @@ def table(engines: list[Held], sizes: list[int]) -> Table:
             cells.append(spread(engine.rates[size]) + more)
         rows.append((engine.name, *cells))
     columns = ("engine", "MB", "perplexity", *(f"{count} at once" for count in sizes))
-    return Table("Tokens per second, plain decoding; times the best peer's", columns, rows)
+    return Table("Tokens per second; times the best peer's", columns, rows)
 
 
 FACTS = {"megabytes": ".0f", "perplexity": ".3f"}

@@ -1,6 +1,6 @@
 """One engine over a model in a process of its own, which `packed.py` talks to.
 
-    PYTHON benchmarks/packed_child.py wingbeat|llama.cpp|openvino MODEL THREADS AT_ONCE [DTYPE ACTIVATIONS [TEXT]]
+    PYTHON benchmarks/packed_child.py wingbeat|llama.cpp|openvino MODEL THREADS AT_ONCE [..]
 
 PYTHON has the package of that name, `xllamacpp` or `openvino-genai`. A first line goes out once the model is there:
 JSON with what is known of it, among it the perplexity of the file TEXT. Then each line that comes in is JSON, [prompts,
@@ -26,9 +26,9 @@ PIECE = 512
 
 
 def wingbeat(
-    model: str, threads: int, at_once: int, dtype: str = "float32", activations: str = "exact", text: str = ""
+    model: str, threads: int, at_once: int, dtype: str, activations: str, drafter: str, text: str = ""
 ) -> tuple[Generate, dict[str, float]]:
-    """Plain decoding, which needs no drafter."""
+    """An engine in this process."""
     from wingbeat.cluster.channels.channel import InProcessChannel
     from wingbeat.runtime.config import EngineConfig
     from wingbeat.runtime.llm import LLM
@@ -37,7 +37,7 @@ def wingbeat(
     config = EngineConfig(
         max_num_seqs=at_once, max_model_len=ROOM, enable_prefix_caching=False, cpu_activations=activations
     )
-    llm = LLM(model, "none", config, InProcessChannel, dtype=dtype, device="cpu", threads=threads)
+    llm = LLM(model, drafter, config, InProcessChannel, dtype=dtype, device="cpu", threads=threads)
     facts: dict[str, float] = {"megabytes": llm.engine.loaded.weights_bytes / 1e6}
     if text:
         ids = llm.tokenizer.encode(Path(text).read_text(encoding="utf-8"), add_special_tokens=False)
@@ -49,13 +49,13 @@ def wingbeat(
         facts["perplexity"] = math.exp(-sum(found) / len(found))
 
     def generate(prompts: list[list[int]], tokens: int) -> int:
-        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, speculation=False)
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         return sum(len(one.token_ids) for one in llm.generate(prompts, [params] * len(prompts)))
 
     return generate, facts
 
 
-def llama_cpp(model: str, threads: int, at_once: int) -> tuple[Generate, dict[str, float]]:
+def llama_cpp(model: str, threads: int, at_once: int, drafts: str = "none") -> tuple[Generate, dict[str, float]]:
     """Slots of its server, called without HTTP."""
     import xllamacpp
 
@@ -64,6 +64,7 @@ def llama_cpp(model: str, threads: int, at_once: int) -> tuple[Generate, dict[st
     params.n_parallel, params.n_ctx = at_once, ROOM * at_once
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.cache_prompt, params.cache_ram_mib, params.verbosity = False, 0, -1
+    params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{drafts.upper()}")]
     server, pool = xllamacpp.Server(params), ThreadPoolExecutor(at_once)
 
     def one(prompt: list[int], tokens: int) -> int:
@@ -109,7 +110,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("threads", type=int)
     parser.add_argument("at_once", type=int)
-    parser.add_argument("more", nargs="*", help="of Wingbeat: DTYPE ACTIVATIONS [TEXT]")
+    parser.add_argument(
+        "more", nargs="*", help="of Wingbeat: DTYPE ACTIVATIONS DRAFTER [TEXT]; of llama.cpp: its kind of drafts"
+    )
     args = parser.parse_args()
     generate, facts = ENGINES[args.engine](args.model, args.threads, args.at_once, *args.more)
     print(json.dumps(facts), flush=True)

@@ -223,3 +223,21 @@ static void unpack_panel(const uint8_t* weight, const Groups& groups, int64_t in
         }
     }
 }
+
+// One column [inputs] of a matrix in panels, as floats.
+template <class T>
+static void unpack_column(const uint8_t* weight, const Groups& groups, int64_t inputs, int64_t column, T, float* into) {
+    int64_t num_groups = inputs / groups.size, vector = column % PANEL / LANES, lane = column % LANES;
+    weight += column / PANEL * (inputs / T::INPUTS) * T::ROWS * PANEL;
+    Groups own = groups.from(column / PANEL, inputs, vector * LANES);
+    for (int64_t group = 0; group < num_groups; group++) {
+        vec scale, shift;
+        own.read(group, 0, num_groups, 0, FactorOf<T>::VALUE, scale, shift);
+        for (int64_t i = 0; i < groups.size; i += T::INPUTS, weight += T::ROWS * PANEL)
+            for (int input = 0; input < T::INPUTS; input++) {
+                float lanes[LANES];
+                store(lanes, fused(T::number(weight, vector, input), scale, shift));
+                *into++ = lanes[lane];
+            }
+    }
+}

@@ -30,6 +30,17 @@ void wingbeat_pack(const uint8_t* values, int64_t column_stride, int64_t input_s
     });
 }
 
+// Whether all of the columns are there.
+bool wingbeat_columns(const Matrix* matrix, int64_t inputs, const int64_t* columns, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; i++)
+        if (columns[i] < 0 || columns[i] >= matrix->columns) return false;
+    by_form(matrix->kind - FIRST_GROUPED, [&](auto form) {
+        for (int64_t i = 0; i < count; i++)
+            unpack_column((const uint8_t*)matrix->weight, matrix->groups, inputs, columns[i], form, out + i * inputs);
+    });
+    return true;
+}
+
 void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {
     for (int64_t row = 0; row < num_rows; row++) norm_row(x + row * width, weight, eps, width, out + row * width);
 }

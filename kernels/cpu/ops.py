@@ -125,7 +125,7 @@ class CpuKernels:
         self._library.wingbeat_pack(
             values.data_ptr(), *values.stride(), columns, inputs, layout.kind, storage.data_ptr()
         )
-        return GroupPanels.of(weight, storage, bias)
+        return GroupPanels.of(weight, storage, bias, self._library.wingbeat_columns)
 
     def _product(self, x: Tensor, inputs: int, matrices: ctypes.Array, columns: int, wide: bool) -> Tensor:
         rows = x.float()

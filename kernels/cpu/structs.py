@@ -145,6 +145,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), ctypes.c_int, c_void_p]
     library.wingbeat_panel.argtypes, library.wingbeat_panel.restype = [], c_int64
     library.wingbeat_pack.argtypes = [c_void_p, *[c_int64] * 5, c_void_p]
+    library.wingbeat_columns.argtypes = [POINTER(Matrix), c_int64, c_void_p, c_int64, c_void_p]
+    library.wingbeat_columns.restype = ctypes.c_bool
     library.wingbeat_norm.argtypes = [c_void_p, c_int64, c_int64, c_void_p, ctypes.c_float, c_void_p]
     library.wingbeat_attention.argtypes = [
         POINTER(Heads),

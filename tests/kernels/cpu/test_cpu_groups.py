@@ -85,3 +85,13 @@ def test_inputs_in_another_order_are_multiplied_by_their_own_weights():
     dense = weight.dense()
     assert torch.equal(dense[:, order], weight._replace(order=None).dense())
     torch.testing.assert_close(found, rows @ dense.t())
+
+
+def test_columns_are_read_one_by_one_and_those_that_are_not_there_are_refused():
+    kernels, weight = cpu_kernels(), random_weight(UINT5, 129, 96, 32)
+    panels, columns = kernels.pack_groups(weight), torch.tensor([128, 0, 17, 17])
+    assert torch.equal(panels.columns_at(columns), weight.dense()[columns])
+    assert panels.columns_at(columns[:0]).shape == (0, 96)
+    for wrong in (129, -1):
+        with pytest.raises(IndexError, match="of 129"):
+            panels.columns_at(torch.tensor([3, wrong]))
