@@ -32,6 +32,8 @@ _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activatio
 """Tensors of files that describe activations, not weights."""
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
 """Scales of a quantised KV cache, which no output depends on."""
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj")
+"""An expert's linear layer, as most checkpoints name it."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without its package."""
 
@@ -172,7 +174,15 @@ def _packed(
     import torch
     from safetensors import safe_open
 
-    from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
+    from wingbeat.kernels.grouped_weight import GroupedWeight
+    from wingbeat.runtime.quantised.packed_loading import (
+        KINDS,
+        Experts,
+        empty_model,
+        has_plain_experts,
+        load_packed,
+        plain_config,
+    )
 
     files = weight_files(config.folder)
     if files[0].suffix != ".safetensors":
@@ -202,14 +212,20 @@ def _packed(
     def weight_of(layer: str) -> "GroupedWeight | Tensor":
         return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)
 
-    return load_packed(
-        config,
-        load,
-        empty_model(plain_config(config)),
-        plain,
-        {f"{layer}.weight": partial(weight_of, layer) for layer in layers},
-        packed,
-    )
+    shell = empty_model(plain_config(config))
+    modules, by_module = dict(shell.named_modules()), {}
+    for layer in layers:
+        if (match := _EXPERT.fullmatch(layer)) is not None and has_plain_experts(modules.get(match[1])):
+            by_module.setdefault(match[1], {})[match[3], int(match[2])] = layer
+    experts = {}
+    for name, own in by_module.items():
+        count = modules[name].num_experts
+        whole = own.keys() == {(kind, expert) for kind in KINDS for expert in range(count)}
+        if whole and isinstance(weight_of(own["gate", 0]), GroupedWeight):
+            experts[name] = Experts(count, lambda kind, expert, own=own: weight_of(own[kind, expert]))
+    apart = {layer for name in experts for layer in by_module[name].values()}
+    linears = {f"{layer}.weight": partial(weight_of, layer) for layer in layers if layer not in apart}
+    return load_packed(config, load, shell, plain, linears, packed, experts)
 
 
 class _Quantiser(NamedTuple):

@@ -2,6 +2,7 @@
 multiply by such."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -17,7 +18,14 @@ from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
 from wingbeat.runtime.quantised.gguf_file import GgufTensor, read_gguf
-from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
+from wingbeat.runtime.quantised.packed_loading import (
+    KINDS,
+    Experts,
+    empty_model,
+    has_plain_experts,
+    load_packed,
+    plain_config,
+)
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -32,6 +40,7 @@ logger = logging.getLogger(__name__)
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 """Tensors that drafters share with their verifier, as GGUF and transformers name them."""
+_EXPERTS = re.compile(r"(.+\.ffn_)(gate|up|down)(_exps\.weight)")
 _ROWS_AT_ONCE = 1024
 
 
@@ -52,16 +61,19 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: bool) -
     kind = TENSOR_PROCESSORS.get(ARCHITECTURES[architecture].tensors_of or architecture, TensorProcessor)
     processor = kind(config=shell.config.to_dict())
     names = _names(shell, processor, architecture)
+    modules = dict(shell.named_modules())
+    experts = _experts({tensor.name: tensor for tensor in file.tensors}, names)
+    experts = {name: own for name, own in experts.items() if has_plain_experts(modules.get(name))}
     matrices, others = {}, []
     for tensor in file.tensors:
         read = _grouped(tensor, processor) if tensor.name in names else None
-        if read is None:
-            others.append(tensor)
-        else:
+        if read is not None:
             matrices[names[tensor.name]] = read
+        elif _module_of_experts(tensor.name, names) not in experts:
+            others.append(tensor)
     forms = Counter(one.tensor_type.name for one in file.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
-    return load_packed(config, load, shell, _dense(others, processor, names), matrices, packed)
+    return load_packed(config, load, shell, _dense(others, processor, names), matrices, packed, experts)
 
 
 def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
@@ -124,20 +136,47 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
     return read["tensors"]
 
 
+def _experts(tensors: Mapping[str, GgufTensor], names: Mapping[str, str]) -> dict[str, Experts]:
+    """Experts that have all of their weights in forms that stay packed, by the name of their module."""
+    found = {}
+    for name in tensors:
+        if (module := _module_of_experts(name, names)) is None:
+            continue
+        own = {kind: tensors.get(_EXPERTS.sub(rf"\1{kind}\3", name)) for kind in KINDS}
+        if all(one is not None and one.tensor_type.name in FORMS for one in own.values()):
+            found[module] = Experts(int(own["down"].shape[2]), partial(_read_expert, own))
+    return found
+
+
+def _module_of_experts(name: str, names: Mapping[str, str]) -> str | None:
+    """The module that a tensor of experts belongs to; None for other tensors."""
+    own = names.get(name.removesuffix(".weight")) if _EXPERTS.fullmatch(name) else None
+    return None if own is None else own.rpartition(".")[0]
+
+
+def _read_expert(tensors: Mapping[str, GgufTensor], kind: str, expert: int) -> GroupedWeight:
+    return _read_blocks(tensors[kind].data[expert], tensors[kind])
+
+
+def _read_blocks(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
+    """Rows of a form's blocks."""
+    layout = FORMS[tensor.tensor_type.name]
+    inputs = int(tensor.shape[0])
+    return layout.read(torch.from_numpy(data).view(len(data), inputs // layout.inputs, layout.size))
+
+
 def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
     """Reads a matrix, its rows in transformers' order; None for other forms, and where more is done to it."""
     form = tensor.tensor_type.name
     if form not in FORMS or len(tensor.shape) != 2:
         return None
-    inputs, columns = map(int, tensor.shape)
-    rows = np.arange(columns)[:, None]
+    rows = np.arange(int(tensor.shape[1]))[:, None]
     order = processor.process(weights=rows, name=tensor.name).weights
     if not np.array_equal(np.sort(order, axis=0), rows):
         return None
 
     def read() -> GroupedWeight:
-        layout = FORMS[form]
-        blocks = torch.from_numpy(tensor.data).view(columns, inputs // layout.inputs, layout.size)
-        return layout.read(blocks if np.array_equal(order, rows) else blocks[torch.from_numpy(order[:, 0].copy())])
+        in_order = np.array_equal(order, rows)
+        return _read_blocks(tensor.data if in_order else tensor.data[order[:, 0]], tensor)
 
     return read

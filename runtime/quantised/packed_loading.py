@@ -1,7 +1,9 @@
 """A checkpoint loaded tensor by tensor: weights that kernels multiply by as they lie are never held as floats."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +19,26 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
+
+
+KINDS = ("gate", "up", "down")
+"""Weights of an expert."""
+
+
+class Experts(NamedTuple):
+    """Experts of a layer."""
+
+    count: int
+    read: Callable[[str, int], GroupedWeight]
+    """Reads a weight of one of them, by its kind and the expert's number."""
+
+
+def has_plain_experts(module: Any) -> bool:
+    """Whether gates and ups of experts lie side by side, [out, in], without biases, as in most of transformers'."""
+    plain = {"has_gate": True, "is_concatenated": True, "is_transposed": False, "has_bias": False}
+    return all(getattr(module, name, None) == value for name, value in plain.items()) and not getattr(
+        module, "has_post_expert_norm", False
+    )
 
 
 def plain_config(config: ConfigFile) -> "PretrainedConfig":
@@ -39,6 +61,7 @@ def load_packed(
     plain: Mapping[str, Tensor],
     packed: Mapping[str, Callable[[], GroupedWeight | Tensor]],
     stays: bool,
+    experts: Mapping[str, Experts] = MappingProxyType({}),
 ) -> "Loaded":
     """The model with transformers' report of what was loaded.
 
@@ -48,6 +71,7 @@ def load_packed(
         plain: tensors that lie in the files as they are, by name.
         packed: reads a weight, by its name; called one after the other.
         stays: whether weights may stay packed.
+        experts: those of layers, by the name of their module.
 
     Raises:
         ModelCheckpointError: a scale is no number; names the tensor.
@@ -58,8 +82,7 @@ def load_packed(
         if isinstance(weight, Tensor):
             state[name] = weight
             continue
-        if not _is_finite(weight):
-            raise ModelCheckpointError(f"{config.folder}: tensor {name} or its scales hold NaN or infinity")
+        _check_finite(weight, name, config)
         layer = name.removesuffix(".weight")
         held = first("pack_weight", modules.get(layer), weight, state.get(f"{layer}.bias")) if stays else None
         if held is None:
@@ -69,6 +92,17 @@ def load_packed(
             state[name] = _placeholder(weight.values.shape)
         del weight
         give_back_freed()  # else each weight's copies lie between those that stay
+    for name, own in experts.items():
+        read = partial(_read_expert, config, name, own)
+        held = first("pack_experts", own.count, read) if stays else None
+        if held is None:
+            gates, ups, downs = (torch.stack([read(kind, one).dense() for one in range(own.count)]) for kind in KINDS)
+            state |= {f"{name}.gate_up_proj": torch.cat([gates, ups], dim=1), f"{name}.down_proj": downs}
+        else:
+            kept[name] = held
+            places = dict(modules[name].named_parameters(recurse=False))
+            state |= {f"{name}.{place}": _placeholder(places[place].shape) for place in places}
+        give_back_freed()
     model, info = load(type(shell), None, config=shell.config, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
         model.generation_config = generation_of(config.folder)["generation_config"]
@@ -77,15 +111,23 @@ def load_packed(
     return model, info
 
 
+def _read_expert(config: ConfigFile, name: str, experts: Experts, kind: str, expert: int) -> GroupedWeight:
+    """A weight; raises ModelCheckpointError as `load_packed`."""
+    weight = experts.read(kind, expert)
+    _check_finite(weight, f"of {name}, {kind} of expert {expert}", config)
+    return weight
+
+
 def _placeholder(shape: tuple[int, ...]) -> Tensor:
     """A float32 tensor of a weight's shape that holds one number, which is none."""
     return torch.full((), float("nan")).expand(shape)
 
 
-def _is_finite(weight: GroupedWeight) -> bool:
-    if weight.form is E4M3 and int((weight.values & 127).amax()) == 127:
-        return False
+def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
+    """Raises ModelCheckpointError as `load_packed`."""
     parts = [*weight.scales, *(weight.minima or ())]
     # Differences to themselves: what is not finite leaves NaN, which sums keep.
     floats = [part for part in parts if part is not None and part.is_floating_point()]
-    return all(float((part - part).sum()) == 0 for part in floats)
+    is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
+    if is_nan or any(float((part - part).sum()) != 0 for part in floats):
+        raise ModelCheckpointError(f"{config.folder}: tensor {name} or its scales hold NaN or infinity")

@@ -15,6 +15,7 @@ from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels
 from wingbeat.kernels.grouped_weight import INT8, GroupedWeight, Scales
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
+from wingbeat.runtime.cpu.layers.packed_modules import PackedExperts
 from wingbeat.runtime.verifier.layers.model_part import ModelPart
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
@@ -36,8 +37,10 @@ class RoundedActivations(ModelPart):
 
     def __init__(self, loaded: "LoadedModel") -> None:
         linears = [one for one in loaded.model.modules() if isinstance(one, nn.Linear)]
+        experts = [one.panels for one in loaded.model.modules() if isinstance(one, PackedExperts) and one.panels]
         count = sum(map(_round_rows, linears))
-        if not count:
+        of_experts = sum(panels.round_rows() for all_of in experts for kind in all_of for panels in kind)
+        if not count + of_experts:
             raise UnsupportedModelError(
                 f"{loaded.name}: cpu_activations is int8, and none of its linear layers has packed weights of whole "
                 "numbers on this CPU; use exact, or a model of four to eight bits, such as dtype int8 makes of any"
@@ -45,7 +48,8 @@ class RoundedActivations(ModelPart):
         for layer, attention in zip(loaded.decoder_layers, loaded.layers, strict=True):
             if isinstance(layer, CpuLayer) and layer.stack is not None:
                 layer.stack.add(layer, attention)
-        logger.info("%d of %d linear layers round their inputs to int8", count, len(linears))
+        beside = f" and {of_experts} of experts" if of_experts else ""
+        logger.info("%d of %d linear layers%s round their inputs to int8", count, len(linears), beside)
 
 
 def _round_rows(linear: nn.Linear) -> bool:

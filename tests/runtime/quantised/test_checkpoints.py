@@ -22,9 +22,11 @@ Packed = tuple[dict[str, Tensor], Tensor]
 """A layer's tensors by the end of their names, and the weight [out, in] that they stand for."""
 
 
-def save_quantised(folder: Path, pack: Callable[[Tensor], Packed], config: dict[str, Any]) -> dict[str, Tensor]:
-    """A small Llama whose projections are packed; returns the weights they stand for."""
-    random_model("llama").save_pretrained(folder)
+def save_quantised(
+    folder: Path, pack: Callable[[Tensor], Packed], config: dict[str, Any], model: str = "llama"
+) -> dict[str, Tensor]:
+    """A small model whose projections are packed; returns the weights they stand for."""
+    random_model(model).save_pretrained(folder)
     tensors, meant = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if name.endswith("_proj.weight"):

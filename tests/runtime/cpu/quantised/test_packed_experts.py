@@ -1,0 +1,97 @@
+"""Experts of quantised models stay packed, one by one."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.runtime.models import TREE, engine_config, generate, greedy, greedy_params, random_model, random_prompts
+from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_quantised
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.runtime.cpu.layers.packed_modules import ExpertPanels, PackedExperts
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+from wingbeat.runtime.verifier.loading.loader import load_model
+
+pytest.importorskip("gguf")
+from tests.runtime.quantised.gguf_architectures import write_architecture
+from tests.runtime.quantised.gguf_world import TOKENS
+from wingbeat.runtime.hub import checkpoint_folder
+
+pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+NUM_TOKENS = 24
+
+
+def experts_of(model):
+    return [module for module in model.modules() if isinstance(module, PackedExperts)]
+
+
+def check_text(loaded, meant, prompts):
+    """Plainly, together and alone, and with drafts that are right."""
+    params, expected = [greedy_params(NUM_TOKENS)] * len(prompts), greedy(meant, prompts, NUM_TOKENS)[0]
+    assert generate(loaded, engine_config(), None, prompts, params)[0] == expected
+    assert generate(loaded, engine_config(), None, prompts[:1], params[:1])[0] == expected[:1]
+    sequences = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
+    right = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
+    assert generate(loaded, engine_config(TREE), right, prompts, params)[0] == expected
+
+
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0", "Q5_1"])
+def test_those_of_a_gguf_file(form, tmp_path):
+    meant = write_architecture(tmp_path / "tiny.gguf", "qwen3moe", form)
+    loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU)
+    experts = experts_of(loaded.model)
+    assert [type(one.panels) for one in experts] == [ExpertPanels] * 4
+    places = [parameter for one in experts for parameter in one.parameters()]
+    assert all(place.untyped_storage().nbytes() == 4 for place in places)
+    assert loaded.weights_bytes < 1.6 * sum(parameter.numel() for parameter in meant.parameters())
+    held, expected = loaded.model.state_dict(), meant.state_dict()
+    for name in (f"model.layers.1.mlp.experts.{part}_proj" for part in ("gate_up", "down")):
+        assert torch.equal(held[name], expected[name])
+    check_text(loaded, meant, random_prompts((5, 40, 17), len(TOKENS)))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("case", CASES)
+def test_those_of_a_checkpoint(case, tmp_path):
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    stands_for = save_quantised(packed, *CASES[case], model="qwen3_moe")
+    assert any(".experts." in name for name in stands_for)
+    random_model("qwen3_moe").save_pretrained(plain)
+    tensors = load_file(plain / "model.safetensors")
+    contiguous = {name: tensor.contiguous() for name, tensor in stands_for.items()}
+    save_file(tensors | contiguous, plain / "model.safetensors", metadata={"format": "pt"})
+    meant = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    loaded = load_model(packed, torch.float32, CPU)
+    assert len(experts_of(loaded.model)) == loaded.model.config.num_hidden_layers
+    assert all(one.panels is not None for one in experts_of(loaded.model))
+    check_text(loaded, meant, random_prompts((5, 30)))
+
+
+def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):
+    meant = write_architecture(tmp_path / "tiny.gguf", "qwen3moe", "Q4_0")
+    model = load_model(checkpoint_folder(tmp_path), torch.float32, CPU).model
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert torch.equal(deepcopy(model).state_dict()[name], meant.state_dict()[name])
+    model.to(torch.bfloat16)
+    assert all(one.panels is None for one in experts_of(model))
+    assert torch.equal(model.get_parameter(name), meant.state_dict()[name].bfloat16())
+
+
+def test_experts_in_another_dtype_are_numbers(tmp_path):
+    meant = write_architecture(tmp_path / "tiny.gguf", "qwen3moe", "Q8_0")
+    loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU, packed=False)
+    assert not experts_of(loaded.model)
+    for name, weight in meant.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], weight), name
+
+
+def test_a_scale_that_is_none_is_named(tmp_path):
+    save_quantised(tmp_path, *CASES["awq"], model="qwen3_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.2.up_proj.scales"][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelCheckpointError, match=r"of model.layers.1.mlp.experts, up of expert 2 or its scales hold"):
+        load_model(tmp_path, torch.float32, CPU)
