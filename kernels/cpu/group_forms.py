@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from wingbeat.kernels.grouped_weight import E4M3, INT8, UINT4, UINT5, UINT6
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6
 
 
 class Layout(NamedTuple):
@@ -21,4 +21,5 @@ LAYOUTS = {
     UINT5: Layout(8, 8, 5),
     UINT6: Layout(9, 8, 6),
     E4M3: Layout(10, 2, 2),
+    E2M1: Layout(11, 8, 4),
 }

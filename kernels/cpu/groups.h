@@ -42,6 +42,34 @@ struct grouped_nibbles {
     }
 };
 
+// Twice the floats of four bits that have two bits of exponent and one of mantissa: whole numbers of a table.
+struct grouped_e2m1 {
+    uint8_t byte;
+    static constexpr int INPUTS = 8, ROWS = 4, BLOCKS = 2;
+    static constexpr bool SIGNED = true;
+    static words four(const uint8_t* unit, int64_t vector, int half) {
+        alignas(16) static const int8_t TABLE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+        words codes = grouped_nibbles::four(unit, vector, half);
+#if defined(__AVX512BW__)
+        __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)TABLE));
+        return (words)_mm512_shuffle_epi8(table, (__m512i)codes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+        __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)TABLE));
+        return (words)_mm256_shuffle_epi8(table, (__m256i)codes);
+#else
+        uint8_t bytes[4 * LANES];
+        memcpy(bytes, &codes, sizeof(codes));
+        for (uint8_t& code : bytes) code = TABLE[code];
+        memcpy(&codes, bytes, sizeof(codes));
+        return codes;
+#endif
+    }
+    static vec number(const uint8_t* unit, int64_t vector, int input) {
+        return as_floats((words)((ints)(four(unit, vector, input / 4) << (24 - input % 4 * 8)) >> 24));
+    }
+    static void put(const uint8_t* numbers, uint8_t* unit, int64_t column) { grouped_nibbles::put(numbers, unit, column); }
+};
+
 // Numbers of four bits, and behind a panel's those of BITS more, the first input's lowest.
 template <int BITS>
 struct grouped_planes {
@@ -112,7 +140,8 @@ static inline void by_form(int64_t index, const Run& run) {
         case 1: return run(grouped_nibbles{});
         case 2: return run(grouped_planes<1>{});
         case 3: return run(grouped_planes<2>{});
-        default: return run(grouped_e4m3{});
+        case 4: return run(grouped_e4m3{});
+        default: return run(grouped_e2m1{});
     }
 }
 

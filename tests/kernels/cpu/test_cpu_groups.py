@@ -5,10 +5,10 @@ import torch
 
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.kernels.cpu.panels import Panels
-from wingbeat.kernels.grouped_weight import E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-LARGEST = {UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255}
+LARGEST = {E2M1: 15, UINT4: 15, UINT5: 31, UINT6: 63, INT8: 255}
 
 
 def random_weight(form, columns, inputs, group, scaled="half") -> GroupedWeight:
@@ -47,6 +47,7 @@ def random_weight(form, columns, inputs, group, scaled="half") -> GroupedWeight:
 CASES = [
     *((form, "half") for form in (*LARGEST, E4M3)),
     *((UINT4, scaled) for scaled in ("bfloat", "minima", "products", "signed")),
+    (E2M1, "float"),
     *((UINT5, "products"), (UINT6, "signed"), (E4M3, "float"), (E4M3, "bfloat"), (INT8, "float")),
 ]
 
