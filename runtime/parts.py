@@ -41,9 +41,9 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
 - `pack_weight(module, weight, bias)`: a `GroupedWeight` as kernels read it, for a module that will hold it; None where
-  they do not. `pack_experts(num_experts, read)`: likewise of experts, whose `read(kind, expert)` reads one's
-  `gate`, `up` or `down`. `keep_packed(model, packed)` gives what they made to a loaded model, by names of weights, of
-  experts by those of their modules.
+  they do not. `pack_experts(count, gated, read)`: likewise of experts, whose `read(kind, expert)` reads one's weight
+  and bias, of the kinds `gated` and of `down`. `keep_packed(model, packed)` gives what they made to a loaded model, by
+  names of weights, of experts by those of their modules.
 - `kernel_head(head)`: a draft head as kernels that draft read it, its weights packed; None for other heads.
 - `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.
 - `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.

@@ -148,12 +148,33 @@ def _gguf(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
     return load_gguf(config, load, packed)
 
 
+def _mxfp4(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+    if not packed:
+        return _by_option("Mxfp4Config", dequantize=True)(config, load, packed)
+    from wingbeat.runtime.quantised.mxfp4 import load_mxfp4
+
+    return load_mxfp4(config, load, _stored_tensors(config))
+
+
 def _stored(file: "Path", name: str) -> "Tensor":
     """A tensor in a mapping of its own, which ends with it: the pages of one that is kept count as memory."""
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
         return opened.get_tensor(name)
+
+
+def _stored_tensors(config: ConfigFile) -> "dict[str, Callable[[], Tensor]]":
+    """Readers of a checkpoint's tensors by name."""
+    from safetensors import safe_open
+
+    files, found = weight_files(config.folder), {}
+    if files[0].suffix != ".safetensors":
+        raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: partial(_stored, file, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+    return found
 
 
 def _packed(
@@ -172,11 +193,9 @@ def _packed(
         read: from a layer's name, its parts and the settings.
     """
     import torch
-    from safetensors import safe_open
 
     from wingbeat.kernels.grouped_weight import GroupedWeight
     from wingbeat.runtime.quantised.packed_loading import (
-        KINDS,
         Experts,
         empty_model,
         has_plain_experts,
@@ -184,13 +203,7 @@ def _packed(
         plain_config,
     )
 
-    files = weight_files(config.folder)
-    if files[0].suffix != ".safetensors":
-        raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
-    tensors = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            tensors |= {name: partial(_stored, file, name) for name in opened.keys()}  # noqa: SIM118 (it is no dict)
+    tensors = _stored_tensors(config)
     layers = {name.rpartition(".")[0]: {} for name in tensors if name.rpartition(".")[2] in marks}
     plain = {}
     for name, stored in tensors.items():
@@ -220,7 +233,7 @@ def _packed(
     experts = {}
     for name, own in by_module.items():
         count = modules[name].num_experts
-        whole = own.keys() == {(kind, expert) for kind in KINDS for expert in range(count)}
+        whole = own.keys() == {(kind, expert) for kind in ("gate", "up", "down") for expert in range(count)}
         if whole and isinstance(weight_of(own["gate", 0]), GroupedWeight):
             experts[name] = Experts(count, lambda kind, expert, own=own: weight_of(own[kind, expert]))
     apart = {layer for name in experts for layer in by_module[name].values()}
@@ -243,6 +256,6 @@ _QUANTISERS = {
     "fp8": _Quantiser(_scaled),
     "gguf": _Quantiser(_gguf),
     "gptq": _Quantiser(_packed_integers),
-    "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),
+    "mxfp4": _Quantiser(_mxfp4),
     "torchao": _Quantiser(_as_they_are, "torchao"),
 }

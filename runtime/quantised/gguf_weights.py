@@ -19,7 +19,6 @@ from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
 from wingbeat.runtime.quantised.gguf_file import GgufTensor, read_gguf
 from wingbeat.runtime.quantised.packed_loading import (
-    KINDS,
     Experts,
     empty_model,
     has_plain_experts,
@@ -142,7 +141,7 @@ def _experts(tensors: Mapping[str, GgufTensor], names: Mapping[str, str]) -> dic
     for name in tensors:
         if (module := _module_of_experts(name, names)) is None:
             continue
-        own = {kind: tensors.get(_EXPERTS.sub(rf"\1{kind}\3", name)) for kind in KINDS}
+        own = {kind: tensors.get(_EXPERTS.sub(rf"\1{kind}\3", name)) for kind in ("gate", "up", "down")}
         if all(one is not None and one.tensor_type.name in FORMS for one in own.values()):
             found[module] = Experts(int(own["down"].shape[2]), partial(_read_expert, own))
     return found

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 
-KINDS = ("gate", "up", "down")
-"""Weights of an expert."""
-
-
 class Experts(NamedTuple):
     """Experts of a layer."""
 
     count: int
     read: Callable[[str, int], GroupedWeight]
     """Reads a weight of one of them, by its kind and the expert's number."""
+    gated: tuple[str, ...] = ("gate", "up")
+    """Kinds of weights whose outputs lie side by side; `down` follows."""
+    biases: Mapping[str, Tensor] = MappingProxyType({})
+    """[num_experts, columns], by the kind."""
 
 
 def has_plain_experts(module: Any) -> bool:
@@ -94,14 +94,17 @@ def load_packed(
         give_back_freed()  # else each weight's copies lie between those that stay
     for name, own in experts.items():
         read = partial(_read_expert, config, name, own)
-        held = first("pack_experts", own.count, read) if stays else None
-        if held is None:
-            gates, ups, downs = (torch.stack([read(kind, one).dense() for one in range(own.count)]) for kind in KINDS)
-            state |= {f"{name}.gate_up_proj": torch.cat([gates, ups], dim=1), f"{name}.down_proj": downs}
-        else:
+        held = first("pack_experts", own.count, own.gated, read) if stays else None
+        places = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}
+        for place, kinds in places.items():
+            if held is not None:
+                state[place] = _placeholder(shell.get_parameter(place).shape)
+                continue
+            each = (torch.cat([read(kind, one)[0].dense() for kind in kinds]) for one in range(own.count))
+            weight = torch.stack(list(each))
+            state[place] = weight.mT.contiguous() if modules[name].is_transposed else weight
+        if held is not None:
             kept[name] = held
-            places = dict(modules[name].named_parameters(recurse=False))
-            state |= {f"{name}.{place}": _placeholder(places[place].shape) for place in places}
         give_back_freed()
     model, info = load(type(shell), None, config=shell.config, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
@@ -111,11 +114,13 @@ def load_packed(
     return model, info
 
 
-def _read_expert(config: ConfigFile, name: str, experts: Experts, kind: str, expert: int) -> GroupedWeight:
-    """A weight; raises ModelCheckpointError as `load_packed`."""
-    weight = experts.read(kind, expert)
+def _read_expert(
+    config: ConfigFile, name: str, experts: Experts, kind: str, expert: int
+) -> tuple[GroupedWeight, Tensor | None]:
+    """A weight and its bias; raises ModelCheckpointError as `load_packed`."""
+    weight, biases = experts.read(kind, expert), experts.biases.get(kind)
     _check_finite(weight, f"of {name}, {kind} of expert {expert}", config)
-    return weight
+    return weight, None if biases is None else biases[expert]
 
 
 def _placeholder(shape: tuple[int, ...]) -> Tensor:

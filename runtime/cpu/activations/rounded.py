@@ -39,7 +39,7 @@ class RoundedActivations(ModelPart):
         linears = [one for one in loaded.model.modules() if isinstance(one, nn.Linear)]
         experts = [one.panels for one in loaded.model.modules() if isinstance(one, PackedExperts) and one.panels]
         count = sum(map(_round_rows, linears))
-        of_experts = sum(panels.round_rows() for all_of in experts for kind in all_of for panels in kind)
+        of_experts = sum(panels.round_rows() for each in experts for panels in each.all)
         if not count + of_experts:
             raise UnsupportedModelError(
                 f"{loaded.name}: cpu_activations is int8, and none of its linear layers has packed weights of whole "

@@ -1,6 +1,7 @@
 """Modules of a model whose weights stay packed, as a checkpoint has them: they are never held as floats."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -93,13 +94,18 @@ class PackedRows(Held, nn.Embedding):
 class ExpertPanels(NamedTuple):
     """Weights of experts, packed, by expert."""
 
-    gates: tuple[GroupPanels, ...]
-    ups: tuple[GroupPanels, ...]
+    gated: tuple[tuple[GroupPanels, ...], ...]
+    """Of gate and up, or of both in one."""
     downs: tuple[GroupPanels, ...]
+
+    @property
+    def all(self) -> Iterator[GroupPanels]:
+        """Every one of them."""
+        return chain(*self.gated, self.downs)
 
     def nbytes(self) -> int:
         """Memory that they take."""
-        return sum(one.nbytes() for kind in self for one in kind)
+        return sum(one.nbytes() for one in self.all)
 
 
 class PackedExperts(Held):
@@ -115,13 +121,12 @@ class PackedExperts(Held):
         """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]"""
         if self.panels is None:
             return super().forward(hidden_states, top_k_index, top_k_weights)
-        kernels, out = cpu_kernels(), torch.zeros_like(hidden_states)
+        multiply, out = cpu_kernels().packed_linear, torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
             row, choice = torch.where(top_k_index == expert)
-            gate, up, down = (kind[expert] for kind in self.panels)
             rows = hidden_states[row]
-            both = torch.cat([kernels.packed_linear(rows, gate), kernels.packed_linear(rows, up)], dim=-1)
-            made = kernels.packed_linear(self._apply_gate(both).contiguous(), down)
+            gated = torch.cat([multiply(rows, one) for one in self.panels.gated[expert]], dim=-1)
+            made = multiply(self._apply_gate(gated).contiguous(), self.panels.downs[expert])
             out.index_add_(0, row, made * top_k_weights[row, choice, None])
         return out
 
@@ -134,8 +139,9 @@ class PackedExperts(Held):
         """See `Held.dense_parameters`."""
         if self.panels is None:
             return {}
-        gates, ups, downs = (torch.stack([one.dense() for one in kind]) for kind in self.panels)
-        return {"gate_up_proj": torch.cat([gates, ups], dim=1), "down_proj": downs}
+        gated = torch.stack([torch.cat([one.dense() for one in both]) for both in self.panels.gated])
+        found = {"gate_up_proj": gated, "down_proj": torch.stack([one.dense() for one in self.panels.downs])}
+        return {name: weight.mT.contiguous() if self.is_transposed else weight for name, weight in found.items()}
 
     @property
     def packed(self) -> ExpertPanels | None:
@@ -161,16 +167,21 @@ def pack_weight(module: nn.Module | None, weight: GroupedWeight, bias: Tensor | 
     return kernels.pack_groups(weight, None if bias is None else bias.float())
 
 
-def pack_experts(num_experts: int, read: Callable[[str, int], GroupedWeight]) -> ExpertPanels | None:
+def pack_experts(
+    count: int, gated: Sequence[str], read: Callable[[str, int], tuple[GroupedWeight, Tensor | None]]
+) -> ExpertPanels | None:
     """See `runtime.parts`."""
-    kernels, found = cpu_kernels(), []
-    if kernels is None:
+    kernels = cpu_kernels()
+    if kernels is None or not all(can_pack(read(kind, 0)[0]) for kind in (*gated, "down")):
         return None
-    for kind in ("gate", "up", "down"):
-        if not can_pack(read(kind, 0)):
-            return None
-        found.append(tuple(kernels.pack_groups(read(kind, expert)) for expert in range(num_experts)))
-    return ExpertPanels(*found)
+
+    def made(kind: str, expert: int) -> GroupPanels:
+        weight, bias = read(kind, expert)
+        return kernels.pack_groups(weight, None if bias is None else bias.float())
+
+    experts = range(count)
+    of_gated = tuple(tuple(made(kind, expert) for kind in gated) for expert in experts)
+    return ExpertPanels(of_gated, tuple(made("down", expert) for expert in experts))
 
 
 def keep_packed(model: "PreTrainedModel", packed: "Mapping[str, GroupPanels | ExpertPanels]") -> None:

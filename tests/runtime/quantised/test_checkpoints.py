@@ -179,18 +179,23 @@ def test_weights_are_what_was_packed_and_speculation_changes_no_token(tmp_path, 
     assert tokens == plain
 
 
-def test_experts_in_mxfp4_are_numbers_of_the_models_dtype(tmp_path):
-    random_model("gpt_oss").save_pretrained(tmp_path)
-    tensors, chance = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(0)
+def save_mxfp4(folder: Path) -> None:
+    """A small gpt-oss with random experts."""
+    random_model("gpt_oss").save_pretrained(folder)
+    tensors, chance = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     for name in list(tensors):
         if name.endswith(("gate_up_proj", "down_proj")):
             num_experts, inputs, outputs = tensors.pop(name).shape
             blocks = (num_experts, outputs, inputs // 32, 16)
             tensors[f"{name}_blocks"] = torch.randint(256, blocks, generator=chance, dtype=torch.uint8)
             tensors[f"{name}_scales"] = torch.randint(118, 122, blocks[:3], generator=chance, dtype=torch.uint8)
-    save_file(tensors, tmp_path / "model.safetensors")
-    file = tmp_path / "config.json"
+    save_file(tensors, folder / "model.safetensors")
+    file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+
+
+def test_experts_in_mxfp4_are_numbers_of_the_models_dtype(tmp_path):
+    save_mxfp4(tmp_path)
     loaded = load_model(tmp_path, torch.float32, CPU)
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     tokens, _ = generate(loaded, engine_config(TREE), eagle_drafter(loaded, TREE), [[5, 6, 7]], greedy_params(12))

@@ -70,8 +70,8 @@ def test_experts_round_what_they_are_sent(tmp_path, caplog):
     before = loaded.model.model.layers[0].mlp.experts.panels
     with caplog.at_level("INFO"):
         extend_model(loaded, INT8)
-    assert all(panels.matrices[0].groups.rounded for kind in before for panels in kind)
-    assert f"and {sum(map(len, before)) * len(loaded.layers)} of experts round" in caplog.text
+    assert all(panels.matrices[0].groups.rounded for panels in before.all)
+    assert f"and {len(list(before.all)) * len(loaded.layers)} of experts round" in caplog.text
     plain = generate(loaded, engine_config(TREE), None, prompts, params)[0]
     assert generate(loaded, engine_config(TREE), eagle_drafter(loaded, TREE), prompts, params)[0] == plain
 

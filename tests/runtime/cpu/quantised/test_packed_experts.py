@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.runtime.models import TREE, engine_config, generate, greedy, greedy_params, random_model, random_prompts
-from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_quantised
+from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_mxfp4, save_quantised
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.cpu.layers.packed_modules import ExpertPanels, PackedExperts
@@ -68,6 +68,49 @@ def test_those_of_a_checkpoint(case, tmp_path):
     assert len(experts_of(loaded.model)) == loaded.model.config.num_hidden_layers
     assert all(one.panels is not None for one in experts_of(loaded.model))
     check_text(loaded, meant, random_prompts((5, 30)))
+
+
+def test_those_of_mxfp4(tmp_path):
+    save_mxfp4(tmp_path)
+    loaded, meant = (load_model(tmp_path, torch.float32, CPU, packed=packed) for packed in (True, False))
+    assert len(experts_of(loaded.model)) == len(loaded.layers)
+    assert not experts_of(meant.model)
+    numbers = sum(parameter.numel() for one in experts_of(loaded.model) for parameter in one.parameters())
+    held = sum(one.panels.nbytes() for one in experts_of(loaded.model))
+    assert held < 0.6 * numbers
+    for name, weight in meant.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], weight), name
+    prompts, params = random_prompts((5, 30)), [greedy_params(NUM_TOKENS)] * 2
+    expected = generate(meant, engine_config(), None, prompts, params)[0]
+    assert generate(loaded, engine_config(), None, prompts, params)[0] == expected
+    sequences = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
+    right = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
+    assert generate(loaded, engine_config(TREE), right, prompts, params)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "says"),
+    [
+        ("down_proj_scales", lambda tensor: tensor[:, :-1], r"down_proj_scales is torch.uint8 \["),
+        ("gate_up_proj_blocks", lambda tensor: tensor[..., :8], r"gate_up_proj_blocks is torch.uint8 \["),
+        (
+            "gate_up_proj_scales",
+            lambda tensor: torch.full_like(tensor, 255),
+            "gate_up of expert 0 or its scales hold NaN",
+        ),
+        ("down_proj_scales", lambda tensor: None, "down_proj_scales is missing"),
+    ],
+    ids=["scales", "blocks", "nan", "missing"],
+)
+def test_what_is_wrong_with_mxfp4_is_named(tmp_path, name, spoil, says):
+    save_mxfp4(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = f"model.layers.0.mlp.experts.{name}"
+    tensors[name] = spoil(tensors[name])
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(ModelCheckpointError, match=says):
+        load_model(tmp_path, torch.float32, CPU)
 
 
 def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):

@@ -1,0 +1,74 @@
+"""Experts in MXFP4, as gpt-oss has them: floats of four bits, of which 32 inputs share a power of two.
+
+Format: OCP Microscaling Formats 1.0; tensors `.._blocks` uint8 [num_experts, columns, groups, 16], the earlier input in
+the lower half of a byte, and `.._scales` uint8 [num_experts, columns, groups], the exponent of two and 127.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.grouped_weight import E2M1, GroupedWeight, Scales
+from wingbeat.runtime.quantised.packed_loading import Experts, empty_model, load_packed, plain_config
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
+
+_WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
+"""Of an expert: what the checkpoint calls each kind."""
+_HALF_BYTES, _NONE = 16, 255
+"""Bytes of a group; an exponent that stands for no number."""
+
+
+def load_mxfp4(
+    config: ConfigFile, load: "Callable[..., Loaded]", tensors: Mapping[str, Callable[[], Tensor]]
+) -> "Loaded":
+    """The model with transformers' report of what was loaded; experts stay packed where kernels multiply by them.
+
+    Args:
+        load: see `checkpoints.load_quantised`.
+        tensors: readers of those of the files, by name.
+
+    Raises:
+        ModelCheckpointError: a tensor is missing, or is of another shape; names it.
+    """
+    mark, shell, experts = "_blocks", empty_model(plain_config(config)), {}
+    held = {name for name in tensors if name.endswith((mark, "_scales"))}
+    for name in sorted(name for name in held if name.endswith(f".{_WEIGHTS['down']}{mark}")):
+        module = name.rpartition(".")[0]
+        count = min(len(_blocks(config, f"{module}.{weight}", tensors)[0]) for weight in _WEIGHTS.values())
+        biases = {kind: tensors[f"{module}.{weight}_bias"]() for kind, weight in _WEIGHTS.items()}
+
+        def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
+            # Mapped anew each time: pages of what was read count as memory as long as they are mapped.
+            return _grouped(*(part[expert] for part in _blocks(config, f"{module}.{_WEIGHTS[kind]}", tensors)))
+
+        experts[module] = Experts(count, read, ("gate_up",), biases)
+    plain = {name: stored() for name, stored in tensors.items() if name not in held}
+    return load_packed(config, load, shell, plain, {}, True, experts)
+
+
+def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tensor]]) -> tuple[Tensor, Tensor]:
+    """Blocks and scales of a weight, checked."""
+    missing = next((one for one in (f"{name}_blocks", f"{name}_scales", f"{name}_bias") if one not in tensors), None)
+    if missing is not None:
+        raise ModelCheckpointError(f"{config.folder}: tensor {missing} is missing")
+    blocks, scales = tensors[f"{name}_blocks"](), tensors[f"{name}_scales"]()
+    if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[3] != _HALF_BYTES:
+        raise ModelCheckpointError(f"{config.folder}: tensor {name}_blocks is {blocks.dtype} {list(blocks.shape)}")
+    if scales.dtype != torch.uint8 or scales.shape != blocks.shape[:3]:
+        raise ModelCheckpointError(f"{config.folder}: tensor {name}_scales is {scales.dtype} {list(scales.shape)}")
+    return blocks, scales
+
+
+def _grouped(blocks: Tensor, scales: Tensor) -> GroupedWeight:
+    """An expert's weight of blocks [columns, groups, 16] and scales [columns, groups]."""
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=3).flatten(1)
+    powers = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)  # the numbers are twice the file's
+    return GroupedWeight(E2M1, codes, Scales(powers.masked_fill(scales == _NONE, torch.nan).bfloat16()))
