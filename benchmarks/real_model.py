@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder, GGUF file or name")
     parser.add_argument("--drafter", required=True, help="folder of the model's EAGLE head")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--activations", default="exact", help="of --cpu-activations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -103,6 +104,7 @@ def main() -> None:
             last = modes
         tables += [speed_table(temperature, speeds), acceptance_table(temperature, last)]
     facts = machine_facts() | {"model": Path(args.model).name, "answers": f"at most {args.tokens} tokens"}
+    facts["activations"] = args.activations
     Report("real_model", facts, tables, figures).finish(args, "real_model")
 
 
@@ -112,7 +114,11 @@ def opened(args: argparse.Namespace, drafter: str) -> LLM:
     if args.chain is not None:
         shape = SpeculationConfig(args.chain, 1, args.chain + 1)
     config = EngineConfig(
-        max_num_seqs=max(args.at_once), max_model_len=1536, enable_prefix_caching=False, speculation=shape
+        max_num_seqs=max(args.at_once),
+        max_model_len=1536,
+        enable_prefix_caching=False,
+        speculation=shape,
+        cpu_activations=args.activations,
     )
     given = {"dtype": args.dtype, "device": "cpu", "threads": args.threads, "allow_bad_drafter": True}
     return LLM(args.model, drafter, config, InProcessChannel, **given)

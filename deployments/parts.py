@@ -7,6 +7,7 @@ Settings:
 
 - `settings()`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
   the `panel` of `cli.panels` that they stand in.
+- `model_settings()`: likewise, fields of `ModelOptions`, which commands have too that run a model without a server.
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `check_memory(config, file)`: the same for the memory of this machine, where the application runs on it alone.

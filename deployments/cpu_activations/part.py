@@ -20,8 +20,8 @@ REFUSED = (
 )
 
 
-def settings() -> dict[str, Any]:
-    """The field of `AppConfig`."""
+def model_settings() -> dict[str, Any]:
+    """The field of `ModelOptions`."""
     description = (
         "Of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, which "
         "is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from wingbeat.deployments.options.words import with_nothing_by_word
 from wingbeat.deployments.parts import hooks
@@ -140,7 +140,15 @@ class LoadOptions(ModelFolder):
         return stored_dtype(self.model_dir(with_weights=False)) == "bfloat16"
 
 
-class ModelOptions(LoadOptions):
+ModelSettings = create_model(
+    "ModelSettings",
+    __base__=LoadOptions,
+    **{name: field for of in hooks("model_settings") for name, field in of().items()},
+)
+"""Settings of a model that the parts bring that are there."""
+
+
+class ModelOptions(ModelSettings):
     """A model and its drafter.
 
     Raises:
