@@ -12,6 +12,7 @@ Settings:
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `check_memory(config, file)`: the same for the memory of this machine, where the application runs on it alone.
 - `ram_settings()`: settings that say how much of the RAM a router may take.
+- `model_asked(config)`: as `asked`, of a `ModelOptions`.
 - `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
 - `engine_limits(config)`: limits of an engine, in the place of settings of their names.
 - `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.

@@ -9,10 +9,11 @@ from wingbeat.runtime.refusals import Feature, Refusal
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
+    from wingbeat.deployments.options.model_options import ModelOptions
 
 INT8_ACTIVATIONS = "`cpu_activations` `int8`"
 RANKS = "`tensor_parallel_size` above 1"
-"""As the part that has ranks names them."""
+"""Feature of the part that has ranks, by its name there."""
 REFUSED = (
     Refusal(INT8_ACTIVATIONS, Feature.CUDA, "the CPU's kernels alone round them", "use device cpu"),
     Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines round none"),
@@ -23,15 +24,15 @@ REFUSED = (
 def model_settings() -> dict[str, Any]:
     """The field of `ModelOptions`."""
     description = (
-        "Of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, which "
-        "is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
+        "Inputs of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, "
+        "which is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
     )
     field = Field("exact", description=description, json_schema_extra={"panel": MODEL})
     return {"cpu_activations": (Literal["exact", "int8"], field)}
 
 
-def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
-    """Whether they are rounded."""
+def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
+    """Feature of rounded activations: whether they are asked for, and how."""
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
 
 
@@ -41,5 +42,5 @@ def refusals() -> tuple[Refusal, ...]:
 
 
 def text_identity(config: "AppConfig") -> str:
-    """How they are rounded, where they are."""
+    """Words on the rounding of activations; empty where there is none."""
     return ", activations rounded to int8" if config.cpu_activations == "int8" else ""

@@ -145,7 +145,7 @@ ModelSettings = create_model(
     __base__=LoadOptions,
     **{name: field for of in hooks("model_settings") for name, field in of().items()},
 )
-"""Settings of a model that the parts bring that are there."""
+"""Settings of a model, those of parts among them."""
 
 
 class ModelOptions(ModelSettings):
@@ -243,7 +243,8 @@ class ModelOptions(ModelSettings):
 
     def asked(self) -> dict[str, tuple[bool, str]]:
         """Features that do not go with everything: whether each is asked for, and how."""
-        return {
+        of_parts = {feature: said for asked in hooks("model_asked") for feature, said in asked(self).items()}
+        return of_parts | {
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),

@@ -135,11 +135,12 @@ __attribute__((noinline)) static void weigh(const float* weights, int64_t stride
 
 static int64_t whole_vectors(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
-// Keys as columns: columns[d][key]; keys from `count` on are 0. What is read next is fetched meanwhile, a line at a time: all
-// of it at once is more than a processor has on its way. Of `next` and `values` there is one for each key, or none.
+// Keys as columns: columns[d][key]; keys from `count` on are 0. Lines that are read next are fetched meanwhile, one at a time:
+// all of them at once are more than a processor has on their way. `next` has `num_next` keys; `values` has one for each key, or
+// is null.
 template <class T>
 static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns, const T* const* next,
-                            int64_t num_next, const T* const* values) {
+                            int64_t num_next, const T* const* values, int64_t value_dim) {
     for (int64_t half = 0; half < 2; half++) {
         for (int64_t d = 0; d < dim; d += LANES) {
             vec rows[LANES];
@@ -148,7 +149,7 @@ static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, fl
                 rows[key] = index < count ? load_upto(keys[index] + d, dim - d) : vec{};
                 if (d % (CACHE_LINE / (int64_t)sizeof(T)) == 0) {
                     if (index < num_next) __builtin_prefetch(next[index] + d, 0, 3);
-                    if (values && index < count) __builtin_prefetch(values[index] + d, 0, 3);
+                    if (values && index < count && d < value_dim) __builtin_prefetch(values[index] + d, 0, 3);
                 }
             }
             transpose(rows);
@@ -299,9 +300,9 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
     };
     // Of `some` keys, at `index` of their pass, for `num_rows` rows from `row` on, whose queries lie at `from`.
     auto score_keys = [&](auto key_of, int64_t some, int64_t index, int64_t row, int64_t num_rows, const float* from,
-                          const T* const* fetched) {
+                          const T* const* values_of) {
         for (int64_t i = 0; i < some; i++) keys[i] = key_cache + places[index + i] * dim;
-        keys_to_columns(keys, some, dim, at.columns, next, num_next, fetched);
+        keys_to_columns(keys, some, dim, at.columns, next, num_next, values_of, value_dim);
         float* scores = at.scores + row * num_heads * KEYS_PER_PASS + index;
         for (int64_t q = 0; q < num_rows * num_heads; q += group_queries)
             BY_QUERIES[std::min(group_queries, num_rows * num_heads - q)].score(
@@ -354,7 +355,10 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t rows_at
             weigh_values(0, num_shared, q, std::min(group_queries, num_queries - q));
         for (int64_t i = 0; i < rows.count; i++) {
             const int64_t* its = own_keys.keys.data() + (counts[i] > num_shared ? own_keys.ends[i] + skipped : 0);
-            for (int64_t k = num_shared; k < counts[i]; k++) places[k] = place(its[k - num_shared]), take_value(k);
+            for (int64_t k = num_shared; k < counts[i]; k++) {
+                places[k] = place(its[k - num_shared]);
+                take_value(k);
+            }
             weigh_values(num_shared, counts[i] - num_shared, i * num_heads, num_heads);
         }
     }

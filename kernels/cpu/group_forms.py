@@ -11,7 +11,7 @@ class Layout(NamedTuple):
     kind: int
     """As `matrices.h` has it."""
     inputs: int
-    """Of a unit; `rows` likewise."""
+    """Inputs of a unit; `rows` are bytes of its column."""
     rows: int
 
 

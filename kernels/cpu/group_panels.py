@@ -79,7 +79,7 @@ class GroupPanels(NamedTuple):
 
     def dense(self) -> Tensor:
         """A copy of the weight [columns, inputs], row by row."""
-        return self.columns_at(torch.arange(self.parts[0]))
+        return self.columns_at(torch.arange(self.parts[0], device="cpu"))
 
     def columns_at(self, columns: Tensor) -> Tensor:
         """Some columns, int64 [n], of the weight: [n, inputs].
@@ -87,9 +87,11 @@ class GroupPanels(NamedTuple):
         Raises:
             IndexError: one is not there.
         """
-        columns, found = columns.long().contiguous(), torch.empty(len(columns), self.inputs)
+        columns = columns.long().contiguous()
+        found = torch.empty(len(columns), self.inputs, dtype=torch.float32, device="cpu")
         if not self.read(self.matrices, self.inputs, columns.data_ptr(), len(columns), found.data_ptr()):
-            raise IndexError(f"column {int(columns.max())} of {self.parts[0]}")
+            wrong = columns[(columns < 0) | (columns >= self.parts[0])]
+            raise IndexError(f"column {int(wrong[0])} of {self.parts[0]}")
         return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order, found)
 
 

@@ -7,6 +7,7 @@ of them is summed in float32, and rounded where it is stored.
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +113,13 @@ class CpuKernels:
         if panels.order is not None:
             x = x[..., panels.order]
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
+
+    def packed_linears(self, x: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
+        """`packed_linear` by several weights of the same inputs, their columns side by side."""
+        if any(one.order is not None for one in panels):
+            return torch.cat([self.packed_linear(x, one) for one in panels], dim=-1)
+        matrices = (Matrix * len(panels))(*(one.matrices[0] for one in panels))
+        return self._product(x, panels[0].inputs, matrices, sum(one.parts[0] for one in panels), False)
 
     def pack_groups(self, weight: GroupedWeight, bias: Tensor | None = None) -> GroupPanels:
         """A copy of a weight on the CPU, in panels.

@@ -38,7 +38,7 @@ static inline int32_t sum_of_8(const int8_t* numbers) {
 #endif
 }
 
-// One that is no finite number makes the scale of its block none.
+// A number that is not finite makes the scale of its block NaN.
 static void round_row(const float* x, int64_t inputs, float* to) {
     RoundedRows by_8(inputs, 8), by_16(inputs, 16), by_32(inputs, 32);
     int8_t* numbers = (int8_t*)to;
@@ -72,7 +72,7 @@ static void round_row(const float* x, int64_t inputs, float* to) {
     }
 }
 
-// What is added to signed weights so that a processor may take them for unsigned ones.
+// Excess of signed weights, by which a processor takes them for unsigned ones.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 constexpr int SIGNED_EXCESS = 128;
 #else

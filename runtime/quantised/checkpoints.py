@@ -234,7 +234,7 @@ def _packed(
     for name, own in by_module.items():
         count = modules[name].num_experts
         whole = own.keys() == {(kind, expert) for kind in ("gate", "up", "down") for expert in range(count)}
-        if whole and isinstance(weight_of(own["gate", 0]), GroupedWeight):
+        if whole and all(isinstance(weight_of(own[kind, 0]), GroupedWeight) for kind in ("gate", "up", "down")):
             experts[name] = Experts(count, lambda kind, expert, own=own: weight_of(own[kind, expert]))
     apart = {layer for name in experts for layer in by_module[name].values()}
     linears = {f"{layer}.weight": partial(weight_of, layer) for layer in layers if layer not in apart}

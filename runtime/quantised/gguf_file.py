@@ -38,10 +38,16 @@ class GgufTensor(NamedTuple):
     @property
     def data(self) -> np.ndarray:
         """As it lies in the file, read anew: numbers, or uint8 [..., bytes of a row] of forms that pack them."""
-        own = np.fromfile(self.file, np.uint8, self.num_bytes, offset=self.begin)
-        rows = tuple(reversed(self.shape[1:]))
-        plain = _PLAIN.get(self.tensor_type.name)
-        return (own if plain is None else own.view(plain)).reshape(*rows, -1)
+        return self._read(self.begin, self.num_bytes, self.shape[1:])
+
+    def part(self, index: int) -> np.ndarray:
+        """`data[index]`; nothing else is read."""
+        size = self.num_bytes // self.shape[-1]
+        return self._read(self.begin + index * size, size, self.shape[1:-1])
+
+    def _read(self, begin: int, num_bytes: int, rows: tuple[int, ...]) -> np.ndarray:
+        own, plain = np.fromfile(self.file, np.uint8, num_bytes, offset=begin), _PLAIN.get(self.tensor_type.name)
+        return (own if plain is None else own.view(plain)).reshape(*reversed(rows), -1)
 
 
 class GgufFile(NamedTuple):

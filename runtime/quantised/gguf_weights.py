@@ -154,7 +154,7 @@ def _module_of_experts(name: str, names: Mapping[str, str]) -> str | None:
 
 
 def _read_expert(tensors: Mapping[str, GgufTensor], kind: str, expert: int) -> GroupedWeight:
-    return _read_blocks(tensors[kind].data[expert], tensors[kind])
+    return _read_blocks(tensors[kind].part(expert), tensors[kind])
 
 
 def _read_blocks(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:

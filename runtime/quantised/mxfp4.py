@@ -1,7 +1,7 @@
 """Experts in MXFP4, as gpt-oss has them: floats of four bits, of which 32 inputs share a power of two.
 
 Format: OCP Microscaling Formats 1.0; tensors `.._blocks` uint8 [num_experts, columns, groups, 16], the earlier input in
-the lower half of a byte, and `.._scales` uint8 [num_experts, columns, groups], the exponent of two and 127.
+the lower half of a byte, and `.._scales` uint8 [num_experts, columns, groups], the exponent of two plus 127.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 _WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
-"""Of an expert: what the checkpoint calls each kind."""
+"""Names of an expert's weights in the checkpoint, by kind."""
 _HALF_BYTES, _NONE = 16, 255
 """Bytes of a group; an exponent that stands for no number."""
 
@@ -42,14 +42,16 @@ def load_mxfp4(
     held = {name for name in tensors if name.endswith((mark, "_scales"))}
     for name in sorted(name for name in held if name.endswith(f".{_WEIGHTS['down']}{mark}")):
         module = name.rpartition(".")[0]
-        count = min(len(_blocks(config, f"{module}.{weight}", tensors)[0]) for weight in _WEIGHTS.values())
+        counts = {len(_blocks(config, f"{module}.{weight}", tensors)[0]) for weight in _WEIGHTS.values()}
+        if len(counts) > 1:
+            raise ModelCheckpointError(f"{config.folder}: weights of {module} are of {sorted(counts)} experts")
         biases = {kind: tensors[f"{module}.{weight}_bias"]() for kind, weight in _WEIGHTS.items()}
 
         def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
             # Mapped anew each time: pages of what was read count as memory as long as they are mapped.
             return _grouped(*(part[expert] for part in _blocks(config, f"{module}.{_WEIGHTS[kind]}", tensors)))
 
-        experts[module] = Experts(count, read, ("gate_up",), biases)
+        experts[module] = Experts(*counts, read, ("gate_up",), biases)
     plain = {name: stored() for name, stored in tensors.items() if name not in held}
     return load_packed(config, load, shell, plain, {}, True, experts)
 
@@ -61,9 +63,15 @@ def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Te
         raise ModelCheckpointError(f"{config.folder}: tensor {missing} is missing")
     blocks, scales = tensors[f"{name}_blocks"](), tensors[f"{name}_scales"]()
     if blocks.dtype != torch.uint8 or blocks.dim() != 4 or blocks.shape[3] != _HALF_BYTES:
-        raise ModelCheckpointError(f"{config.folder}: tensor {name}_blocks is {blocks.dtype} {list(blocks.shape)}")
+        raise ModelCheckpointError(
+            f"{config.folder}: tensor {name}_blocks is {blocks.dtype} {list(blocks.shape)}, "
+            "uint8 [num_experts, columns, groups, 16] is read"
+        )
     if scales.dtype != torch.uint8 or scales.shape != blocks.shape[:3]:
-        raise ModelCheckpointError(f"{config.folder}: tensor {name}_scales is {scales.dtype} {list(scales.shape)}")
+        expected = list(blocks.shape[:3])
+        raise ModelCheckpointError(
+            f"{config.folder}: tensor {name}_scales is {scales.dtype} {list(scales.shape)}, uint8 {expected} is read"
+        )
     return blocks, scales
 
 

@@ -74,7 +74,7 @@ def load_packed(
         experts: those of layers, by the name of their module.
 
     Raises:
-        ModelCheckpointError: a scale is no number; names the tensor.
+        ModelCheckpointError: a scale is no number, or experts are of other shapes than the model's; names them.
     """
     modules, state, kept = dict(shell.named_modules()), dict(plain), {}
     for name, read in packed.items():
@@ -82,7 +82,7 @@ def load_packed(
         if isinstance(weight, Tensor):
             state[name] = weight
             continue
-        _check_finite(weight, name, config)
+        _check_finite(weight, f"tensor {name}", config)
         layer = name.removesuffix(".weight")
         held = first("pack_weight", modules.get(layer), weight, state.get(f"{layer}.bias")) if stays else None
         if held is None:
@@ -93,9 +93,15 @@ def load_packed(
         del weight
         give_back_freed()  # else each weight's copies lie between those that stay
     for name, own in experts.items():
-        read = partial(_read_expert, config, name, own)
+        places, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
+        for place, kinds in places.items():
+            count, *sizes = shell.get_parameter(place).shape
+            columns, inputs = reversed(sizes) if modules[name].is_transposed else sizes
+            shapes |= dict.fromkeys(kinds, (columns // len(kinds), inputs))
+            if own.count != count:
+                raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
+        read = partial(_read_expert, config, name, own, shapes)
         held = first("pack_experts", own.count, own.gated, read) if stays else None
-        places = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}
         for place, kinds in places.items():
             if held is not None:
                 state[place] = _placeholder(shell.get_parameter(place).shape)
@@ -115,11 +121,14 @@ def load_packed(
 
 
 def _read_expert(
-    config: ConfigFile, name: str, experts: Experts, kind: str, expert: int
+    config: ConfigFile, name: str, experts: Experts, shapes: Mapping[str, tuple[int, int]], kind: str, expert: int
 ) -> tuple[GroupedWeight, Tensor | None]:
     """A weight and its bias; raises ModelCheckpointError as `load_packed`."""
-    weight, biases = experts.read(kind, expert), experts.biases.get(kind)
-    _check_finite(weight, f"of {name}, {kind} of expert {expert}", config)
+    weight, biases, own = experts.read(kind, expert), experts.biases.get(kind), f"{kind} of expert {expert} of {name}"
+    if tuple(weight.values.shape) != shapes[kind]:
+        shape, expected = list(weight.values.shape), list(shapes[kind])
+        raise ModelCheckpointError(f"{config.folder}: {own} has shape {shape}, {expected} is expected")
+    _check_finite(weight, own, config)
     return weight, None if biases is None else biases[expert]
 
 
@@ -135,4 +144,4 @@ def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:
     floats = [part for part in parts if part is not None and part.is_floating_point()]
     is_nan = weight.form is E4M3 and int((weight.values & 127).amax()) == 127
     if is_nan or any(float((part - part).sum()) != 0 for part in floats):
-        raise ModelCheckpointError(f"{config.folder}: tensor {name} or its scales hold NaN or infinity")
+        raise ModelCheckpointError(f"{config.folder}: {name} or its scales hold NaN or infinity")

@@ -41,9 +41,11 @@ class RoundedActivations(ModelPart):
         count = sum(map(_round_rows, linears))
         of_experts = sum(panels.round_rows() for each in experts for panels in each.all)
         if not count + of_experts:
+            dtype = str(loaded.dtype).removeprefix("torch.")
             raise UnsupportedModelError(
-                f"{loaded.name}: cpu_activations is int8, and none of its linear layers has packed weights of whole "
-                "numbers on this CPU; use exact, or a model of four to eight bits, such as dtype int8 makes of any"
+                f"{loaded.name}: cpu_activations is int8, dtype is {dtype}, and none "
+                "of its linear layers has packed weights of whole numbers; use exact, or dtype float32 with a model of "
+                "four to eight bits, or dtype int8"
             )
         for layer, attention in zip(loaded.decoder_layers, loaded.layers, strict=True):
             if isinstance(layer, CpuLayer) and layer.stack is not None:

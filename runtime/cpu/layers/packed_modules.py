@@ -1,11 +1,13 @@
 """Modules of a model whose weights stay packed, as a checkpoint has them: they are never held as floats."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
 from wingbeat.kernels.cpu.ops import cpu_kernels
@@ -33,13 +35,22 @@ class PackedLinear(InputMajorLinear):
 class Held(Packable):
     """A module whose parameters of some names are packed, until it leaves the CPU or float32."""
 
+    panels: Any = None
+    """The packed ones; None where there are none."""
+
     def dense_parameters(self) -> dict[str, Tensor]:
         """The packed ones as numbers, by name; empty where none is packed."""
-        return {}
+        raise NotImplementedError
 
     def unpack(self) -> None:
         """Hold them as numbers again."""
         self._parameters |= _parameters(self.dense_parameters())
+        self.panels = None
+
+    @property
+    def packed(self) -> Any:
+        """See `Packable.packed`."""
+        return self.panels
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         if _leaves(fn):
@@ -72,11 +83,6 @@ class PackedRows(Held, nn.Embedding):
             return super().forward(input)
         return self.panels.columns_at(input.flatten()).view(*input.shape, -1)
 
-    def unpack(self) -> None:
-        """See `Held.unpack`."""
-        super().unpack()
-        self.panels = None
-
     def dense_parameters(self) -> dict[str, Tensor]:
         """See `Held.dense_parameters`."""
         return {} if self.panels is None else {"weight": self.panels.dense()}
@@ -85,22 +91,17 @@ class PackedRows(Held, nn.Embedding):
         """See `Packable.dense_weight`."""
         return super().dense_weight() if self.panels is None else self.panels.dense()
 
-    @property
-    def packed(self) -> GroupPanels | None:
-        """See `Packable.packed`."""
-        return self.panels
-
 
 class ExpertPanels(NamedTuple):
     """Weights of experts, packed, by expert."""
 
     gated: tuple[tuple[GroupPanels, ...], ...]
-    """Of gate and up, or of both in one."""
+    """Panels of gate and up, or of both in one."""
     downs: tuple[GroupPanels, ...]
 
     @property
     def all(self) -> Iterator[GroupPanels]:
-        """Every one of them."""
+        """Panels of all experts."""
         return chain(*self.gated, self.downs)
 
     def nbytes(self) -> int:
@@ -121,19 +122,13 @@ class PackedExperts(Held):
         """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]"""
         if self.panels is None:
             return super().forward(hidden_states, top_k_index, top_k_weights)
-        multiply, out = cpu_kernels().packed_linear, torch.zeros_like(hidden_states)
+        out = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
             row, choice = torch.where(top_k_index == expert)
-            rows = hidden_states[row]
-            gated = torch.cat([multiply(rows, one) for one in self.panels.gated[expert]], dim=-1)
-            made = multiply(self._apply_gate(gated).contiguous(), self.panels.downs[expert])
+            gated = _multiply(hidden_states[row], self.panels.gated[expert])
+            made = _multiply(self._apply_gate(gated), self.panels.downs[expert : expert + 1])
             out.index_add_(0, row, made * top_k_weights[row, choice, None])
         return out
-
-    def unpack(self) -> None:
-        """See `Held.unpack`."""
-        super().unpack()
-        self.panels = None
 
     def dense_parameters(self) -> dict[str, Tensor]:
         """See `Held.dense_parameters`."""
@@ -143,10 +138,18 @@ class PackedExperts(Held):
         found = {"gate_up_proj": gated, "down_proj": torch.stack([one.dense() for one in self.panels.downs])}
         return {name: weight.mT.contiguous() if self.is_transposed else weight for name, weight in found.items()}
 
-    @property
-    def packed(self) -> ExpertPanels | None:
-        """See `Packable.packed`."""
-        return self.panels
+
+def _multiply(rows: Tensor, panels: Sequence[GroupPanels]) -> Tensor:
+    """Products of rows [num_rows, inputs] by weights side by side."""
+    kernels = None if torch.is_grad_enabled() else cpu_kernels()
+    if kernels is None:
+        return torch.cat([functional.linear(rows, one.dense(), one.bias) for one in panels], dim=-1)
+    return kernels.packed_linears(rows.contiguous(), panels)
+
+
+@cache
+def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (PackedExperts, kind), {})
 
 
 def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
@@ -200,7 +203,7 @@ def keep_packed(model: "PreTrainedModel", packed: "Mapping[str, GroupPanels | Ex
         for one in both:
             kind = type(one)
             if isinstance(panels, ExpertPanels):
-                one.__class__ = type(kind.__name__, (PackedExperts, kind), {})
+                one.__class__ = _experts_class(kind)
             elif isinstance(one, nn.Embedding):
                 one.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
             else:

@@ -28,7 +28,7 @@ class ModelPart:
     inner_linears: frozenset[nn.Module] = frozenset()
     """Linear layers that do not see all rows of a batch at once."""
     computed_by = ""
-    """What it changes in the model's numbers."""
+    """Words on changes to the model's numbers; empty for none."""
     seats: Seats | None = None
     """Seats that some requests need beside a slot."""
 

@@ -94,5 +94,5 @@ def test_columns_are_read_one_by_one_and_those_that_are_not_there_are_refused():
     assert torch.equal(panels.columns_at(columns), weight.dense()[columns])
     assert panels.columns_at(columns[:0]).shape == (0, 96)
     for wrong in (129, -1):
-        with pytest.raises(IndexError, match="of 129"):
+        with pytest.raises(IndexError, match=f"column {wrong} of 129"):
             panels.columns_at(torch.tensor([3, wrong]))

@@ -83,7 +83,7 @@ def test_what_is_kept_for_activations_as_they_are_is_not_taken():
 
 def test_a_model_without_packed_weights_is_refused():
     loaded = prepare_model(random_model("llama"), "llama")
-    with pytest.raises(UnsupportedModelError, match=r"llama: cpu_activations is int8, and none .* use exact, or"):
+    with pytest.raises(UnsupportedModelError, match=r"llama: .*, dtype is float32, and none .* use exact, or"):
         extend_model(loaded, INT8)
 
 
