@@ -14,13 +14,14 @@ figures are medians over the repeats, with the least and the most. Perplexity is
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from report import Report, Table, machine_facts, middle, spread
 from workload import describe, held_out_prompts
@@ -41,45 +42,52 @@ class Held:
 
     name: str
     process: subprocess.Popen[str]
+    log: IO[str]
+    """Messages of the process."""
     facts: dict[str, float]
     rates: dict[int, list[float]] = field(default_factory=dict)
     """Tokens per second of each block, by requests at once."""
 
     def run(self, prompts: list[list[int]], tokens: int) -> float:
         """Tokens per second of all prompts together."""
-        self.process.stdin.write(json.dumps([prompts, tokens]) + "\n")
-        self.process.stdin.flush()
-        return len(prompts) * tokens / answer_of(self.process, float)
+        with suppress(BrokenPipeError):  # then there is no answer
+            self.process.stdin.write(json.dumps([prompts, tokens]) + "\n")
+            self.process.stdin.flush()
+        return len(prompts) * tokens / answer_of(self.process, self.log, float)
 
 
-def answer_of(process: subprocess.Popen[str], read: Any) -> Any:
+def answer_of(process: subprocess.Popen[str], log: IO[str], read: Any) -> Any:
     """Read the next line that is an answer: libraries print lines of their own.
 
     Raises:
-        RuntimeError: the process has ended.
+        RuntimeError: the process has ended; with its last message.
     """
     for line in process.stdout:
         try:
             return read(line)
         except ValueError:
             continue
-    raise RuntimeError(f"{' '.join(map(str, process.args))} has ended")
+    log.seek(0)
+    last = (log.read().strip().splitlines() or ["no message"])[-1]
+    raise RuntimeError(f"{' '.join(map(str, process.args))} has ended: {last}")
 
 
 def opened(stack: ExitStack, name: str, python: Path | str, *words: Any) -> Held:
     """Start a process that ends with the stack, and wait for its model."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it ends with the stack)
+    stack.callback(log.close)
     process = stack.enter_context(
         subprocess.Popen(
             [python, CHILD, *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
             text=True,
             env=os.environ | (waiting_env() if words[0] == "wingbeat" else {}),
         )
     )
     stack.callback(process.kill)
-    return Held(name, process, answer_of(process, dict_of))
+    return Held(name, process, log, answer_of(process, log, dict_of))
 
 
 def dict_of(line: str) -> dict[str, float]:
@@ -140,9 +148,13 @@ def main() -> None:
                     if repeat:  # the first one warms up
                         engine.rates.setdefault(at_once, []).append(rate)
     facts = machine_facts() | {"prompts": describe(prompts), "answers": f"{args.tokens} tokens"}
-    facts["threads"] = str(args.threads)
+    facts |= {"threads": str(args.threads), "command": shlex.join(["packed.py", *sys.argv[1:]])}
     figures = {one.name: one.facts | {str(count): rates for count, rates in one.rates.items()} for one in engines}
     Report("packed", facts, [table(engines, args.at_once)], figures).finish(args, "packed")
+
+
+FACTS = {"megabytes": ".0f", "perplexity": ".3f"}
+"""Facts of a child about its model, and their formats."""
 
 
 def table(engines: list[Held], sizes: list[int]) -> Table:
@@ -158,10 +170,6 @@ def table(engines: list[Held], sizes: list[int]) -> Table:
         rows.append((engine.name, *cells))
     columns = ("engine", "MB", "perplexity", *(f"{count} at once" for count in sizes))
     return Table("Tokens per second; times the best peer's", columns, rows)
-
-
-FACTS = {"megabytes": ".0f", "perplexity": ".3f"}
-"""What the child knows of its model, and how it is shown."""
 
 
 if __name__ == "__main__":

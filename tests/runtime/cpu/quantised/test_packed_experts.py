@@ -1,5 +1,6 @@
 """Experts of quantised models stay packed, one by one."""
 
+import json
 from copy import deepcopy
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.runtime.models import TREE, engine_config, generate, greedy, greedy_params, random_model, random_prompts
 from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_mxfp4, save_quantised
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.ops import cpu_kernels, use_kernels
 from wingbeat.runtime.cpu.layers.packed_modules import ExpertPanels, PackedExperts
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -96,7 +97,7 @@ def test_those_of_mxfp4(tmp_path):
         (
             "gate_up_proj_scales",
             lambda tensor: torch.full_like(tensor, 255),
-            "gate_up of expert 0 or its scales hold NaN",
+            "gate_up of expert 0 of .* hold NaN",
         ),
         ("down_proj_scales", lambda tensor: None, "down_proj_scales is missing"),
     ],
@@ -111,6 +112,46 @@ def test_what_is_wrong_with_mxfp4_is_named(tmp_path, name, spoil, says):
     save_file(kept, tmp_path / "model.safetensors")
     with pytest.raises(ModelCheckpointError, match=says):
         load_model(tmp_path, torch.float32, CPU)
+
+
+def test_experts_of_other_shapes_than_the_models_are_refused(tmp_path):
+    save_mxfp4(tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    wrong = {"num_local_experts": r"experts holds \d+ experts", "intermediate_size": "of expert 0 of .* has shape"}
+    for field, says in wrong.items():
+        file.write_text(json.dumps(fields | {field: 2 * fields[field]}))
+        with pytest.raises(ModelCheckpointError, match=says):
+            load_model(tmp_path, torch.float32, CPU)
+
+
+def test_experts_without_kernels_are_numbers(tmp_path):
+    write_architecture(tmp_path / "tiny.gguf", "qwen3moe", "Q4_0")
+    loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU)
+    rows, chosen = torch.randn(5, 64), torch.tensor([[0, 3]] * 5)
+    experts, weights = experts_of(loaded.model)[0], torch.full((5, 2), 0.5)
+    with torch.inference_mode():
+        found = experts(rows, chosen, weights)
+        before = use_kernels(False)
+        expected = experts(rows, chosen, weights)
+        use_kernels(before)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_set_of_experts_that_is_not_packed_whole_is_held_as_numbers(tmp_path):
+    packed = tmp_path
+    stands_for = save_quantised(packed, *CASES["awq"], model="qwen3_moe")
+    name = next(name for name in stands_for if ".experts.1.up_proj" in name)
+    tensors = load_file(packed / "model.safetensors")
+    parts = [part for part in tensors if part.startswith(name.removesuffix("weight"))]
+    kept = {part: tensor for part, tensor in tensors.items() if part not in parts}
+    save_file(kept | {name: stands_for[name].contiguous()}, packed / "model.safetensors")
+    loaded = load_model(packed, torch.float32, CPU)
+    assert len(experts_of(loaded.model)) == len(loaded.layers) - 1
+    layer, _, _ = name.partition(".experts.")
+    held = loaded.model.state_dict()[f"{layer}.experts.gate_up_proj"][1]
+    gate = stands_for[name.replace("up_proj", "gate_proj")]
+    assert torch.equal(held, torch.cat([gate, stands_for[name]]))
 
 
 def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):
@@ -136,5 +177,5 @@ def test_a_scale_that_is_none_is_named(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.1.mlp.experts.2.up_proj.scales"][0, 0] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelCheckpointError, match=r"of model.layers.1.mlp.experts, up of expert 2 or its scales hold"):
+    with pytest.raises(ModelCheckpointError, match=r"up of expert 2 of model.layers.1.mlp.experts or its scales hold"):
         load_model(tmp_path, torch.float32, CPU)
