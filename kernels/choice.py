@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from wingbeat.kernels.parts import hooks
+from wingbeat.kernels.parts import hooks, merged_of
 
-KERNELS: dict[str, str] = {name: module for kernels in hooks("kernels") for name, module in kernels().items()}
+KERNELS: dict[str, str] = merged_of(hooks("kernels"))
 """The names that are chosen by, of what is launched for one call or for calls that share their memory; each with the
 module that has it."""
 

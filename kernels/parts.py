@@ -1,14 +1,14 @@
 """Optional parts of the kernels: a part is a folder that can be deleted, and no other file names one.
 
-A part's module `part` has what it adds, under the names below, and is light to import: a function, or the path
-`module:function` of one that is imported when it is first asked for. See `runtime.parts` for those of the runtime.
+A part's module `part` has what it adds, under the names below, and is light to import: a function or a value, or
+the path `module:name` of one that is imported when it is first asked for. See `runtime.parts` for those of the runtime.
 
-- `kernels()`: modules of its compiled kernels by name, as `choice.KERNELS`.
-- `cases()`: each of them held against its reference, as `gpu.comparison.CASES`.
+- `kernels`: modules of its compiled kernels by name, as `choice.KERNELS`.
+- `cases`: each of them held against its reference, as `gpu.comparison.CASES`.
 - `replace_wrong(device, shape)`: runs references in the place of kernels that differ from them, and returns those.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,18 +19,23 @@ PARTS = ("gpu", "lora", "state")
 
 
 @cache
-def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Callable[..., Any], ...]:
-    """The functions of that name in the parts of a package that are there."""
+def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Any, ...]:
+    """What has that name in the parts of a package that are there."""
     folders = (f"{package}.{part}" for part in parts)
     modules = [import_module(f"{folder}.part") for folder in folders if _is_there(folder)]
     found = (getattr(module, name) for module in modules if hasattr(module, name))
-    return tuple(hook if callable(hook) else load_function(hook) for hook in found)
+    return tuple(load_function(hook) if isinstance(hook, str) else hook for hook in found)
 
 
 def load_function(path: str) -> Any:
-    """The function behind `module:function`."""
+    """What is behind `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
+
+
+def merged_of(hooks: Sequence[Any], given: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """All entries of mappings, or of those that functions make of what is given."""
+    return {key: value for hook in hooks for key, value in (hook(*given) if given else hook).items()}
 
 
 def _is_there(folder: str) -> bool:
@@ -40,6 +45,6 @@ def _is_there(folder: str) -> bool:
         return False
 
 
-def hooks(name: str) -> tuple[Callable[..., Any], ...]:
-    """The functions of that name in the parts that are there."""
+def hooks(name: str) -> tuple[Any, ...]:
+    """What has that name in the parts that are there."""
     return hooks_of(__package__, PARTS, name)

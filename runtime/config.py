@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first, hooks, merged
 from wingbeat.runtime.refusals import Feature, refuse
 
 NUM_BINS = 16
@@ -230,7 +230,7 @@ LEAST_MODEL_LEN = 64
 
 SettingsOfParts: Any = make_dataclass(
     "SettingsOfParts",
-    [(name, kind, default) for of in hooks("engine_settings") for name, (kind, default) in of().items()],
+    [(name, *field) for name, field in merged("engine_settings").items()],
     frozen=True,
 )
 """Settings of an engine that the parts that are there bring."""

@@ -3,7 +3,7 @@
 A part's module `part` has what it adds, under the names below, and is light to import; see
 `deployments.parts` for those of the application.
 
-- `drafter_kinds()`: each a `drafters.drafter_kind.DrafterKind`.
+- `drafter_kinds`: each a `drafters.drafter_kind.DrafterKind`.
 - `draft_passes(drafter)`: passes of a `drafters.head_drafter.HeadDrafter` that are not torch's, as
   `drafters.head_passes.HeadPasses`; None where torch drafts.
 - `host_round(kv_dtype)`: the `engine.round_kind.RoundKind` of engines on a CPU over keys and values of this dtype; None
@@ -13,16 +13,16 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `choose_convention(source, target, loaded, tokenizer)`: a choice among the readings that a head's files leave, with
   `best.convention` and `as_dict()`; None where they leave one.
 - `family_of_head(folder)`: the family of a head by its files; None for other heads.
-- `trained_families()`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
+- `trained_families`: the function () -> `training.family.Family`, as `module:function`, by the name of the family.
 - `drawn_tree(given)`: a `config.DrawnTree` of what a user gave; raises ValueError where it is none.
 - `tree_table(tree, num_reqs, top_k, device)`: growth of such trees, as `kernels.tree.table.TreeTable`.
-- `features(loaded, slots)`: features of a model's rounds, see `round.rows.Feature`.
+- `feature(loaded)`: a feature of a model's rounds, see `round.rows.Feature`.
 - `grammars(tokenizer, vocab_size, eos_token_ids)`: compiles what answers must match, see `scheduling.maskers`.
 - `add_certain(plan, trees, shape)`, `with_certain(plan, trees, shape)`: trees of masked rounds with chains of what is
   certain in them, in as many nodes, or on the host in as many as it takes, where there may be no trees before.
-- `engine_settings()`: fields of `EngineConfig` by name, each with its type and its default.
+- `engine_settings`: fields of `EngineConfig` by name, each with its type and its default.
 - `check_limits(config)`: raises ValueError, one line, for an `EngineConfig` whose values it cannot have.
-- `refusals()`: rows of `runtime.refusals`, of what is known once a model loads.
+- `refusals`: rows of `runtime.refusals`, of what is known once a model loads.
 - `extend_model(loaded, config)`: adds to a verifier that torch runs as a whole, see `verifier.layers.model_part`.
 - `extend_shard(loaded, ranks, config)`: the same for a rank's part of one.
 - `open_trial(model, texts, whole, refused)`: a trial of the spans of prompts that a model takes, before its layers are
@@ -65,17 +65,16 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `visual_of(loaded)`, `export_visual(loaded, visual, limits, ops, file)`, `visual_profiles(limits)`: of an engine
   directory's vision encoder what its config says, its ONNX file, and the sizes it is built for.
 - `open_drafter(settings, device)`: a drafter from the same directory; None for kinds that torch runs.
-- `graph_limits()`, `graph_fields()`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
+- `graph_limits`, `graph_fields`: fields of `tensorrt.limits.Limits` and of `BaseEngineConfig` by name, as
   `pydantic.create_model` takes them.
 - `graph_room(loaded, limits)`, `graph_inputs(config)`: a `tensorrt.more_inputs.MoreInputs` of a verifier that is to be
   exported, and that of an engine directory; None where there is none.
 - `beyond_graph(config, limits)`: name and value of a limit of an engine, and name and value of what its graph has.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from wingbeat.kernels.parts import hooks_of
+from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass"),
@@ -87,9 +86,14 @@ PARTS = (
 """Their folders, in the order in which they are asked."""
 
 
-def hooks(name: str) -> tuple[Callable[..., Any], ...]:
-    """The functions of that name in the parts that are there."""
+def hooks(name: str) -> tuple[Any, ...]:
+    """What has that name in the parts that are there."""
     return hooks_of(__package__, PARTS, name)
+
+
+def merged(name: str) -> dict[str, Any]:
+    """The mappings of that name as one."""
+    return merged_of(hooks(name))
 
 
 def first(name: str, *given: Any) -> Any:

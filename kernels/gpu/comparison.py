@@ -16,7 +16,7 @@ from wingbeat.kernels.comparison_inputs import Shape, random_numbers
 from wingbeat.kernels.kv.reference import move_kv, store_kv
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
 from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
-from wingbeat.kernels.parts import hooks
+from wingbeat.kernels.parts import hooks, merged_of
 from wingbeat.kernels.sampling.history import count_tokens
 from wingbeat.kernels.sampling.noise import gumbel_noise, noise_bits
 from wingbeat.kernels.sampling.processors import Histories
@@ -247,6 +247,6 @@ CASES: dict[str, Callable[[torch.device, Shape], list[Tensor]]] = {
     "noise": _noise,
     "choose_tokens": _choose,
     "count_tokens": _count,
-    **{name: case for cases in hooks("cases") for name, case in cases().items()},
+    **merged_of(hooks("cases")),
 }
 """By the name of `choice.KERNELS`: what runs on the device that it is given."""

@@ -19,3 +19,6 @@ def of_two_adapters(device: torch.device, shape: Shape) -> list[Tensor]:
     ids = torch.tensor([1, 0, 2, 2, 1, 0, 1], device=device)
     out, x = (random_numbers(13, 7, width, dtype=shape.dtype).to(device) for width in (128, 64))
     return [add_adapters(out, x, on_device, AdapterRows.of(ids, 2, on_host=False))]
+
+
+CASES = {"add_adapters": of_two_adapters}

@@ -19,3 +19,6 @@ def over_trees(device: torch.device, shape: Shape) -> list[Tensor]:
     states = random_numbers(22, 3, 4, dim, dim).to(device)
     out, added = delta_rule(query, key, value, -decay.abs(), beta.sigmoid(), states, rows, 1e-6)
     return [out, *added]
+
+
+CASES = {"delta_rule": over_trees}

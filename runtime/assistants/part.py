@@ -5,14 +5,15 @@ from typing import Any
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
-
-def drafter_kinds() -> tuple[DrafterKind, ...]:
-    """A folder whose config.json has a type of model of theirs."""
-    module = "wingbeat.runtime.assistants"
-    build, check = f"{module}.shared_kv_drafter:build_shared_kv", f"{module}.shared_kv_drafter:check_shared_kv"
-    return (DrafterKind("assistant", build, check, folder="", claims=f"{module}.part:is_assistant"),)
-
-
+drafter_kinds = (
+    DrafterKind(
+        "assistant",
+        "wingbeat.runtime.assistants.shared_kv_drafter:build_shared_kv",
+        "wingbeat.runtime.assistants.shared_kv_drafter:check_shared_kv",
+        folder="",
+        claims="wingbeat.runtime.assistants.part:is_assistant",
+    ),
+)
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 """Types of models that are assistants."""
 

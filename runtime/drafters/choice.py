@@ -1,6 +1,7 @@
 """What the word a user gives for a drafter means: the one place that decides it. Loads no model and no torch."""
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ EAGLE = DrafterKind(
     readings="wingbeat.runtime.heads.load:head_conventions",
     matches="wingbeat.runtime.heads.unroll:matches",
 )
-KINDS = {kind.name: kind for kind in (EAGLE, *(kind for kinds in hooks("drafter_kinds") for kind in kinds()))}
+KINDS = {kind.name: kind for kind in (EAGLE, *chain(*hooks("drafter_kinds")))}
 """Kinds of drafters, by name."""
 _FOLDERS = " or of ".join(", of ".join(kind.folder for kind in KINDS.values() if kind.folder).rsplit(", of ", 1))
 _CLASS = next((kind for kind in KINDS.values() if kind.find_problem is not None), None)

@@ -84,3 +84,6 @@ def _path(given: Any) -> Path:
             f"is a tree with the path {given!r}: a path is a list of 1 to {MOST_DEPTH} ranks from 0 to {MOST_RANK}"
         )
     return tuple(ranks)
+
+
+parse_tree = StaticTree.parse

@@ -66,6 +66,11 @@ class Grammars:
             return self._vocabulary
 
 
+def grammars(tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: frozenset[int]) -> Grammars | None:
+    """The compiler of a model; None without a tokenizer."""
+    return None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
+
+
 def lark_of_spec(vocabulary: Vocabulary, spec: GrammarSpec) -> str:
     """A request's grammar in Lark, as llguidance reads it; raises as `Grammars.compile`."""
     make = _LARK_OF.get(spec.kind)

@@ -72,11 +72,11 @@ class LatentEagleConfig(EagleHeadConfig):
         return LatentEagleHead(self)
 
 
-def latent_fields(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> dict[str, Any]:
-    """Fields of a config beside, and in the place of, those of plain attention; raises as `head_config`."""
+def compressed_head(body: Mapping[str, Any], layout: Layout, shapes: Shapes) -> tuple[type, dict[str, Any]]:
+    """Class of the config of such a head, and fields in the place of plain attention's; raises as `head_config`."""
     still, turning = size_field(body, "qk_nope_head_dim"), size_field(body, "qk_rope_head_dim")
     attention = f"{layout.layer}self_attn."
-    return {
+    return LatentEagleConfig, {
         "head_dim": still + turning,
         "num_key_value_heads": size_field(body, "num_attention_heads"),
         "query_rank": None if body.get("q_lora_rank") is None else size_field(body, "q_lora_rank"),

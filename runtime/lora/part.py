@@ -4,7 +4,6 @@ import json
 from typing import TYPE_CHECKING
 
 from wingbeat.runtime.lora.adapter import CONFIG_FILE
-from wingbeat.runtime.lora.settings import check_limits, engine_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
-__all__ = ["check_limits", "engine_settings"]
+check_limits = "wingbeat.runtime.lora.settings:check_limits"
+engine_settings = "wingbeat.runtime.lora.settings:ENGINE_SETTINGS"
 
 
 def other_folder(folder: "Path") -> str | None:

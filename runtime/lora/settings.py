@@ -1,6 +1,6 @@
 """Settings of engines that serve LoRA adapters; loads no torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
@@ -8,13 +8,9 @@ if TYPE_CHECKING:
 MOST_LORAS = MOST_RANK = 2**12
 """Limits that no machine reaches: a number beyond is a slip."""
 RANK = 16
-
-
-def engine_settings() -> dict[str, tuple[Any, Any]]:
-    """`max_loras`: adapters held at once, each of which any row of a batch may have; 0 serves none. `max_lora_rank`:
-    highest rank of an adapter.
-    """
-    return {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
+ENGINE_SETTINGS = {"max_loras": (int, 0), "max_lora_rank": (int, RANK)}
+"""`max_loras`: adapters held at once, each of which any row of a batch may have; 0 serves none. `max_lora_rank`:
+highest rank of an adapter."""
 
 
 def check_limits(config: "EngineConfig") -> None:

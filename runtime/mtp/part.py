@@ -1,17 +1,13 @@
-"""The drafter `mtp`."""
+"""The drafter `mtp`, where the verifier's checkpoint has the modules."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
-
-def drafter_kinds() -> tuple[DrafterKind, ...]:
-    """Drafts where the verifier's checkpoint has the modules."""
-    module = "wingbeat.runtime.mtp"
-    return (
-        DrafterKind(
-            "mtp",
-            f"{module}.mtp_drafter:build_mtp",
-            f"{module}.mtp_loader:check_modules",
-            modules=f"{module}.mtp_names:find_modules",
-            modules_title="prediction modules (MTP)",
-        ),
-    )
+drafter_kinds = (
+    DrafterKind(
+        "mtp",
+        "wingbeat.runtime.mtp.mtp_drafter:build_mtp",
+        "wingbeat.runtime.mtp.mtp_loader:check_modules",
+        modules="wingbeat.runtime.mtp.mtp_names:find_modules",
+        modules_title="prediction modules (MTP)",
+    ),
+)

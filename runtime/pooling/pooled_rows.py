@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.round.rows import Feature, Placed
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class PooledRows(NamedTuple):
@@ -21,16 +22,12 @@ class PooledRows(NamedTuple):
 
 
 class PromptPooling(Feature):
-    """Pools the rows of prompt chunks that ask for it; a pass without such rows has no hook.
-
-    Args:
-        layers: the decoder's own list, as `decoder_layers` finds it.
-    """
+    """Pools the rows of prompt chunks that ask for it; a pass without such rows has no hook."""
 
     kind, of_chunks = PooledRows, True
 
-    def __init__(self, model: nn.Module, layers: nn.ModuleList) -> None:
-        self._model, self._layers = model, (layers,)
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model, self._layers = loaded.model, (loaded.decoder_layers,)
         self._pooled: tuple[SchedulerOutput, Tensor] | None = None
         """The plan of the latest pass that pooled rows, and these rows."""
 

@@ -1,6 +1,6 @@
 """Settings of engines over models with recurrent state, and what such models do not go with; loads no torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wingbeat.runtime.refusals import Known, Refusal
 
@@ -12,13 +12,9 @@ RANKS = "`tensor_parallel_size` above 1"
 """As the part that has ranks names them."""
 MOST_INTERVAL = 2**31 - 1
 REFUSED = (Refusal(STATES, RANKS, "ranks do not divide states", known=Known.LOADED),)
-
-
-def engine_settings() -> dict[str, tuple[Any, Any]]:
-    """`state_interval`: tokens between two prefixes whose states are kept for the prefix cache, rounded up to whole
-    blocks. `num_saved_states`: of so many prefixes at once; None goes by the memory, and by the KV blocks.
-    """
-    return {"state_interval": (int, 256), "num_saved_states": (int | None, None)}
+ENGINE_SETTINGS = {"state_interval": (int, 256), "num_saved_states": (int | None, None)}
+"""`state_interval`: tokens between two prefixes whose states are kept for the prefix cache, rounded up to whole blocks.
+`num_saved_states`: of so many prefixes at once; None goes by the memory, and by the KV blocks."""
 
 
 def check_limits(config: "EngineConfig") -> None:
@@ -28,8 +24,3 @@ def check_limits(config: "EngineConfig") -> None:
         raise ValueError(f"state_interval is {interval}: use at least 1")
     if interval > MOST_INTERVAL:
         raise ValueError(f"state_interval is {interval}: use at most {MOST_INTERVAL}")
-
-
-def refusals() -> tuple[Refusal, ...]:
-    """Refusals of what models with recurrent state do not go with."""
-    return REFUSED

@@ -1,9 +1,6 @@
-"""The drafter `suffix`."""
+"""The drafter `suffix`, whose automaton holds the texts of all requests."""
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
-
-def drafter_kinds() -> tuple[DrafterKind, ...]:
-    """Its automaton holds the texts of all requests."""
-    build = "wingbeat.runtime.suffix.suffix_drafter:build_suffix"
-    return (DrafterKind("suffix", build, copies_text=True, remembers=True),)
+_BUILD = "wingbeat.runtime.suffix.suffix_drafter:build_suffix"
+drafter_kinds = (DrafterKind("suffix", _BUILD, copies_text=True, remembers=True),)

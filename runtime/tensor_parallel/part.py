@@ -2,19 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from wingbeat.runtime.tensor_parallel.group import REFUSED
-
 if TYPE_CHECKING:
     import torch
 
     from wingbeat.runtime.pair import PairSettings
-    from wingbeat.runtime.refusals import Refusal
     from wingbeat.runtime.tensor_parallel.leader import Led
 
-
-def refusals() -> "tuple[Refusal, ...]":
-    """Refusals of what ranks do not go with."""
-    return REFUSED
+refusals = "wingbeat.runtime.tensor_parallel.group:REFUSED"
 
 
 def open_backend(settings: "PairSettings", device: "torch.device") -> "Led | None":

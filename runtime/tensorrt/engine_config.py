@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.one_pass.config import LayerMask
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first, merged
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 from wingbeat.runtime.tensorrt.limits import Limits
 from wingbeat.runtime.tensorrt.more_inputs import MoreInputs
@@ -120,7 +120,7 @@ class DraftMedia(NamedTuple):
 PartConfig = create_model(
     "PartConfig",
     __base__=GraphConfig,
-    **{name: field for of in hooks("graph_fields") for name, field in of().items()},
+    **merged("graph_fields"),
 )
 """Fields of the parts that are there."""
 

@@ -2,9 +2,9 @@
 
 from pydantic import ConfigDict, Field, create_model
 
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import merged
 
-PartLimits = create_model("PartLimits", **{name: field for of in hooks("graph_limits") for name, field in of().items()})
+PartLimits = create_model("PartLimits", **merged("graph_limits"))
 """Limits of the parts that are there; options of a build too."""
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import merged
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.standard_library import stdlib_root
 
@@ -187,7 +187,7 @@ class TrainDrafterConfig(Settings):
 
     @model_validator(mode="after")
     def _check_drafter(self) -> "TrainDrafterConfig":
-        if self.family not in (*_EAGLE, *(name for families in hooks("trained_families") for name in families())):
+        if self.family not in (*_EAGLE, *merged("trained_families")):
             raise ValueError(f"family={self.family!r}: nothing that is installed trains it")
         for name, families in _OWN_SETTINGS.items():
             value = getattr(self, name)

@@ -1,7 +1,7 @@
 """The kinds of heads that can be trained, by the names a user gives."""
 
 from wingbeat.kernels.parts import load_function
-from wingbeat.runtime.parts import hooks
+from wingbeat.runtime.parts import merged
 from wingbeat.runtime.training.family import Family
 from wingbeat.runtime.training.unrolled_families import Eagle1Family, Eagle3Family
 
@@ -9,6 +9,6 @@ FAMILIES: dict[str, Family] = {
     "eagle3": Eagle3Family(),
     "eagle3.1": Eagle3Family(newer=True),
     "eagle1": Eagle1Family(),
-    **{name: load_function(path)() for families in hooks("trained_families") for name, path in families().items()},
+    **{name: load_function(path)() for name, path in merged("trained_families").items()},
 }
 """What `TrainDrafterConfig.family` names."""

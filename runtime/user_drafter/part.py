@@ -1,15 +1,17 @@
-"""Classes of a user's own."""
+"""Classes of a user's own, named by an import path."""
 
 import importlib.util
 
 from wingbeat.runtime.drafters.drafter_kind import DrafterKind
 
-
-def drafter_kinds() -> tuple[DrafterKind, ...]:
-    """Named by an import path."""
-    module = "wingbeat.runtime.user_drafter"
-    build, check = f"{module}.user_drafter:load_user_drafter", f"{module}.user_drafter:check_user_drafter"
-    return (DrafterKind("user", build, check, find_problem=f"{module}.part:find_problem"),)
+drafter_kinds = (
+    DrafterKind(
+        "user",
+        "wingbeat.runtime.user_drafter.user_drafter:load_user_drafter",
+        "wingbeat.runtime.user_drafter.user_drafter:check_user_drafter",
+        find_problem="wingbeat.runtime.user_drafter.part:find_problem",
+    ),
+)
 
 
 def find_problem(path: str) -> str | None:

@@ -45,6 +45,6 @@ def test_what_is_known_at_the_start_is_asked_of_the_settings() -> None:
 def test_the_documents_have_the_table() -> None:
     table = OPERATIONS.read_text(encoding="utf-8").partition("| this | with this | why, and what to do | known |\n")[2]
     _, *shown = table.partition("\n\n")[0].splitlines()
-    of_parts = [refusal for of in (runtime_parts.hooks, hooks) for refusals in of("refusals") for refusal in refusals()]
+    of_parts = [refusal for of in (runtime_parts.hooks, hooks) for refusals in of("refusals") for refusal in refusals]
     rows = [*map(row, REFUSED_TOGETHER), *map(row, of_parts)]
     assert [line for line in shown if not is_gone(line)] == [line for line in rows if not is_gone(line)]

@@ -1,6 +1,6 @@
 """Rounded activations; imports what rounds them where it is asked for."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 EXACT, INT8 = "exact", "int8"
-
-
-def engine_settings() -> dict[str, tuple[Any, Any]]:
-    """`cpu_activations`: what linear layers with packed weights are given on CPUs, as they are or rounded to int8."""
-    return {"cpu_activations": (str, EXACT)}
+engine_settings = {"cpu_activations": (str, EXACT)}
+"""What linear layers with packed weights are given on CPUs, as they are or rounded to int8."""
 
 
 def check_limits(config: "EngineConfig") -> None:

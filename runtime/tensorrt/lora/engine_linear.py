@@ -1,4 +1,4 @@
-"""Layers of an exported verifier that have room for adapters."""
+"""Layers of an exported verifier that have room for adapters, and how much of it a graph has."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,3 +12,15 @@ class EngineLinear(BaseModel):
     """In the model."""
     inputs: int = Field(ge=1)
     outputs: int = Field(ge=1)
+
+
+FIELDS = {"lora_linears": (tuple[EngineLinear, ...], ())}
+"""The layers that have room."""
+LIMITS = {
+    "max_loras": (
+        int,
+        Field(0, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any."),
+    ),
+    "max_lora_rank": (int, Field(16, ge=1, description="Highest rank of an adapter.")),
+}
+"""Room for adapters in the verifier's graph."""

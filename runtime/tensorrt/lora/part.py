@@ -1,7 +1,7 @@
 """LoRA adapters of a verifier that an engine runs; imports what serves them where there is room for some."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wingbeat.runtime.config import EngineConfig
@@ -10,21 +10,8 @@ if TYPE_CHECKING:
     from wingbeat.runtime.tensorrt.lora.engine_adapters import GraphAdapters
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
-
-def graph_limits() -> dict[str, Any]:
-    """Room for adapters in the verifier's graph."""
-    from pydantic import Field
-
-    number = Field(0, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any.")
-    rank = Field(16, ge=1, description="Highest rank of an adapter.")
-    return {"max_loras": (int, number), "max_lora_rank": (int, rank)}
-
-
-def graph_fields() -> dict[str, Any]:
-    """The layers that have room."""
-    from wingbeat.runtime.tensorrt.lora.engine_linear import EngineLinear
-
-    return {"lora_linears": (tuple[EngineLinear, ...], ())}
+graph_limits = "wingbeat.runtime.tensorrt.lora.engine_linear:LIMITS"
+graph_fields = "wingbeat.runtime.tensorrt.lora.engine_linear:FIELDS"
 
 
 def beyond_graph(config: "EngineConfig", limits: "Limits") -> Iterator[tuple[str, int, str, int]]:

@@ -1,6 +1,3 @@
-"""MTP modules among what can be trained."""
+"""MTP modules among what can be trained: a module of the verifier's own class."""
 
-
-def trained_families() -> dict[str, str]:
-    """A module of the verifier's own class."""
-    return {"mtp": "wingbeat.runtime.training.mtp.mtp_family:MtpFamily"}
+trained_families = {"mtp": "wingbeat.runtime.training.mtp.mtp_family:MtpFamily"}

@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-
-def trained_families() -> dict[str, str]:
-    """DFlash, what is built upon it, and P-EAGLE."""
-    module = "wingbeat.runtime.training.one_pass.one_pass_families"
-    return {
-        "dflash": f"{module}:DFlashFamily",
-        "jetspec": f"{module}:jetspec_family",
-        "dspark": f"{module}:DSparkFamily",
-        "dflash2": f"{module}:DFlash2Family",
-        "p-eagle": f"{module}:ParallelEagleFamily",
-    }
+trained_families = {
+    "dflash": "wingbeat.runtime.training.one_pass.one_pass_families:DFlashFamily",
+    "jetspec": "wingbeat.runtime.training.one_pass.one_pass_families:jetspec_family",
+    "dspark": "wingbeat.runtime.training.one_pass.one_pass_families:DSparkFamily",
+    "dflash2": "wingbeat.runtime.training.one_pass.one_pass_families:DFlash2Family",
+    "p-eagle": "wingbeat.runtime.training.one_pass.one_pass_families:ParallelEagleFamily",
+}
+"""DFlash, what is built upon it, and P-EAGLE."""
 
 
 def family_of_head(folder: Path) -> str | None:

@@ -189,8 +189,7 @@ def features_of(
     loaded: LoadedModel, slots: SlotState, config: EngineConfig, blocks: BlockManager
 ) -> tuple[Feature, ...]:
     """Features that a model has."""
-    of_parts = (feature for features in hooks("features") for feature in features(loaded, slots))
-    found: list[Feature] = [*of_parts, *loaded.own_features]
+    found: list[Feature] = [*(feature(loaded) for feature in hooks("feature")), *loaded.own_features]
     found += [one for part in loaded.parts.values() if (one := part.feature(slots, config, blocks)) is not None]
     return tuple(found)
 
