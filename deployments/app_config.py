@@ -13,7 +13,7 @@ from wingbeat.deployments.options.node_resources import NodeResources
 from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first, hooks, merged
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig, asks_for_graphs
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -29,9 +29,7 @@ CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
 
-PartSettings = create_model(
-    "PartSettings", __base__=Settings, **{name: field for of in hooks("settings") for name, field in of().items()}
-)
+PartSettings = create_model("PartSettings", __base__=Settings, **merged("settings"))
 """Settings of the parts that are there."""
 
 
@@ -193,10 +191,9 @@ class AppConfig(
         weighted = 0 < share <= 1 and not self.drafts_in_engine() and self.choice().needs_gpu
         where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
         on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
-        of_parts = {feature: said for asked in hooks("asked") for feature, said in asked(self).items()}
         return (
             super().asked()
-            | of_parts
+            | merged("asked", self)
             | {
                 Feature.CPU: (device == "cpu" and not is_open, on),
                 Feature.CUDA: (device == "cuda", on),
@@ -249,7 +246,7 @@ class AppConfig(
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
             drafter_beside=beside,
-            **{name: limit for of in hooks("engine_limits") for name, limit in of(self).items()},
+            **merged("engine_limits", self),
         )
 
     def most_num_seqs(self) -> int:

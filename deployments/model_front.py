@@ -14,7 +14,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.options.live_options import LiveOptions
 from wingbeat.deployments.options.surface_options import OF_REQUESTS
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first, hooks, merged
 from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class ModelFront:
             takes_templates=config.chat_template == OF_REQUESTS and bool(runtime_parts.hooks("render_apart")),
             aliases=config.model_names()[1:],
             beside=beside,
-            of_parts={name: made for surface in hooks("surface") for name, made in surface(config).items()},
+            of_parts=merged("surface", config),
         )
 
     def _stats(self, engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:

@@ -5,15 +5,15 @@ takes a part out. `config` is an `AppConfig`; a part whose settings ask for noth
 
 Settings:
 
-- `settings()`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
+- `settings`: fields of `AppConfig` by name, as `pydantic.create_model` takes them; their `json_schema_extra` may have
   the `panel` of `cli.panels` that they stand in.
-- `model_settings()`: likewise, fields of `ModelOptions`, which commands have too that run a model without a server.
+- `model_settings`: likewise, fields of `ModelOptions`, which commands have too that run a model without a server.
 - `check_settings(config)`: raises ValueError, one line, for what no single field can see.
 - `check_before_start(config)`: the same for what is asked of this machine, before anything is deployed.
 - `check_memory(config, file)`: the same for the memory of this machine, where the application runs on it alone.
-- `ram_settings()`: settings that say how much of the RAM a router may take.
+- `ram_settings`: settings that say how much of the RAM a router may take.
 - `model_asked(config)`: as `asked`, of a `ModelOptions`.
-- `asked(config)`, `refusals()`: rows of `runtime.refusals`, and which of them are asked for.
+- `asked(config)`, `refusals`: rows of `runtime.refusals`, and which of them are asked for.
 - `engine_limits(config)`: limits of an engine, in the place of settings of their names.
 - `text_identity(config)`: words about what decides texts, see `AppConfig.text_identity`.
 - `variant_names(config)`: names of variants of the model that requests may give as `model`.
@@ -32,15 +32,15 @@ The command and HTTP:
 - `inspects(folder, as_json)`: True once a folder of the part's own kind is printed.
 - `add_routes(app, models)`: routes of the HTTP application, see `api.routes`.
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
-- `router_base()`: a class with more methods of a router, which other deployments call by its handle.
+- `router_base`: a class with more methods of a router, which other deployments call by its handle.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
-- `operator_paths()`: those of them that are for operators.
+- `operator_paths`: those of them that are for operators.
 - `add_last(app)`: routes about all that were added before.
-- `bodies()`: what is posted to these routes, by path.
+- `bodies`: what is posted to these routes, by path.
 - `unserved_fields(path)`: fields that are not served at an endpoint, see `api.bodies.unserved_fields`.
 - `sampling_fields()`: a class of fields of all requests that generate, see `api.bodies.sampling_fields`.
-- `generation_fields()`: a class of fields of requests that generate, see `api.bodies.requests`.
-- `chat_fields()`, `message_fields()`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
+- `generation_fields`: a class of fields of requests that generate, see `api.bodies.requests`.
+- `chat_fields()`, `message_fields`: classes of fields of chats and of their messages, see `api.bodies.chat_fields`.
 - `chat_reader(config, template)`: an `api.completions.ChatReader` of a model with this chat template.
 - `beginning(pool, body, variant)`: what a request's prompt begins by, see `api.prompts`.
 - `content_parts(api)`: readers of content parts that are no text, see `api.bodies.content_parts.part_readers`.
@@ -50,14 +50,14 @@ The command and HTTP:
 - `error_body(path, error)`: an error's body below these routes, where it has a form of its own.
 - `request_watcher(config)`: an `api.guard.RequestWatcher` that sees every request; None where nothing is asked for.
 - `families(snapshot)`: metrics of Prometheus.
-- `live_settings()`: fields of `LiveOptions`, as `settings()` has those of `AppConfig`.
+- `live_settings`: fields of `LiveOptions`, as `settings` has those of `AppConfig`.
 - `follow_live(fronts)`: something whose `take(live)` lets a router's `LiveOptions` hold, before its models do.
 
 A replica and its processes:
 
 - `beside_engine(config, figures)`: something with `tasks()`, which run as long as the replica, and `figures()`.
 - `publish(model_name, engine_id, stats)`: what runs as long as the replica, and shows `Verifier.stats` elsewhere.
-- `names()`: kinds of things that requests name and engines keep, see `fleet.catalog`.
+- `names`: kinds of things that requests name and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
 - `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
@@ -68,8 +68,8 @@ A replica and its processes:
   a place there, as a function of pickled `DrafterTerms` or None to a `DrafterHandle`.
 - `wait_for_any(bells, ready, timeout_s, quiet_since)`: for a round of several verifiers.
 - `address(config)`: this node's, where the verifier's rounds go to a drafter on another one.
-- `network_channel()`: a kind of channel made as `(address, spec, device)`, whose name is no string.
-- `device_channel()`: a kind of channel through the memory of a GPU, whose name is a string.
+- `network_channel`: a kind of channel made as `(address, spec, device)`, whose name is no string.
+- `device_channel`: a kind of channel through the memory of a GPU, whose name is a string.
 - `try_device_channel(device, peer)`: raises ChannelError where that does not carry between these GPUs.
 - `lend(config, loaded, device)`: weights that a verifier lends its drafter, in `DrafterTerms`;
   `borrow(config, device)`: a `Lender` that is told of them. None where the two share no GPU.
@@ -84,10 +84,9 @@ A replica and its processes:
 - `keeps_weak_head(config)`: True where a head that fails its self-test is kept all the same, to become better.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from wingbeat.kernels.parts import hooks_of
+from wingbeat.kernels.parts import hooks_of, merged_of
 
 PARTS = (
     *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
@@ -99,9 +98,14 @@ PARTS = (
 """Their folders, in the order in which they add."""
 
 
-def hooks(name: str) -> tuple[Callable[..., Any], ...]:
-    """The functions of that name in the parts that are there."""
+def hooks(name: str) -> tuple[Any, ...]:
+    """What has that name in the parts that are there."""
     return hooks_of(__package__, PARTS, name)
+
+
+def merged(name: str, *given: Any) -> dict[str, Any]:
+    """The mappings of that name as one, or those that functions of that name make of what is given."""
+    return merged_of(hooks(name), given)
 
 
 def first(name: str, *given: Any) -> Any:

@@ -36,7 +36,7 @@ CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
 """How long a router that listens itself may wait for a connection to an engine before it answers that it has none."""
 
 
-RouterBase: Any = type("RouterBase", tuple(base() for base in hooks("router_base")), {})
+RouterBase: Any = type("RouterBase", hooks("router_base"), {})
 
 
 class Router(RouterBase):

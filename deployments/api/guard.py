@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
-_OPERATORS = frozenset({"/reset_prefix_cache"}).union(*(paths() for paths in hooks("operator_paths")))
+_OPERATORS = frozenset({"/reset_prefix_cache"}).union(*hooks("operator_paths"))
 """Paths for those who run the server, whose key alone opens them."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""

@@ -1,6 +1,6 @@
 """The setting `cpu_activations`."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -14,31 +14,22 @@ if TYPE_CHECKING:
 INT8_ACTIVATIONS = "`cpu_activations` `int8`"
 RANKS = "`tensor_parallel_size` above 1"
 """Feature of the part that has ranks, by its name there."""
-REFUSED = (
+refusals = (
     Refusal(INT8_ACTIVATIONS, Feature.CUDA, "the CPU's kernels alone round them", "use device cpu"),
     Refusal(INT8_ACTIVATIONS, Feature.ENGINE_DIR, "its engines round none"),
     Refusal(INT8_ACTIVATIONS, RANKS, "ranks hold no packed weights"),
 )
-
-
-def model_settings() -> dict[str, Any]:
-    """The field of `ModelOptions`."""
-    description = (
-        "Inputs of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, "
-        "which is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
-    )
-    field = Field("exact", description=description, json_schema_extra={"panel": MODEL})
-    return {"cpu_activations": (Literal["exact", "int8"], field)}
+_DESCRIPTION = (
+    "Inputs of linear layers with packed weights, on CPUs: 'int8' rounds them in blocks of 32, as llama.cpp does, "
+    "which is faster and changes texts, with and without speculation alike; 'exact' leaves them as they are."
+)
+_FIELD = Field("exact", description=_DESCRIPTION, json_schema_extra={"panel": MODEL})
+model_settings = {"cpu_activations": (Literal["exact", "int8"], _FIELD)}
 
 
 def model_asked(config: "ModelOptions") -> dict[str, tuple[bool, str]]:
     """Feature of rounded activations: whether they are asked for, and how."""
     return {INT8_ACTIVATIONS: (config.cpu_activations == "int8", "cpu_activations is int8")}
-
-
-def refusals() -> tuple[Refusal, ...]:
-    """Rows of what does not go with it."""
-    return REFUSED
 
 
 def text_identity(config: "AppConfig") -> str:

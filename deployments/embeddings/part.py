@@ -1,17 +1,17 @@
 """`/v1/embeddings` among the endpoints; imported by commands too, so that it imports what it adds where it adds it."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.embeddings.settings import check_settings, embedding_kind_of, pooling_of, settings
+from wingbeat.deployments.embeddings.settings import embedding_kind_of, pooling_of
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.api.bodies.request_body import RequestBody
     from wingbeat.deployments.app_config import AppConfig
 
-__all__ = ["check_settings", "settings"]
+check_settings = "wingbeat.deployments.embeddings.settings:check_settings"
+settings = "wingbeat.deployments.embeddings.settings:SETTINGS"
 
 add_routes = "wingbeat.deployments.embeddings.routes:add_embedding_routes"
+bodies = "wingbeat.deployments.embeddings.routes:BODIES"
 
 
 def check_before_start(config: "AppConfig") -> None:
@@ -22,11 +22,3 @@ def check_before_start(config: "AppConfig") -> None:
 def surface(config: "AppConfig") -> dict[str, Any]:
     """Which embeddings the model has."""
     return {"embeddings": embedding_kind_of(config)}
-
-
-def bodies() -> "Mapping[str, type[RequestBody]]":
-    """The endpoint's body, by its path."""
-    from wingbeat.deployments.embeddings.body import EmbeddingsBody
-    from wingbeat.deployments.embeddings.routes import EMBEDDINGS_PATH
-
-    return {EMBEDDINGS_PATH: EmbeddingsBody}

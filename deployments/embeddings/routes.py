@@ -9,6 +9,7 @@ from wingbeat.deployments.embeddings.answer import Embeddings
 from wingbeat.deployments.embeddings.body import EmbeddingsBody
 
 EMBEDDINGS_PATH = "/v1/embeddings"
+BODIES = {EMBEDDINGS_PATH: EmbeddingsBody}
 
 
 def add_embedding_routes(app: FastAPI, models: ServedModels) -> None:

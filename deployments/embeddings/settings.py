@@ -32,16 +32,12 @@ class EmbeddingKind(NamedTuple):
 
 
 NO_EMBEDDINGS = EmbeddingKind()
-
-
-def settings() -> dict[str, Any]:
-    """The field `embeddings` of `AppConfig`."""
-    description = (
-        "What /v1/embeddings answers: the model's last hidden states, their mean or the last one, with "
-        f"length 1. 'auto' is what {POOLING_FILE} of the model's folder says, and none without it."
-    )
-    field = Field("auto", description=description, json_schema_extra={"panel": FEATURES})
-    return {"embeddings": (Literal["auto", "none", "mean", "last"], field)}
+_DESCRIPTION = (
+    "What /v1/embeddings answers: the model's last hidden states, their mean or the last one, with "
+    f"length 1. 'auto' is what {POOLING_FILE} of the model's folder says, and none without it."
+)
+_FIELD = Field("auto", description=_DESCRIPTION, json_schema_extra={"panel": FEATURES})
+SETTINGS = {"embeddings": (Literal["auto", "none", "mean", "last"], _FIELD)}
 
 
 def check_settings(config: "AppConfig") -> None:

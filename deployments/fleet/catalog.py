@@ -7,13 +7,14 @@ replicas, and by each of them to its routers.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from wingbeat.deployments.parts import hooks
 
 VARIANTS = "variants"
 """Kind of the model's variants, which requests name in its place."""
-KINDS = (VARIANTS, *(kind for kinds in hooks("names") for kind in kinds()))
+KINDS = (VARIANTS, *chain(*hooks("names")))
 """Kinds of things that engines keep, as a `Keeper` of theirs does."""
 Thing = TypeVar("Thing")
 

@@ -83,3 +83,8 @@ class BorrowedWeights:
             reason = str(error).partition("\n")[0]
             logger.warning("the drafter loads a copy of its own of the verifier's %s: %s", name, reason)
             return None
+
+
+def borrow(config: AppConfig, device: torch.device) -> BorrowedWeights | None:
+    """Weights of a drafter's verifier, once the drafter is told of them; None where the two share no GPU."""
+    return BorrowedWeights(device, config.engine_start_timeout_s) if may_lend(config) else None

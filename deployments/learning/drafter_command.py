@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from wingbeat.deployments.cli.commands import new_app
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
 
@@ -14,15 +15,17 @@ PATH = "/v1/drafter"
 COLUMNS = ("version", "state", "source", "tokens per round", "95 %", "rounds", "why")
 
 
-def add_drafter_commands(app: typer.Typer) -> None:
-    """Add the commands."""
+def add_commands(app: typer.Typer) -> None:
+    """Add `wingbeat drafter`."""
+    drafter = new_app("Versions of the draft head of a server that learns.")
+    app.add_typer(drafter, name="drafter")
 
-    @app.command("list")
+    @drafter.command("list")
     def list_versions(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
         """Show the versions, how often each one's drafts are accepted, and which one is served."""
         _show(call_server(url, operator_key, "GET", PATH), as_json)
 
-    @app.command()
+    @drafter.command()
     def promote(
         version: Annotated[int | None, typer.Argument(help="One that is there.", show_default=False)] = None,
         folder: Annotated[str | None, typer.Option(help="A head's folder below `incoming`, to be added first.")] = None,
@@ -38,7 +41,7 @@ def add_drafter_commands(app: typer.Typer) -> None:
         body = {name: value for name, value in body.items() if value is not None}
         _show(call_server(url, operator_key, "POST", PATH + "/promote", body), as_json)
 
-    @app.command()
+    @drafter.command()
     def rollback(
         reason: Annotated[str | None, typer.Option(help="To be shown beside it.")] = None,
         url: Url = LOCAL,
@@ -49,7 +52,7 @@ def add_drafter_commands(app: typer.Typer) -> None:
         body = {} if reason is None else {"reason": reason}
         _show(call_server(url, operator_key, "POST", PATH + "/rollback", body), as_json)
 
-    @app.command()
+    @drafter.command()
     def repair(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
         """Begin another ledger where the one there is cannot be read, with the heads that are on disk."""
         _show(call_server(url, operator_key, "POST", PATH + "/repair", {}), as_json)

@@ -1,63 +1,26 @@
 """A draft head that is trained on what is served; imported by commands too, so that it imports what it adds later."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.learning.settings import asked, check_settings, learns, refusals, settings
+from wingbeat.deployments.learning.settings import learns
 
 if TYPE_CHECKING:
-    import typer
-    from fastapi import FastAPI
-    from pydantic import BaseModel
-
     from wingbeat.deployments.app_config import AppConfig
     from wingbeat.deployments.learning.replica_learning import ReplicaLearning
-    from wingbeat.deployments.model_front import ModelFront
     from wingbeat.deployments.recordings.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.engine_calls import EngineFigures
     from wingbeat.runtime.drafters.worker import DraftWorker
 
-__all__ = ["asked", "check_settings", "refusals", "settings"]
-
+asked = "wingbeat.deployments.learning.settings:asked"
+check_settings = "wingbeat.deployments.learning.settings:check_settings"
+refusals = "wingbeat.deployments.learning.settings:REFUSED"
+settings = "wingbeat.deployments.learning.settings:SETTINGS"
 families = "wingbeat.deployments.learning.families:learning_families"
-
-
-def add_commands(app: "typer.Typer") -> None:
-    """Add `wingbeat drafter`."""
-    from wingbeat.deployments.cli.commands import new_app
-    from wingbeat.deployments.learning.drafter_command import add_drafter_commands
-
-    drafter = new_app("Versions of the draft head of a server that learns.")
-    add_drafter_commands(drafter)
-    app.add_typer(drafter, name="drafter")
-
-
-def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
-    """Add `/v1/drafter`, where the head of a model learns."""
-    from wingbeat.deployments.learning.folder import ledger_of
-    from wingbeat.deployments.learning.routes import HeadVersions, add_drafter_routes
-
-    front = next((one for one in fronts if one.config.learn is not None), None)
-    if front is not None:
-        add_drafter_routes(app, HeadVersions(ledger_of(front.config), front.figures))
-
-
-def operator_paths() -> tuple[str, ...]:
-    """Paths by which another version is served."""
-    from wingbeat.deployments.learning.routes import PROMOTE_PATH, REPAIR_PATH, ROLLBACK_PATH
-
-    return PROMOTE_PATH, ROLLBACK_PATH, REPAIR_PATH
-
-
-def bodies() -> "dict[str, type[BaseModel]]":
-    """Bodies of the requests by which another version is served."""
-    from wingbeat.deployments.learning import routes
-
-    return {
-        routes.PROMOTE_PATH: routes.PromoteBody,
-        routes.ROLLBACK_PATH: routes.RollbackBody,
-        routes.REPAIR_PATH: routes.RepairBody,
-    }
+add_commands = "wingbeat.deployments.learning.drafter_command:add_commands"
+add_router_routes = "wingbeat.deployments.learning.routes:add_router_routes"
+operator_paths = "wingbeat.deployments.learning.routes:BODIES"
+bodies = "wingbeat.deployments.learning.routes:BODIES"
 
 
 def beside_engine(config: "AppConfig", figures: "Callable[[], Awaitable[EngineFigures]]") -> "ReplicaLearning | None":

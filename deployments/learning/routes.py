@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.unserved_fields import none_ignored
 from wingbeat.deployments.api.errors import ApiError, invalid
+from wingbeat.deployments.learning.folder import ledger_of
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures, FleetSnapshot
 from wingbeat.runtime.learning.head_counts import Accepted
 from wingbeat.runtime.learning.head_versions import HeadLedger, learner_figures
@@ -77,6 +78,17 @@ class HeadVersions:
         snapshot = None if self.fleet is None else await self.fleet.snapshot()
         drafting = Counter(figures["head_version"] for figures in (snapshot.engines if snapshot else {}).values())
         return drafting.most_common(1)[0][0] if drafting else 0
+
+
+BODIES = {PROMOTE_PATH: PromoteBody, ROLLBACK_PATH: RollbackBody, REPAIR_PATH: RepairBody}
+"""By the paths by which another version is served, which are for operators."""
+
+
+def add_router_routes(app: FastAPI, fronts: Sequence[Any]) -> None:
+    """Add `/v1/drafter`, where the head of a model learns; `fronts` are a router's `ModelFront`s."""
+    front = next((one for one in fronts if one.config.learn is not None), None)
+    if front is not None:
+        add_drafter_routes(app, HeadVersions(ledger_of(front.config), front.figures))
 
 
 def add_drafter_routes(app: FastAPI, heads: HeadVersions) -> None:

@@ -54,15 +54,11 @@ def _from_command_line(value: Any) -> Any:
 
 Learning = Annotated[LearnOptions | None, BeforeValidator(_from_command_line)]
 """The setting's type: true, a mapping, or either as text on the command line."""
-
-
-def settings() -> dict[str, Any]:
-    """The field `learn` of `AppConfig`."""
-    description = (
-        "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
-        'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
-    )
-    return {"learn": (Learning, Field(None, description=description, json_schema_extra={"panel": LEARNING}))}
+_DESCRIPTION = (
+    "Whether the draft head is trained on what is served, and replaced where it is measurably better: true, or "
+    'fields such as {"core_share": 0.5}; others are dir, max_bytes, expire_s, share, trains, max_load, margin.'
+)
+SETTINGS = {"learn": (Learning, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": LEARNING}))}
 
 
 def learns(config: "AppConfig") -> bool:
@@ -97,14 +93,10 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
     return {LEARN: (config.learn is not None, "learn is given")}
 
 
-def refusals() -> tuple[Refusal, ...]:
-    """Drafters and engines that have nothing to learn."""
-    no_head = (
-        (Feature.NO_DRAFTER, "there is no head to train"),
-        (Feature.TEXT_DRAFTER, "earlier text has no head to train"),
-    )
-    others = (
-        (Feature.ENGINE_DIR, "an engine's weights are fixed"),
-        (Feature.OWN_ENGINE, "that engine shows nobody its rounds"),
-    )
-    return tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in (*no_head, *others))
+_NOTHING_TO_LEARN = {
+    Feature.NO_DRAFTER: "there is no head to train",
+    Feature.TEXT_DRAFTER: "earlier text has no head to train",
+    Feature.ENGINE_DIR: "an engine's weights are fixed",
+    Feature.OWN_ENGINE: "that engine shows nobody its rounds",
+}
+REFUSED = tuple(Refusal(LEARN, other, why, "leave learn out") for other, why in _NOTHING_TO_LEARN.items())

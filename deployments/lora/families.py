@@ -1,6 +1,7 @@
 """Adapters of requests among the metrics."""
 
 import time
+from collections.abc import Iterator
 
 from prometheus_client import Metric
 
@@ -11,8 +12,8 @@ from wingbeat.deployments.metrics.vllm_families import LABELS, figure, rows
 LORA_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
-def lora_requests(snapshot: FleetSnapshot) -> Metric:
+def lora_requests(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """As vLLM has it, whose value is the moment it was read."""
     found = list(rows(snapshot, figure("request_labels")))
     values = (((*labels, *(loras[name] for name in LORA_LABELS)), time.time()) for labels, loras in found)
-    return gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)
+    yield gauge("vllm:lora_requests_info", "LoRA adapters of requests, in labels.", (*LABELS, *LORA_LABELS), values)

@@ -1,12 +1,15 @@
 """Adapters of an engine under the names that requests give."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import VARIANTS
 from wingbeat.runtime.scheduling.request import RequestOutput, Variant
 
 if TYPE_CHECKING:
+    from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.lora.places import AdapterPlaces
 
 LOADS_NONE = "this engine loads none; lora_update_dir says whether and from where"
@@ -65,3 +68,14 @@ def load_none(name: str, path: str) -> tuple[None, str]:
 
 def _digests(named: Mapping[str, Variant]) -> set[str]:
     return {adapter.digest for adapter in named.values()}
+
+
+def keepers(config: AppConfig, engine: "Engine") -> dict[str, AdapterKeeper]:
+    """Keeper of adapters, where the engine has room for some."""
+    adapters = engine.loaded.parts.get("adapters")
+    return {} if adapters is None else {VARIANTS: AdapterKeeper(adapters, config.lora_update_dir)}
+
+
+def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Operation by which a router has an engine read an adapter."""
+    return {"load_adapter": getattr(keepers.get(VARIANTS), "load", load_none)}

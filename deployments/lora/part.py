@@ -1,41 +1,27 @@
 """LoRA adapters; imported by commands too, so that it imports what it adds where it adds it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from wingbeat.deployments.lora.settings import (
-    check_settings,
-    engine_limits,
-    live_settings,
-    settings,
-    text_identity,
-    variant_names,
-)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from prometheus_client import Metric
 
-    from wingbeat.deployments.api.bodies.request_body import RequestBody
     from wingbeat.deployments.api.served_models import ServedModels
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.lora.keeper import AdapterKeeper
-    from wingbeat.deployments.lora.live import NamedAdapters
-    from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-    from wingbeat.deployments.model_front import ModelFront
-    from wingbeat.deployments.replica.engine.engine_setup import Keeper
     from wingbeat.runtime.engine.engine import Engine
-    from wingbeat.runtime.lora.places import AdapterPlaces
     from wingbeat.runtime.scheduling.request import Variant
 
-__all__ = ["check_settings", "engine_limits", "live_settings", "settings", "text_identity", "variant_names"]
-
-
-def follow_live(fronts: "Sequence[ModelFront]") -> "NamedAdapters":
-    """Adapters that the `user_config` of routers names."""
-    from wingbeat.deployments.lora.live import NamedAdapters
-
-    return NamedAdapters(fronts)
+check_settings = "wingbeat.deployments.lora.settings:check_settings"
+engine_limits = "wingbeat.deployments.lora.settings:engine_limits"
+live_settings = "wingbeat.deployments.lora.settings:LIVE_SETTINGS"
+settings = "wingbeat.deployments.lora.settings:SETTINGS"
+text_identity = "wingbeat.deployments.lora.settings:text_identity"
+variant_names = "wingbeat.deployments.lora.settings:variant_names"
+bodies = "wingbeat.deployments.lora.routes:BODIES"
+families = "wingbeat.deployments.lora.families:lora_requests"
+follow_live = "wingbeat.deployments.lora.live:NamedAdapters"
+keepers = "wingbeat.deployments.lora.keeper:keepers"
+operations = "wingbeat.deployments.lora.keeper:operations"
+operator_paths = "wingbeat.deployments.lora.routes:BODIES"
 
 
 def surface(config: "AppConfig") -> dict[str, Any]:
@@ -51,51 +37,11 @@ def add_routes(app: "FastAPI", models: "ServedModels") -> None:
         add_adapter_routes(app, models)
 
 
-def operator_paths() -> tuple[str, ...]:
-    """Paths by which adapters are loaded and unloaded."""
-    return tuple(bodies())
-
-
-def bodies() -> "Mapping[str, type[RequestBody]]":
-    """Their bodies."""
-    from wingbeat.deployments.lora.routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
-
-    return {LOAD_PATH: LoadAdapterBody, UNLOAD_PATH: UnloadAdapterBody}
-
-
-def families(snapshot: "FleetSnapshot") -> "Iterator[Metric]":
-    """Adapters that the requests of engines have."""
-    from wingbeat.deployments.lora.families import lora_requests
-
-    yield lora_requests(snapshot)
-
-
 def variants(config: "AppConfig", engine: "Engine") -> "tuple[Variant, ...]":
     """The adapters of the settings, as many read as an engine holds."""
-    adapters = _adapters_of(engine)
+    adapters = engine.loaded.parts.get("adapters")
     folders = (config.lora_modules or {}).items()
     served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in folders)
     for adapter in served[: config.max_loras]:
         adapters.resident.warm(adapter)
     return served
-
-
-def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, AdapterKeeper]":
-    """Keeper of adapters, where the engine has room for some."""
-    from wingbeat.deployments.fleet.catalog import VARIANTS
-    from wingbeat.deployments.lora.keeper import AdapterKeeper
-
-    adapters = _adapters_of(engine)
-    return {} if adapters is None else {VARIANTS: AdapterKeeper(adapters, config.lora_update_dir)}
-
-
-def operations(keepers: "Mapping[str, Keeper]") -> dict[str, Callable[..., Any]]:
-    """Operation by which a router has an engine read an adapter."""
-    from wingbeat.deployments.fleet.catalog import VARIANTS
-    from wingbeat.deployments.lora.keeper import load_none
-
-    return {"load_adapter": getattr(keepers.get(VARIANTS), "load", load_none)}
-
-
-def _adapters_of(engine: "Engine") -> "AdapterPlaces | None":
-    return engine.loaded.parts.get("adapters")

@@ -35,6 +35,10 @@ class UnloadAdapterBody(RequestBody):
     """vLLM's number; the name says all."""
 
 
+BODIES = {LOAD_PATH: LoadAdapterBody, UNLOAD_PATH: UnloadAdapterBody}
+"""By their paths, which are for operators."""
+
+
 def add_adapter_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
 

@@ -45,35 +45,27 @@ def _named(adapters: Any) -> Any:
 Folders = Annotated[dict[str, Path] | None, BeforeValidator(_by_name), AfterValidator(_named)]
 """Folders of adapters by name; a text on the command line."""
 _field = partial(Field, json_schema_extra={"panel": FEATURES})
-
-
-def settings() -> dict[str, Any]:
-    """Adapters that are served, and room for them."""
-    modules = _field(
-        None,
-        description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
-        "commas, or a JSON object.",
-    )
-    folder = _field(
-        None,
-        description="Folder below which operators may load adapters while the server runs "
-        "(/v1/load_lora_adapter); none serves no such path.",
-    )
-    number = _field(
-        8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
-    )
-    rank = _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")
-    return {
-        "lora_modules": (Folders, modules),
-        "lora_update_dir": (Path | None, folder),
-        "max_loras": (int, number),
-        "max_lora_rank": (int, rank),
-    }
-
-
-def live_settings() -> dict[str, Any]:
-    """Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
-    return {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
+_MODULES = _field(
+    None,
+    description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
+    "commas, or a JSON object.",
+)
+_FOLDER = _field(
+    None,
+    description="Folder below which operators may load adapters while the server runs "
+    "(/v1/load_lora_adapter); none serves no such path.",
+)
+_NUMBER = _field(
+    8, ge=1, le=MOST_LORAS, description="Adapters an engine holds at once; others are read again when needed."
+)
+SETTINGS = {
+    "lora_modules": (Folders, _MODULES),
+    "lora_update_dir": (Path | None, _FOLDER),
+    "max_loras": (int, _NUMBER),
+    "max_lora_rank": (int, _field(RANK, ge=1, le=MOST_RANK, description="Highest rank of an adapter.")),
+}
+LIVE_SETTINGS = {"lora_modules": (Annotated[dict[str, str], AfterValidator(_named)], {})}
+"""Adapters beside those of the settings: by name, a folder below `lora_update_dir`."""
 
 
 def check_settings(config: "AppConfig") -> None:

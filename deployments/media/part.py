@@ -1,7 +1,7 @@
 """Images and audio of requests; imported by commands too, so that what reads them is imported when it is asked for."""
 
-settings = "wingbeat.deployments.media.settings:settings"
-ram_settings = "wingbeat.deployments.media.settings:ram_settings"
+settings = "wingbeat.deployments.media.settings:SETTINGS"
+ram_settings = ("max_media_memory_bytes",)
 content_parts = "wingbeat.deployments.media.content:content_parts"
 prompt_reader = "wingbeat.deployments.media.opening:prompt_reader"
 needs_torch = "wingbeat.deployments.media.opening:needs_torch"

@@ -38,39 +38,30 @@ def _of_json(value: Any) -> Any:
 
 Domains = Annotated[tuple[str, ...] | None, BeforeValidator(listed), AfterValidator(_check_domains)]
 Limits = Annotated[dict[str, int] | None, BeforeValidator(_of_json), AfterValidator(_check_limits)]
-
-
-def settings() -> dict[str, Any]:
-    """Hosts that media come from, how many a request has, and how much memory they take."""
-    domains = Field(
-        None,
-        description="Hosts that images and audio are fetched from over http and https, redirects included; none takes "
-        "data URLs alone.",
-        **_PANEL,
-    )
-    limits = Field(
-        None,
-        description=f"Images or audio of one request, such as {json.dumps(PER_REQUEST)}, which is the default; 0 takes "
-        "none.",
-        **_PANEL,
-    )
-    held = Field(
-        MAX_HELD_MEDIA_BYTES,
-        ge=1,
-        description="Of what is made of images and audio, over all requests of a router that have not ended; further "
-        "ones with some get 503.",
-        **_PANEL,
-    )
-    return {
-        "allowed_media_domains": (Domains, domains),
-        "limit_mm_per_prompt": (Limits, limits),
-        "max_media_memory_bytes": (int, held),
-    }
-
-
-def ram_settings() -> tuple[str, ...]:
-    """The memory of media."""
-    return ("max_media_memory_bytes",)
+_DOMAINS = Field(
+    None,
+    description="Hosts that images and audio are fetched from over http and https, redirects included; none takes "
+    "data URLs alone.",
+    **_PANEL,
+)
+_LIMITS = Field(
+    None,
+    description=f"Images or audio of one request, such as {json.dumps(PER_REQUEST)}, which is the default; 0 takes "
+    "none.",
+    **_PANEL,
+)
+_HELD = Field(
+    MAX_HELD_MEDIA_BYTES,
+    ge=1,
+    description="Of what is made of images and audio, over all requests of a router that have not ended; further "
+    "ones with some get 503.",
+    **_PANEL,
+)
+SETTINGS = {
+    "allowed_media_domains": (Domains, _DOMAINS),
+    "limit_mm_per_prompt": (Limits, _LIMITS),
+    "max_media_memory_bytes": (int, _HELD),
+}
 
 
 def limits_of(config: Any) -> MediaLimits:

@@ -1,5 +1,6 @@
 """Whether what an engine is asked to hold fits this machine, told from the settings and the model's config alone."""
 
+from itertools import chain
 from math import prod
 
 from wingbeat.deployments.app_config import AppConfig
@@ -60,8 +61,7 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
 
 def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
     """Check that no more is set aside in the RAM than the machine has of it."""
-    more = (name for names in hooks("ram_settings") for name in names())
-    budgets = {name: getattr(config, name) for name in (*_BUDGETS, *more)}
+    budgets = {name: getattr(config, name) for name in chain(_BUDGETS, *hooks("ram_settings"))}
     if on_cpu:
         budgets["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
     for name, num_bytes in budgets.items():

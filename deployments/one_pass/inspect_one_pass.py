@@ -17,17 +17,9 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 _SIZES += ("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position_embeddings")
 
 
-def drafts_in_one_pass(folder: Path) -> bool:
-    """Whether a folder holds such a head.
-
-    Raises:
-        CheckpointError: its files cannot be read.
-    """
-    return kind_of(folder.resolve()) == "one_pass"
-
-
-def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int]:
-    """Format, shapes, numbers in its KV per token, and the parameters, from names and shapes alone.
+def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[dict[str, Any], int, int] | None:
+    """Format, shapes, numbers in its KV per token, and the parameters, from names and shapes alone; None for a folder
+    without such a head.
 
     Args:
         target: its verifier; without one its sizes are taken from the config.
@@ -35,6 +27,8 @@ def one_pass_findings(folder: Path, target: TargetDescription | None) -> tuple[d
     Raises:
         CheckpointError: it cannot be read, or does not fit the verifier.
     """
+    if kind_of(folder.resolve()) != "one_pass":
+        return None
     checkpoint = read_one_pass_checkpoint(folder)
     hidden, num_layers = _sizes(checkpoint) if target is None else (target.hidden_size, target.num_layers)
     if checkpoint.family is OnePassFamily.PEAGLE:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from wingbeat.deployments.log import LogLevel, level_at_start
 from wingbeat.deployments.options.problems import first_problem
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import merged
 
 
 class LiveLogOptions(BaseModel):
@@ -38,7 +38,7 @@ class LiveLogOptions(BaseModel):
 PartOptions = create_model(
     "PartOptions",
     __base__=LiveLogOptions,
-    **{name: field for of in hooks("live_settings") for name, field in of().items()},
+    **merged("live_settings"),
 )
 """Options of the parts that are there."""
 

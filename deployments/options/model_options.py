@@ -1,13 +1,14 @@
 """What every command that runs a model can be told: which model, which drafter, and how the two are run."""
 
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from wingbeat.deployments.options.words import with_nothing_by_word
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import hooks, merged
 from wingbeat.runtime import parts as runtime_parts
 from wingbeat.runtime.config import (
     INT8,
@@ -143,7 +144,7 @@ class LoadOptions(ModelFolder):
 ModelSettings = create_model(
     "ModelSettings",
     __base__=LoadOptions,
-    **{name: field for of in hooks("model_settings") for name, field in of().items()},
+    **merged("model_settings"),
 )
 """Settings of a model, those of parts among them."""
 
@@ -236,8 +237,7 @@ class ModelOptions(ModelSettings):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_go_together(self) -> Self:
-        of_runtime = (row for refusals in runtime_parts.hooks("refusals") for row in refusals())
-        rows = (*of_runtime, *REFUSED_TOGETHER, *(row for refusals in hooks("refusals") for row in refusals()))
+        rows = chain(*runtime_parts.hooks("refusals"), REFUSED_TOGETHER, *hooks("refusals"))
         refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked}, rows)
         return self
 

@@ -3,13 +3,13 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.api.served_models import ServedModels
 
 DRAFTER_PATH = "/v1/drafter"
 FOLDER = Path(__file__).parent
@@ -18,20 +18,16 @@ SCRIPTS += ("turns.js", "main.js")
 """Parts of the page's one script, in their order."""
 
 
-def add_page(app: FastAPI, pools: Sequence[EnginePool], chats: bool = False) -> None:
-    """Serve `/`; the files are read once, here.
-
-    Args:
-        chats: whether the model has a chat template; then the page opens on a chat.
-    """
-    html = page(chats)
+def add_page(app: FastAPI, models: ServedModels) -> None:
+    """Serve `/`; the files are read once, here. It opens on a chat where the first model has a chat template."""
+    html = page(models.first.tokenizer.chat_template is not None)
     headers = page_headers(html)
 
     @app.get("/")
     async def root(request: Request) -> Response:
         if not wants_json(request.headers.getlist("accept")):
             return HTMLResponse(html, headers=headers)
-        names = [pool.info.model_name for pool in pools]
+        names = [pool.info.model_name for pool in models.pools]
         body = {"name": "wingbeat", "model": ", ".join(names), "api": "/v1"}
         # The page shows versions of the draft head where there are any.
         paths = {getattr(route, "path", None) for route in app.routes}
@@ -40,7 +36,7 @@ def add_page(app: FastAPI, pools: Sequence[EnginePool], chats: bool = False) -> 
 
 
 def page(chats: bool = False) -> str:
-    """The page as it is sent: its style and script lie in it, so that it is one resource; `chats` as for `add_page`."""
+    """The page as it is sent: its style and script lie in it, so that it is one resource. `chats`: it opens on one."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     html = (FOLDER / "index.html").read_text(encoding="utf-8")

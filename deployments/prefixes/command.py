@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from wingbeat.deployments.cli.commands import new_app
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
 
@@ -18,10 +19,12 @@ COLUMNS = ("name", "model", "tokens", "blocks", "bytes", "engines", "saved")
 Name = Annotated[str, typer.Argument(help="Of the prefix.", show_default=False)]
 
 
-def add_prefix_commands(app: typer.Typer) -> None:
-    """Add the four commands."""
+def add_commands(app: typer.Typer) -> None:
+    """Add `wingbeat prefix`."""
+    prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
+    app.add_typer(prefix, name="prefix")
 
-    @app.command()
+    @prefix.command()
     def save(
         name: Name,
         system: Annotated[Path | None, typer.Option(help="File with the text of a system message.")] = None,
@@ -48,7 +51,7 @@ def add_prefix_commands(app: typer.Typer) -> None:
         body |= {"replace": True} if replace else {}
         _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
-    @app.command()
+    @prefix.command()
     def load(
         name: Name,
         replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one that is there.")] = False,
@@ -60,7 +63,7 @@ def add_prefix_commands(app: typer.Typer) -> None:
         body = {"name": name} | ({"replace": True} if replace else {})
         _show([call_server(url, operator_key, "POST", PATH, body)], as_json)
 
-    @app.command("list")
+    @prefix.command("list")
     def list_prefixes(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
         """Show the prefixes that there are."""
         answer = call_server(url, operator_key, "GET", PATH)
@@ -70,7 +73,7 @@ def add_prefix_commands(app: typer.Typer) -> None:
         _show(answer["data"], as_json)
         print(f"{answer['pinned_tokens']} of {answer['max_pinned_tokens']} tokens are pinned")
 
-    @app.command()
+    @prefix.command()
     def delete(name: Name, url: Url = LOCAL, operator_key: Key = None) -> None:
         """Let go of a prefix, and delete its files."""
         call_server(url, operator_key, "DELETE", f"{PATH}/{quote(name, safe='')}")

@@ -1,5 +1,6 @@
 """Operations on saved prefixes that routers ask of an engine."""
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -35,3 +36,9 @@ class PrefixOperations:
         if self._prefixes is None:
             return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
         return self._prefixes.describe()
+
+
+def operations(keepers: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Operations on prefixes that routers ask of an engine."""
+    own = PrefixOperations(keepers.get("prefixes"))
+    return {name: getattr(own, name) for name in vars(PrefixOperations) if not name.startswith("_")}

@@ -1,77 +1,24 @@
 """Saved prefixes; imported by commands too, so that it imports what it adds where it adds it."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-from wingbeat.deployments.prefixes.settings import asked, check_settings, refusals, settings
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import typer
-    from fastapi import FastAPI
-
-    from wingbeat.deployments.api.bodies.request_body import RequestBody
-    from wingbeat.deployments.api.bodies.requests import GenerationBody
-    from wingbeat.deployments.api.served_models import ServedModels
     from wingbeat.deployments.app_config import AppConfig
-    from wingbeat.deployments.fleet.engine_pool import EnginePool
-    from wingbeat.deployments.prefixes.beginnings import PrefixBeginning
-    from wingbeat.deployments.prefixes.fields import PrefixFields
-    from wingbeat.deployments.replica.engine.engine_setup import Keeper
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
-    from wingbeat.runtime.scheduling.request import Variant
 
-__all__ = ["asked", "check_settings", "refusals", "settings"]
-
-
-def add_commands(app: "typer.Typer") -> None:
-    """Add `wingbeat prefix`."""
-    from wingbeat.deployments.cli.commands import new_app
-    from wingbeat.deployments.prefixes.command import add_prefix_commands
-
-    prefix = new_app("Saved prefixes, such as system prompts, of a server that runs.")
-    add_prefix_commands(prefix)
-    app.add_typer(prefix, name="prefix")
-
-
-def add_routes(app: "FastAPI", models: "ServedModels") -> None:
-    """Add `/v1/prefixes`."""
-    from wingbeat.deployments.prefixes.routes import add_prefix_routes
-
-    add_prefix_routes(app, models)
-
-
-def operator_paths() -> tuple[str, ...]:
-    """All of them."""
-    from wingbeat.deployments.prefixes.routes import PREFIXES_PATH
-
-    return PREFIXES_PATH, PREFIXES_PATH + "/{name}"
-
-
-def bodies() -> "Mapping[str, type[RequestBody]]":
-    """The body by which a prefix is made."""
-    from wingbeat.deployments.prefixes.routes import PREFIXES_PATH, SavePrefixBody
-
-    return {PREFIXES_PATH: SavePrefixBody}
-
-
-def generation_fields() -> "type[PrefixFields]":
-    """The field `prefix`."""
-    from wingbeat.deployments.prefixes.fields import PrefixFields
-
-    return PrefixFields
-
-
-def beginning(pool: "EnginePool", body: "GenerationBody", variant: "Variant | None") -> "PrefixBeginning | None":
-    """The saved prefix that a request names."""
-    from wingbeat.deployments.prefixes.beginnings import beginning_of
-
-    return beginning_of(pool, body, variant)
-
-
-def names() -> tuple[str, ...]:
-    """Prefixes."""
-    return ("prefixes",)
+asked = "wingbeat.deployments.prefixes.settings:asked"
+check_settings = "wingbeat.deployments.prefixes.settings:check_settings"
+refusals = "wingbeat.deployments.prefixes.settings:REFUSED"
+settings = "wingbeat.deployments.prefixes.settings:SETTINGS"
+add_commands = "wingbeat.deployments.prefixes.command:add_commands"
+add_routes = "wingbeat.deployments.prefixes.routes:add_prefix_routes"
+operator_paths = "wingbeat.deployments.prefixes.routes:PATHS"
+bodies = "wingbeat.deployments.prefixes.routes:BODIES"
+generation_fields = "wingbeat.deployments.prefixes.fields:PrefixFields"
+beginning = "wingbeat.deployments.prefixes.beginnings:beginning_of"
+names = ("prefixes",)
+operations = "wingbeat.deployments.prefixes.operations:operations"
 
 
 def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
@@ -88,11 +35,3 @@ def keepers(config: "AppConfig", engine: "Engine") -> "dict[str, PrefixKeeper]":
         has_contents = config.num_ranks() == 1
         store = PrefixStore(config.prefix_dir, identity, tokenizer_digest(folder), has_contents)
     return {"prefixes": PrefixKeeper(engine, store, config.max_pinned_tokens)}
-
-
-def operations(keepers: "Mapping[str, Keeper]") -> dict[str, Callable[..., Any]]:
-    """Operations on prefixes that routers ask of an engine."""
-    from wingbeat.deployments.prefixes.operations import PrefixOperations
-
-    own = PrefixOperations(keepers.get("prefixes"))
-    return {name: getattr(own, name) for name in vars(PrefixOperations) if not name.startswith("_")}

@@ -42,6 +42,10 @@ class SavePrefixBody(described(_CHAT_FIELDS)):
     """Whether it may take the place of another one of that name."""
 
 
+PATHS = (PREFIXES_PATH, PREFIXES_PATH + "/{name}")
+BODIES = {PREFIXES_PATH: SavePrefixBody}
+
+
 def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
     fleets = {service: FleetPrefixes(service.pool) for service in models}
@@ -53,7 +57,7 @@ def add_prefix_routes(app: FastAPI, models: ServedModels) -> None:
         with none_ignored():
             return await _save(models, fleets, read_object(await request.body()))
 
-    @app.delete(PREFIXES_PATH + "/{name}")
+    @app.delete(PATHS[1])
     async def delete(name: str, request: Request) -> dict[str, Any]:
         model = request.query_params.get("model")
         for service in models if model is None else [models.choose(model)]:

@@ -1,7 +1,7 @@
 """Settings of saved prefixes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -13,23 +13,20 @@ if TYPE_CHECKING:
 
 PREFIX_DIR, NO_PREFIX_CACHE = "`prefix_dir`", "`enable_prefix_caching` false"
 _MOST_TOKENS = 2**31 - 1
-
-
-def settings() -> dict[str, Any]:
-    """Where saved prefixes are kept, and how many."""
-    folder = Field(
-        None,
-        description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
-        "from which it reads them when it starts; none keeps them in memory alone.",
-        json_schema_extra={"panel": FEATURES},
-    )
-    tokens = Field(
-        None,
-        ge=0,
-        description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks.",
-        json_schema_extra={"panel": FEATURES},
-    )
-    return {"prefix_dir": (Path | None, folder), "max_pinned_tokens": (int | None, tokens)}
+_FOLDER = Field(
+    None,
+    description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
+    "from which it reads them when it starts; none keeps them in memory alone.",
+    json_schema_extra={"panel": FEATURES},
+)
+_TOKENS = Field(
+    None,
+    ge=0,
+    description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks.",
+    json_schema_extra={"panel": FEATURES},
+)
+SETTINGS = {"prefix_dir": (Path | None, _FOLDER), "max_pinned_tokens": (int | None, _TOKENS)}
+REFUSED = (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),)
 
 
 def check_settings(config: "AppConfig") -> None:
@@ -46,8 +43,3 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
         PREFIX_DIR: (config.prefix_dir is not None, "prefix_dir is given"),
         NO_PREFIX_CACHE: (not config.enable_prefix_caching, "enable_prefix_caching is False"),
     }
-
-
-def refusals() -> tuple[Refusal, ...]:
-    """Where no prefix is cached, none can be kept."""
-    return (Refusal(PREFIX_DIR, NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),)

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from wingbeat.deployments.ranks.settings import asked, check_settings, settings
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wingbeat.deployments.app_config import AppConfig
     from wingbeat.deployments.ranks.ray_ranks import RayRanks
 
-__all__ = ["asked", "check_settings", "settings"]
+asked = "wingbeat.deployments.ranks.settings:asked"
+check_settings = "wingbeat.deployments.ranks.settings:check_settings"
+settings = "wingbeat.deployments.ranks.settings:SETTINGS"
 
 
 def num_ranks(config: "AppConfig") -> int:

@@ -1,6 +1,6 @@
 """The setting `tensor_parallel_size`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -9,16 +9,12 @@ from wingbeat.runtime.tensor_parallel.group import PART_OF_GPU, RANKS, THREADS_T
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
-
-
-def settings() -> dict[str, Any]:
-    """The field of `AppConfig`."""
-    description = (
-        "Ranks that each verifier's weights and KV heads are divided among: processes of one node, each with "
-        "num_gpus_per_verifier and num_cpus_per_verifier."
-    )
-    field = Field(1, ge=1, description=description, json_schema_extra={"panel": CLUSTER})
-    return {"tensor_parallel_size": (int, field)}
+_DESCRIPTION = (
+    "Ranks that each verifier's weights and KV heads are divided among: processes of one node, each with "
+    "num_gpus_per_verifier and num_cpus_per_verifier."
+)
+_FIELD = Field(1, ge=1, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
+SETTINGS = {"tensor_parallel_size": (int, _FIELD)}
 
 
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:

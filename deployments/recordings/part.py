@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.recordings.settings import check_before_start, check_settings, settings
-
 if TYPE_CHECKING:
     import typer
 
@@ -12,7 +10,9 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.recordings.extract_config import ExtractConfig
 
-__all__ = ["check_before_start", "check_settings", "settings"]
+check_before_start = "wingbeat.deployments.recordings.settings:check_before_start"
+check_settings = "wingbeat.deployments.recordings.settings:check_settings"
+settings = "wingbeat.deployments.recordings.settings:SETTINGS"
 
 families = "wingbeat.deployments.recordings.families:recording_families"
 

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,17 +12,13 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 _PANEL = {"panel": LEARNING}
-
-
-def settings() -> dict[str, Any]:
-    """Fields of `AppConfig`."""
-    folder = "Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing."
-    share, most = "Share of the requests that are recorded.", "Of all recordings in recording_dir together."
-    return {
-        "recording_dir": (Path | None, Field(None, description=folder, json_schema_extra=_PANEL)),
-        "recording_share": (float, Field(0.01, gt=0, le=1, description=share, json_schema_extra=_PANEL)),
-        "recording_max_bytes": (int, Field(10 * 10**9, ge=1, description=most, json_schema_extra=_PANEL)),
-    }
+_FOLDER = "Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing."
+_SHARE, _MOST = "Share of the requests that are recorded.", "Of all recordings in recording_dir together."
+SETTINGS = {
+    "recording_dir": (Path | None, Field(None, description=_FOLDER, json_schema_extra=_PANEL)),
+    "recording_share": (float, Field(0.01, gt=0, le=1, description=_SHARE, json_schema_extra=_PANEL)),
+    "recording_max_bytes": (int, Field(10 * 10**9, ge=1, description=_MOST, json_schema_extra=_PANEL)),
+}
 
 
 def check_settings(config: "AppConfig") -> None:

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
     from wingbeat.deployments.model_front import ModelFront
 
+operator_paths = ("/trace",)
+
 
 def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
     """Add the endpoint."""
@@ -21,8 +23,3 @@ def add_router_routes(app: "FastAPI", fronts: "Sequence[ModelFront]") -> None:
         return await front.source.call(engine_id, "trace", seconds=seconds)
 
     add_trace_route(app, engine_ids, record)
-
-
-def operator_paths() -> tuple[str, ...]:
-    """The endpoint's."""
-    return ("/trace",)

@@ -1,5 +1,6 @@
 """Several models behind one endpoint: the setting `models`."""
 
-from wingbeat.deployments.several_models.settings import check_settings, served, settings, with_served
-
-__all__ = ["check_settings", "served", "settings", "with_served"]
+check_settings = "wingbeat.deployments.several_models.settings:check_settings"
+served = "wingbeat.deployments.several_models.settings:served"
+settings = "wingbeat.deployments.several_models.settings:SETTINGS"
+with_served = "wingbeat.deployments.several_models.settings:with_served"

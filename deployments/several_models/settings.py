@@ -36,15 +36,11 @@ def _from_command_line(value: Any) -> Any:
 
 Models = Annotated[tuple[dict[str, Any], ...] | None, BeforeValidator(_from_command_line)]
 """The setting's type: the settings of each model, or JSON of them on the command line."""
-
-
-def settings() -> dict[str, Any]:
-    """The field `models` of `AppConfig`."""
-    description = (
-        "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
-        f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
-    )
-    return {"models": (Models, Field(None, description=description, json_schema_extra={"panel": MODEL}))}
+_DESCRIPTION = (
+    "Several models behind one endpoint, of which a request's `model` chooses one: the settings of "
+    f"each, such as {_EXAMPLE}; what stands beside it is for all of them."
+)
+SETTINGS = {"models": (Models, Field(None, description=_DESCRIPTION, json_schema_extra={"panel": MODEL}))}
 
 
 def check_settings(config: "AppConfig") -> None:

@@ -2,15 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.cluster.channels.any_bell import wait_for_any
-from wingbeat.deployments.shared_drafters.settings import (
-    asked,
-    check_before_start,
-    check_settings,
-    refusals,
-    settings,
-)
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -19,7 +10,11 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
     from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 
-__all__ = ["asked", "check_before_start", "check_settings", "refusals", "settings", "wait_for_any"]
+asked = "wingbeat.deployments.shared_drafters.settings:asked"
+check_before_start = "wingbeat.deployments.shared_drafters.settings:check_before_start"
+check_settings = "wingbeat.deployments.shared_drafters.settings:check_settings"
+refusals = "wingbeat.deployments.shared_drafters.settings:REFUSED"
+settings = "wingbeat.deployments.shared_drafters.settings:SETTINGS"
 
 
 def num_shared_drafters(config: "AppConfig") -> int:

@@ -56,16 +56,17 @@ def _from_command_line(value: Any) -> Any:
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
 """The setting's type: as a mapping, or as JSON on the command line."""
-
-
-def settings() -> dict[str, Any]:
-    """The field of `AppConfig`."""
-    description = (
-        'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
-        "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
-    )
-    field = Field(None, description=description, json_schema_extra={"panel": CLUSTER})
-    return {"drafters": (SharedDrafters, field)}
+_DESCRIPTION = (
+    'Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
+    "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s."
+)
+_FIELD = Field(None, description=_DESCRIPTION, json_schema_extra={"panel": CLUSTER})
+SETTINGS = {"drafters": (SharedDrafters, _FIELD)}
+REFUSED = (
+    Refusal(SHARED_DRAFTERS, Feature.NO_DRAFTER, "it leaves nothing to share", _REMEDY),
+    Refusal(SHARED_DRAFTERS, Feature.ENGINE_DIR, "each of its verifiers has a drafter of its own", _REMEDY),
+    Refusal(Feature.DRAFTER_IN_ENGINE, SHARED_DRAFTERS, "shared drafters have processes of their own"),
+)
 
 
 def check_settings(config: "AppConfig") -> None:
@@ -89,12 +90,3 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
     """Whether drafters are shared."""
     shared = config.drafters
     return {SHARED_DRAFTERS: (shared is not None, f"drafters.num is {shared and shared.num}")}
-
-
-def refusals() -> tuple[Refusal, ...]:
-    """Refusals of settings that shared drafters do not go with."""
-    return (
-        Refusal(SHARED_DRAFTERS, Feature.NO_DRAFTER, "it leaves nothing to share", _REMEDY),
-        Refusal(SHARED_DRAFTERS, Feature.ENGINE_DIR, "each of its verifiers has a drafter of its own", _REMEDY),
-        Refusal(Feature.DRAFTER_IN_ENGINE, SHARED_DRAFTERS, "shared drafters have processes of their own"),
-    )

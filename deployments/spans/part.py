@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from wingbeat.deployments.spans.settings import check_settings, settings
-
 if TYPE_CHECKING:
     from wingbeat.deployments.api.guard import RequestWatcher
     from wingbeat.deployments.app_config import AppConfig
 
-__all__ = ["check_settings", "settings"]
+check_settings = "wingbeat.deployments.spans.settings:check_settings"
+settings = "wingbeat.deployments.spans.settings:SETTINGS"
 
 
 def request_watcher(config: "AppConfig") -> "RequestWatcher | None":

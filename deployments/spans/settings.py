@@ -1,7 +1,7 @@
 """Settings of spans, and the packages that they need."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -12,14 +12,8 @@ if TYPE_CHECKING:
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 SDK = "opentelemetry.sdk.trace"
-
-
-def settings() -> dict[str, Any]:
-    """Fields of `AppConfig`."""
-    where = "Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes none."
-    return {
-        "otlp_traces_endpoint": (str | None, Field(None, description=where, json_schema_extra={"panel": API})),
-    }
+_WHERE = "Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes none."
+SETTINGS = {"otlp_traces_endpoint": (str | None, Field(None, description=_WHERE, json_schema_extra={"panel": API}))}
 
 
 def check_settings(config: "AppConfig") -> None:

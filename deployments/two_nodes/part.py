@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
     from wingbeat.deployments.app_config import AppConfig
+
+network_channel = "wingbeat.cluster.channels.tcp.remote_channel:RemoteChannel"
 
 
 def address(config: "AppConfig") -> str | None:
@@ -29,10 +30,3 @@ def address(config: "AppConfig") -> str | None:
         raise RuntimeError("the caller has no placement group")
     is_here = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE] == node_id()
     return None if is_here else get_node_ip_address()
-
-
-def network_channel() -> "type[RemoteChannel]":
-    """The kind of channel that is made with an address, and attached to by a `RemoteAddress`."""
-    from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
-
-    return RemoteChannel

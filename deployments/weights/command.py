@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from wingbeat.deployments.cli.commands import new_app
 from wingbeat.deployments.cli.server_calls import LOCAL, AsJson, Key, Url, call_server
 
 PATH = "/v1/weights"
@@ -16,16 +17,18 @@ UPDATE_S = 6 * 3600.0
 COLUMNS = ("model", "engine", "state", "weights", "folder")
 
 
-def add_weights_commands(app: typer.Typer) -> None:
-    """Add both commands."""
+def add_commands(app: typer.Typer) -> None:
+    """Add `wingbeat weights`."""
+    weights = new_app("The verifier's weights on a server that runs.")
+    app.add_typer(weights, name="weights")
 
-    @app.command()
+    @weights.command()
     def show(url: Url = LOCAL, operator_key: Key = None, as_json: AsJson = False) -> None:
         """Show which weights each replica serves."""
         answer = call_server(url, operator_key, "GET", PATH)
         _show(answer, answer["data"], as_json)
 
-    @app.command()
+    @weights.command()
     def update(
         folder: Annotated[
             Path,

@@ -30,6 +30,10 @@ class UpdateWeightsBody(RequestBody):
     """What the requests that run in a replica have to end."""
 
 
+BODIES = {UPDATE_PATH: UpdateWeightsBody}
+"""By the path by which weights are pushed, which is for operators."""
+
+
 def add_weights_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
     fleets = {service: FleetWeights.of(service.pool) for service in models}

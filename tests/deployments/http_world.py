@@ -30,7 +30,7 @@ from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.monitor import Monitor
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import merged
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, Variant
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -38,8 +38,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 URL = "http://wingbeat"
 BODIES: dict[str, type[RequestBody]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
-for bodies in hooks("bodies"):
-    BODIES |= bodies()
+BODIES |= merged("bodies")
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 

@@ -25,9 +25,7 @@ from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_TEMPLATE_CHARS = 2**16
 
-MoreMessageFields = create_model(
-    "MoreMessageFields", __base__=(*(fields() for fields in hooks("message_fields")), MessageFields)
-)
+MoreMessageFields = create_model("MoreMessageFields", __base__=(*hooks("message_fields"), MessageFields))
 """Fields of a message, and of the parts that are there."""
 MoreChatFields = create_model("MoreChatFields", __base__=(*(fields() for fields in hooks("chat_fields")), ChatFields))
 """Fields of a request, and of the parts that are there."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part, ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import merged
 
 _TEXT_FIELDS = frozenset(("type", "text"))
 
@@ -50,7 +50,7 @@ def part_readers(api: str) -> Mapping[str, PartReader]:
     Args:
         api: `chat`, `responses` or `messages`.
     """
-    return {kind: reader for readers in hooks("content_parts") for kind, reader in readers(api).items()}
+    return merged("content_parts", api)
 
 
 def flat_parts(parts: list[Any], path: str) -> dict[str, Any]:

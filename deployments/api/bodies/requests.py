@@ -59,7 +59,7 @@ REQUEST_ID = r"^[!-~]{1,128}$"
 """Printable ASCII without spaces."""
 
 
-MoreFields = create_model("MoreFields", __base__=(*(fields() for fields in hooks("generation_fields")), SamplingFields))
+MoreFields = create_model("MoreFields", __base__=(*hooks("generation_fields"), SamplingFields))
 """Fields of sampling, and of the parts that are there."""
 OF_PARTS = tuple(MoreFields.model_fields.keys() - SamplingFields.model_fields.keys())
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from wingbeat.deployments.api.errors import unknown_parameter, unsupported
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import hooks, merged
 
 HEADER = "X-Wingbeat-Ignored-Fields"
 MOST_NAMED = 16
@@ -207,7 +207,7 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
 
 def of_parts(path: str) -> dict[str, Unserved]:
     """Fields that parts know at an endpoint, by its path."""
-    return {name: rule for fields in hooks("unserved_fields") for name, rule in fields(path).items()}
+    return merged("unserved_fields", path)
 
 
 def _off(values: tuple[Any, ...]) -> IsOff:

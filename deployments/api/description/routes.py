@@ -11,14 +11,14 @@ from pydantic import BaseModel
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.api.endpoints.server_routes import version_of_package
+from wingbeat.deployments.parts import merged
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    **merged("bodies"),
 }
-for bodies in hooks("bodies"):
-    BODIES |= bodies()
 ERROR = {
     "type": "object",
     "properties": {
@@ -43,9 +43,9 @@ class Endpoint(NamedTuple):
     path: str
 
 
-def add_description(app: FastAPI, version: str) -> None:
+def add_description(app: FastAPI) -> None:
     """Add both endpoints; what was added to the application before is described."""
-    document, page = _described(tuple(endpoints(app)), version)
+    document, page = _described(tuple(endpoints(app)), version_of_package())
 
     @app.get("/openapi.json")
     async def openapi() -> Mapping[str, Any]:

@@ -133,3 +133,8 @@ FOREIGN_COMPLETION: Mapping[str, Unserved] = {
     "mm_processor_kwargs": refused(_MEDIA),
 }
 """The same of `/v1/completions`."""
+
+
+def unserved_fields(path: str) -> Mapping[str, Unserved]:
+    """Fields of other servers at an endpoint that generates, with what becomes of each."""
+    return FOREIGN_COMPLETION if path == "/v1/completions" else FOREIGN

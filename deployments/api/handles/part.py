@@ -1,8 +1,3 @@
 """Methods of a router that a handle calls."""
 
-
-def router_base() -> type:
-    """A class that routers inherit."""
-    from wingbeat.deployments.api.handles.calls import HandleCalls
-
-    return HandleCalls
+router_base = "wingbeat.deployments.api.handles.calls:HandleCalls"

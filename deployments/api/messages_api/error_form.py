@@ -13,3 +13,8 @@ def error_form(error: ApiError) -> dict[str, Any]:
     """The JSON body: `{"type": "error", "error": {"type", "message", ..}}`."""
     kind = _KINDS.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {**error.body()["error"], "type": kind}}
+
+
+def error_body(path: str, error: ApiError) -> dict[str, Any] | None:
+    """The JSON body of an error below the endpoints; None elsewhere."""
+    return error_form(error) if path.startswith(MESSAGES_PATH) else None

@@ -15,6 +15,9 @@ from wingbeat.deployments.api.parsed.answer import ParsedAnswer, parsed
 from wingbeat.deployments.api.parsed.typed_events import last_events, typed_events
 from wingbeat.deployments.api.served_models import ServedModels
 
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
+BODIES = {MESSAGES_PATH: MessagesBody, COUNT_PATH: CountBody}
+
 
 def add_messages_routes(app: FastAPI, models: ServedModels) -> None:
     """Add both endpoints."""
@@ -30,7 +33,7 @@ def add_messages_routes(app: FastAPI, models: ServedModels) -> None:
             return await whole_answer(request, _whole(generation, answer))
         return await streamed_answer(request, typed_events(MessageOutput(generation), answer, request.state.request_id))
 
-    @app.post(f"{MESSAGES_PATH}/count_tokens")
+    @app.post(COUNT_PATH)
     async def count_tokens(request: Request) -> dict[str, Any]:
         body = await read_body(CountBody, request)
         with field_names(NAMES):

@@ -1,6 +1,6 @@
 """Tools and thoughts among the fields of chats; imported by commands too, so that it imports what it adds later."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -8,22 +8,20 @@ from wingbeat.deployments.options.panel_titles import API
 from wingbeat.deployments.parsing.names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, load_parser
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.api.parsed.reading import ChatParsers
+    from wingbeat.deployments.api.parsed.tools import ToolFields
     from wingbeat.deployments.app_config import AppConfig
 
+message_fields = "wingbeat.deployments.api.parsed.tools:CallFields"
+chat_reader = "wingbeat.deployments.api.parsed.reading:chat_reader"
 _SETTINGS = {"tool_call_parser": ("tool calls", TOOL_CALL_PARSERS), "reasoning_parser": ("thoughts", REASONING_PARSERS)}
-
-
-def settings() -> dict[str, Any]:
-    """Fields of `AppConfig`."""
-    says = "What finds {} in answers: {}, module:Class of yours, or none; auto is what the chat template says."
-    return {
-        name: (
-            str | None,
-            Field(BY_TEMPLATE, description=says.format(what, ", ".join(known)), json_schema_extra={"panel": API}),
-        )
-        for name, (what, known) in _SETTINGS.items()
-    }
+_SAYS = "What finds {} in answers: {}, module:Class of yours, or none; auto is what the chat template says."
+settings = {
+    name: (
+        str | None,
+        Field(BY_TEMPLATE, description=_SAYS.format(what, ", ".join(known)), json_schema_extra={"panel": API}),
+    )
+    for name, (what, known) in _SETTINGS.items()
+}
 
 
 def check_settings(config: "AppConfig") -> None:
@@ -34,22 +32,8 @@ def check_settings(config: "AppConfig") -> None:
             load_parser(name, known, setting)
 
 
-def message_fields() -> type:
-    """Calls and thoughts that a client sends back."""
-    from wingbeat.deployments.api.parsed.tools import CallFields
-
-    return CallFields
-
-
-def chat_fields() -> type:
+def chat_fields() -> "type[ToolFields]":
     """`tools`, and what is said of calls and thoughts."""
     from wingbeat.deployments.api.parsed.tools import ToolFields
 
     return ToolFields
-
-
-def chat_reader(config: "AppConfig", template: str | None) -> "ChatParsers":
-    """Reader of the answers of a model with this chat template."""
-    from wingbeat.deployments.api.parsed.reading import ChatParsers
-
-    return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)

@@ -12,6 +12,7 @@ from wingbeat.deployments.api.bodies.unserved_fields import ignored_fields
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.api.parsed.chat_shape import ParsedChatShape
 from wingbeat.deployments.api.parsed.tools import NamedTool, Tool, shows_no_tools
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.parsing.call_format import (
     Format,
     Function,
@@ -46,6 +47,11 @@ class ChatParsers(Parsers):
         shows_marks = reading.new_parser().keeps_special_tokens
         choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
         return replace(generation, choices=choices, new_parser=reading.new_parser, new_shape=ParsedChatShape)
+
+
+def chat_reader(config: AppConfig, template: str | None) -> ChatParsers:
+    """Reader of the answers of a model with this chat template."""
+    return ChatParsers.of_template(config.tool_call_parser, config.reasoning_parser, template)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:

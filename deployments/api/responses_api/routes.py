@@ -15,6 +15,8 @@ from wingbeat.deployments.api.responses_api.body import NAMES, ResponsesBody
 from wingbeat.deployments.api.responses_api.output import ResponseOutput
 from wingbeat.deployments.api.served_models import ServedModels
 
+BODIES = {"/v1/responses": ResponsesBody}
+
 
 def add_responses_route(app: FastAPI, models: ServedModels) -> None:
     """Add the endpoint."""

@@ -62,6 +62,9 @@ class DetokenizeBody(RequestBody):
     tokens: list[int] = Field(max_length=MAX_TOKENS)
 
 
+BODIES = {"/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
+
+
 def add_token_routes(app: FastAPI, models: ServedModels) -> None:
     """Add the three endpoints."""
 

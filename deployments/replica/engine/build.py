@@ -11,7 +11,7 @@ import torch
 from wingbeat.cluster.gpu_driver import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.parts import first, hooks
+from wingbeat.deployments.parts import first, hooks, merged
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, DrafterTerms, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
@@ -73,7 +73,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
     def take_in(channel_factory: "ChannelFactory") -> None:
         inner.take(engine, read_as, channel_factory)
 
-    keepers = {kind: keeper for of_part in hooks("keepers") for kind, keeper in of_part(config, engine).items()}
+    keepers = merged("keepers", config, engine)
     kept = engine.block_manager.log, keepers
     served_grammars = None if grammars is None else first("serve_grammars", grammars)
     return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)

@@ -6,11 +6,11 @@ A router names one by `EveryEngine.operate`; nothing between the two knows which
 from collections.abc import Callable
 from typing import Any
 
-from wingbeat.deployments.parts import hooks
+from wingbeat.deployments.parts import merged
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 
 
 def operations_of(setup: EngineSetup) -> dict[str, Callable[..., Any]]:
     """All operations by name; arguments and answers are pickled on their way."""
-    of_parts = {name: run for of_part in hooks("operations") for name, run in of_part(setup.keepers).items()}
+    of_parts = merged("operations", setup.keepers)
     return {"reset_prefix_cache": setup.engine.reset_prefix_cache} | of_parts

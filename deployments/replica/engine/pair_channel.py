@@ -12,7 +12,7 @@ from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.cluster.placement import ChannelKind
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.parts import first
+from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PairChannel:
         self._channel: Any
         if address is not None:
             device = OWN_DEVICE if config.resolved_device() == "cuda" else None
-            self._channel = first("network_channel")(address, spec, device)
+            self._channel = hooks("network_channel")[0](address, spec, device)
         elif config.channel_kind() == GPU_MEMORY and (kind := self._device_channel()) is not None:
             try:
                 self._channel = kind.create(name, spec, OWN_DEVICE, runtime)
@@ -85,7 +85,7 @@ class PairChannel:
 
     def _device_channel(self) -> Any:
         """The kind of channel through the memory of a GPU; None where the part is gone and host memory will do."""
-        kind = first("device_channel")
+        kind = next(iter(hooks("device_channel")), None)
         if kind is None and not self._may_fall_back:
             raise ChannelError(f"channel is {GPU_MEMORY}: nothing that is installed makes it; use auto or shm")
         return kind
@@ -135,7 +135,7 @@ def attach_channel(name: ChannelName, incarnation: int, on_gpu: bool) -> Drafter
         ChannelError: it cannot attach; one line that names what is missing.
     """
     if not isinstance(name, str):
-        return first("network_channel").attach(name, incarnation, OWN_DEVICE if on_gpu else None)
+        return hooks("network_channel")[0].attach(name, incarnation, OWN_DEVICE if on_gpu else None)
     if kind_of(name) == GPU_MEMORY:
-        return first("device_channel").attach(name, incarnation, OWN_DEVICE)
+        return hooks("device_channel")[0].attach(name, incarnation, OWN_DEVICE)
     return ShmChannel.attach(name, incarnation)

@@ -16,11 +16,9 @@ class EngineLinear(BaseModel):
 
 FIELDS = {"lora_linears": (tuple[EngineLinear, ...], ())}
 """The layers that have room."""
+_HELD = "LoRA adapters that an engine holds at once; 0 leaves no room for any."
 LIMITS = {
-    "max_loras": (
-        int,
-        Field(0, ge=0, description="LoRA adapters that an engine holds at once; 0 leaves no room for any."),
-    ),
+    "max_loras": (int, Field(0, ge=0, description=_HELD)),
     "max_lora_rank": (int, Field(16, ge=1, description="Highest rank of an adapter.")),
 }
 """Room for adapters in the verifier's graph."""

@@ -8,8 +8,7 @@ from tests.deployments.http_world import call, chunks
 from tests.deployments.tool_world import ARGUMENTS, ASSISTANT, CALL, TOKENIZER, TOOL, USER, WEATHER, ToolPool, chat
 from wingbeat.deployments.api.bodies.unserved_fields import HEADER
 from wingbeat.deployments.api.guard import HttpLimits
-from wingbeat.deployments.api.parsed.part import chat_reader
-from wingbeat.deployments.api.parsed.reading import ChatParsers
+from wingbeat.deployments.api.parsed.reading import ChatParsers, chat_reader
 from wingbeat.deployments.app_config import AppConfig
 
 

@@ -44,7 +44,7 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
 
 
 def test_memory_of_a_gpu_that_is_asked_for_and_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr(pair_channel, "first", lambda name: None)
+    monkeypatch.setattr(pair_channel, "hooks", lambda name: ())
     asked = SimpleNamespace(channel="cuda_ipc", channel_kind=lambda: "cuda_ipc")
     with pytest.raises(ChannelError, match="channel is cuda_ipc: nothing that is installed makes it"):
         PairChannel(asked, "unused", SPEC)
