@@ -122,15 +122,6 @@ class BatchBuilder:
         flat = joined(parts)._replace(logits_rows=logits_rows)
         return self._with_features(flat, Placed(None, decodes, slots, [], self.on_host))
 
-    def dummy(self, num_reqs: int, num_nodes: int) -> Rows:
-        """`dummy_decode_batch` of the longest context, with what features add for the spare slot, as `fixed` has it."""
-        rows = dummy_decode_batch(self.cache, num_reqs, num_nodes, self.config.max_blocks_per_seq)
-        slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
-        parts = (rows.token_ids, rows.positions, rows.slot_mapping)
-        token_ids, positions, mapping = (part.view(num_reqs, num_nodes) for part in parts)
-        decodes = Decodes(slots, positions[:, 0], token_ids, None, positions, mapping)
-        return self._with_features(rows, Placed(None, decodes, None, [], self.on_host))
-
     def took(self, accepted: AcceptedPaths) -> None:
         """Let features follow the accepted paths of the decodes in the latest pass."""
         for feature in self.of_decodes:
