@@ -241,12 +241,11 @@ class HeadLedger:
             self._decide(ledger.without_way_to(number), number, "refused", reason)
             shutil.rmtree(self.folder / HEADS / version.folder, ignore_errors=True)
 
-    def reject(self, reason: str, number: int | None = None) -> None:
-        """A candidate was measured and is not served; one that never had files has no number."""
+    def reject(self, reason: str) -> None:
+        """A candidate was measured and is not served; it never had files, and has no number."""
         with self._locked():
             ledger = self.read()
-            told = ledger.served if number is None else number
-            self._decide(ledger, told, "rejected", reason, marks=number is not None)
+            self._decide(ledger, ledger.served, "rejected", reason, marks=False)
 
     def count_test(self) -> int:
         """Begin to compare a candidate with the served head; its number among all, from 1 on."""
