@@ -243,8 +243,7 @@ class ModelOptions(ModelSettings):
 
     def asked(self) -> dict[str, tuple[bool, str]]:
         """Features that do not go with everything: whether each is asked for, and how."""
-        of_parts = {feature: said for asked in hooks("model_asked") for feature, said in asked(self).items()}
-        return of_parts | {
+        return merged("model_asked", self) | {
             Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
             Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
             Feature.INT8: (self.rounds_weights(), "dtype is int8"),
