@@ -1,7 +1,7 @@
 """Errors of the HTTP surface, each with the body OpenAI's API would send for it."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from wingbeat.deployments.fleet.interface import (
@@ -107,14 +107,6 @@ def unsupported(param: str, instead: str | None = None) -> ApiError:
 def invalid(param: str, problem: str) -> ApiError:
     """400 for a field with a value it cannot have."""
     return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
-
-
-def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
-    """Raises ApiError, 400, for a token id outside the vocabulary."""
-    outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-    if outside is not None:
-        problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
-        raise invalid(param, problem)
 
 
 def prompt_too_long(param: str, limit: int, num_tokens: int | None) -> ApiError:

@@ -16,9 +16,9 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.content_parts import only_served, unserved_part
 from wingbeat.deployments.api.bodies.requests import OF_PARTS, CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import (
-    check_token_ids,
     invalid,
     prompt_too_long,
+    shown,
     unknown_model,
     unsupported,
 )
@@ -225,6 +225,13 @@ class Prompts:
         skips = body.skip_special_tokens is not False
         return Prompt(token_ids, self._tokenizer.decode(token_ids, skips), echo_skips_special=skips)
 
+    def _check_ids(self, token_ids: tuple[int, ...], param: str) -> None:
+        vocab_size = self.pool.info.vocab_size
+        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if outside is not None:
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid(param, problem)
+
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         if body.chat_template is not None and not self._takes_templates:
@@ -262,7 +269,7 @@ class Prompts:
             ApiError: there are too many, or one is not in the vocabulary.
         """
         token_ids, is_cut = self._tokens(prompt, body, param, add_special_tokens)
-        check_token_ids(token_ids, self.pool.info.vocab_size, param)
+        self._check_ids(token_ids, param)
         return token_ids, is_cut
 
     def _tokens(

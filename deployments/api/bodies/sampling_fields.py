@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, create_model, field_validator
 
 from wingbeat.deployments.api.bodies.unserved_fields import Part
-from wingbeat.deployments.api.errors import check_token_ids, invalid, shown
+from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.parts import hooks
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -130,7 +130,10 @@ class SamplingFields(FieldsOfParts):
             "stop_token_ids": self.stop_token_ids or [],
         }
         for name, token_ids in listed.items():
-            check_token_ids(token_ids, vocab_size, name)
+            outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+            if outside is not None:
+                problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+                raise invalid(name, problem)
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,

@@ -14,7 +14,7 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody, described
 from wingbeat.deployments.api.bodies.request_body import RequestBody, read_object
 from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.errors import check_token_ids, invalid
+from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.api.served_models import ServedModels
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
 
@@ -85,8 +85,7 @@ def add_token_routes(app: FastAPI, models: ServedModels) -> None:
     async def detokenize(request: Request) -> dict[str, Any]:
         body = await read_body(DetokenizeBody, request)
         service = models.choose(body.model)
-        ends = (min(body.tokens, default=0), max(body.tokens, default=0))
-        check_token_ids(ends, service.pool.info.vocab_size, "tokens")
+        _check_ids(body.tokens, service.pool.info.vocab_size)
         return {
             "prompt": await service.prompts.off_loop.run(len(body.tokens), service.tokenizer.decode, body.tokens, False)
         }
@@ -130,3 +129,11 @@ async def _answer(service: CompletionService, token_ids: array, with_strings: bo
     with ExitStack() as held:
         held.enter_context(service.sizes.held(token_ids.itemsize * len(token_ids)))
         return await written_answer(body, service.turn, held)
+
+
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    ends = (min(token_ids, default=0), max(token_ids, default=0))
+    outside = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
+    if outside is not None:
+        problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+        raise invalid("tokens", problem)
