@@ -213,7 +213,10 @@ FEATURES = {
     ),
     "grouped_weights": Feature(("kernels/grouped_weight.py",)),
     "quantised": Feature(
-        ("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
+        (
+            *("runtime/quantised", "tests/runtime/quantised", "tests/runtime/cpu/quantised"),
+            "tests/runtime/cpu/activations/test_rounded_experts.py",
+        ),
         needs=("grouped_weights",),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
@@ -287,7 +290,7 @@ FEATURES = {
     "activations": Feature(
         (
             *("runtime/cpu/activations", "deployments/cpu_activations", "tests/runtime/cpu/activations"),
-            "tests/deployments/test_cpu_activations.py",
+            *("tests/deployments/test_cpu_activations.py", "tests/deployments/local/test_local_activations.py"),
         ),
         needs=("cpu",),
         words=("cpu_activations",),

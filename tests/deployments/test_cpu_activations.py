@@ -8,7 +8,6 @@ import torch
 
 from tests.needs import needs
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.activations.part import open_backend
 
@@ -37,17 +36,6 @@ def test_ranks_round_none():
 def test_another_word_is_refused():
     with pytest.raises(ValueError, match="cpu_activations"):
         AppConfig(cpu_activations="int4")
-
-
-def test_commands_without_a_server_have_it_too():
-    assert LocalConfig(cpu_activations="int8", max_model_len=64).engine_config(2).cpu_activations == "int8"
-
-
-@needs("tensorrt")
-def test_engines_round_none(tmp_path):
-    (tmp_path / "base_config.json").touch()
-    with pytest.raises(ValueError, match="cpu_activations is int8 and engine_dir is given: its engines round none"):
-        LocalConfig(cpu_activations="int8", engine_dir=tmp_path)
 
 
 def test_an_llm_that_something_else_runs_is_refused():

@@ -82,12 +82,12 @@ def main() -> None:
     rng = random.Random(0)
     kinds: list[tuple[Iterable[str], int]] = [
         (spec_bench(options.spec_bench), 10**6),
-        (grade_school(options.gsm8k), 1200),
+        (grade_school(options.gsm8k), 3200),
         (instructions(options.self_instruct), 10**6),
-        (summaries(options.self_instruct), 700),
-        (questions(options.self_instruct), 1000),
-        (with_context(options.self_instruct), 700),
-        (translations(options.descriptions), 600),
+        (summaries(options.self_instruct), 2100),
+        (questions(options.self_instruct), 2600),
+        (with_context(options.self_instruct), 2100),
+        (translations(options.descriptions), 2000),
         (docstrings(rng), 900),
         (writing(), 10**6),
     ]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.needs import needs
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -19,7 +18,7 @@ from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.activations.part import extend_model
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
-from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
@@ -58,22 +57,6 @@ def test_a_layer_is_near_that_of_activations_as_they_are(name):
     with torch.inference_mode():
         one, other = (loaded.decoder_layers[0].mlp(rows) for loaded in (exact, rounded))
     assert 1e-4 < (one - other).abs().max() / one.std() < 0.1
-
-
-@needs("quantised")
-def test_experts_round_what_they_are_sent(tmp_path, caplog):
-    from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_quantised
-
-    save_quantised(tmp_path, *CASES["awq"], model="qwen3_moe")
-    loaded = load_model(tmp_path, torch.float32, CPU)
-    prompts, params = random_prompts((5, 23)), [greedy_params(NUM_TOKENS)] * 2
-    before = loaded.model.model.layers[0].mlp.experts.panels
-    with caplog.at_level("INFO"):
-        extend_model(loaded, INT8)
-    assert all(panels.matrices[0].groups.rounded for panels in before.all)
-    assert f"and {len(list(before.all)) * len(loaded.layers)} of experts round" in caplog.text
-    plain = generate(loaded, engine_config(TREE), None, prompts, params)[0]
-    assert generate(loaded, engine_config(TREE), eagle_drafter(loaded, TREE), prompts, params)[0] == plain
 
 
 def test_what_is_kept_for_activations_as_they_are_is_not_taken():
