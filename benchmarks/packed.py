@@ -148,7 +148,8 @@ def main() -> None:
                     if repeat:  # the first one warms up
                         engine.rates.setdefault(at_once, []).append(rate)
     facts = machine_facts() | {"prompts": describe(prompts), "answers": f"{args.tokens} tokens"}
-    facts |= {"threads": str(args.threads), "command": shlex.join(["packed.py", *sys.argv[1:]])}
+    words = (Path(word).name for word in sys.argv)
+    facts |= {"threads": str(args.threads), "command": shlex.join(words)}
     figures = {one.name: one.facts | {str(count): rates for count, rates in one.rates.items()} for one in engines}
     Report("packed", facts, [table(engines, args.at_once)], figures).finish(args, "packed")
 

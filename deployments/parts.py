@@ -99,7 +99,7 @@ PARTS = (
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """What has that name in the parts that are there."""
+    """Hooks of that name in the parts that are there."""
     return hooks_of(__package__, PARTS, name)
 
 

@@ -20,7 +20,7 @@ PARTS = ("gpu", "lora", "state")
 
 @cache
 def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Any, ...]:
-    """What has that name in the parts of a package that are there."""
+    """Hooks of that name in the parts of a package that are there."""
     folders = (f"{package}.{part}" for part in parts)
     modules = [import_module(f"{folder}.part") for folder in folders if _is_there(folder)]
     found = (getattr(module, name) for module in modules if hasattr(module, name))
@@ -28,7 +28,7 @@ def hooks_of(package: str, parts: Sequence[str], name: str) -> tuple[Any, ...]:
 
 
 def load_function(path: str) -> Any:
-    """What is behind `module:name`."""
+    """Value behind `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
@@ -46,5 +46,5 @@ def _is_there(folder: str) -> bool:
 
 
 def hooks(name: str) -> tuple[Any, ...]:
-    """What has that name in the parts that are there."""
+    """Hooks of that name in the parts that are there."""
     return hooks_of(__package__, PARTS, name)

@@ -271,6 +271,7 @@ FEATURES = {
             "tests/runtime/prefixes/test_prefixes_of_adapters.py",
             "tests/runtime/recordings/test_adapters.py",
             *("tests/runtime/tensor_parallel/test_rank_adapters.py", "runtime/cpu/lora", "tests/runtime/cpu/lora"),
+            "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
         words=(
             *("lora_modules", "--lora-modules", "lora_update_dir", "lora_config", "max_loras", "--max-loras"),

@@ -106,10 +106,9 @@ class CpuKernels:
         """`linear` by a packed weight and its bias; the sums are the same, bit for bit.
 
         Raises:
-            ValueError: the rows' dtype is another one than the weight's.
+            ValueError: the rows' dtype or width is another one than the weight's.
         """
-        if x.dtype != panels.dtype:
-            raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+        _check_rows(x, panels)
         if panels.order is not None:
             x = x[..., panels.order]
         return self._product(x, panels.inputs, panels.matrices, sum(panels.parts), wide)
@@ -118,6 +117,7 @@ class CpuKernels:
         """`packed_linear` by several weights of the same inputs, their columns side by side."""
         if any(one.order is not None for one in panels):
             return torch.cat([self.packed_linear(x, one) for one in panels], dim=-1)
+        _check_rows(x, panels[0])
         matrices = (Matrix * len(panels))(*(one.matrices[0] for one in panels))
         return self._product(x, panels[0].inputs, matrices, sum(one.parts[0] for one in panels), False)
 
@@ -239,6 +239,14 @@ class CpuKernels:
     def answer(self, head: Head | BlockHead, sequences: Sequences, channel: Channel) -> bool:
         """Both, for a round of a channel, without block tables; False, and nothing done, where it does not fit."""
         return self._drafts[type(head)].answer(*map(ctypes.byref, (head, sequences, channel))) != 0
+
+
+def _check_rows(x: Tensor, panels: Panels | GroupPanels) -> None:
+    """Refuse rows past whose ends a product would read; raises ValueError."""
+    if x.dtype != panels.dtype:
+        raise ValueError(f"rows are {x.dtype} and weights {panels.dtype}: one dtype needed")
+    if x.shape[-1] != panels.inputs:
+        raise ValueError(f"rows have {x.shape[-1]} numbers and weights {panels.inputs} inputs: as many needed")
 
 
 def pack_segments(segments: list[Any], dtype: torch.dtype) -> Segments | None:

@@ -7,7 +7,7 @@ rows beside it, as those of some quantised kernels do (LLM.int8 takes the outlie
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from wingbeat.kernels.grouped_weight import GroupedWeight
+    from wingbeat.runtime.quantised.packed_loading import Experts
 
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
     Load = Callable[..., Loaded]
@@ -194,14 +195,7 @@ def _packed(
     """
     import torch
 
-    from wingbeat.kernels.grouped_weight import GroupedWeight
-    from wingbeat.runtime.quantised.packed_loading import (
-        Experts,
-        empty_model,
-        has_plain_experts,
-        load_packed,
-        plain_config,
-    )
+    from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
 
     tensors = _stored_tensors(config)
     layers = {name.rpartition(".")[0]: {} for name in tensors if name.rpartition(".")[2] in marks}
@@ -226,19 +220,29 @@ def _packed(
         return read(layer, {part: stored() for part, stored in layers[layer].items()}, config.quantization)
 
     shell = empty_model(plain_config(config))
-    modules, by_module = dict(shell.named_modules()), {}
+    experts, apart = _experts(layers, dict(shell.named_modules()), weight_of)
+    linears = {f"{layer}.weight": partial(weight_of, layer) for layer in layers if layer not in apart}
+    return load_packed(config, load, shell, plain, linears, packed, experts)
+
+
+def _experts(
+    layers: Iterable[str], modules: Mapping[str, Any], weight_of: "Callable[[str], GroupedWeight | Tensor]"
+) -> "tuple[dict[str, Experts], set[str]]":
+    """Experts that have all of their weights in groups, by the name of their module; and the layers that are theirs."""
+    from wingbeat.kernels.grouped_weight import GroupedWeight
+    from wingbeat.runtime.quantised.packed_loading import Experts, has_plain_experts
+
+    by_module: dict[str, dict[tuple[str, int], str]] = {}
     for layer in layers:
         if (match := _EXPERT.fullmatch(layer)) is not None and has_plain_experts(modules.get(match[1])):
             by_module.setdefault(match[1], {})[match[3], int(match[2])] = layer
-    experts = {}
+    found, kinds = {}, ("gate", "up", "down")
     for name, own in by_module.items():
         count = modules[name].num_experts
-        whole = own.keys() == {(kind, expert) for kind in ("gate", "up", "down") for expert in range(count)}
-        if whole and all(isinstance(weight_of(own[kind, 0]), GroupedWeight) for kind in ("gate", "up", "down")):
-            experts[name] = Experts(count, lambda kind, expert, own=own: weight_of(own[kind, expert]))
-    apart = {layer for name in experts for layer in by_module[name].values()}
-    linears = {f"{layer}.weight": partial(weight_of, layer) for layer in layers if layer not in apart}
-    return load_packed(config, load, shell, plain, linears, packed, experts)
+        is_whole = own.keys() == {(kind, expert) for kind in kinds for expert in range(count)}
+        if is_whole and all(isinstance(weight_of(own[kind, 0]), GroupedWeight) for kind in kinds):
+            found[name] = Experts(count, lambda kind, expert, own=own: weight_of(own[kind, expert]))
+    return found, {layer for name in found for layer in by_module[name].values()}
 
 
 class _Quantiser(NamedTuple):

@@ -45,7 +45,7 @@ def load_mxfp4(
         counts = {len(_blocks(config, f"{module}.{weight}", tensors)[0]) for weight in _WEIGHTS.values()}
         if len(counts) > 1:
             raise ModelCheckpointError(f"{config.folder}: weights of {module} are of {sorted(counts)} experts")
-        biases = {kind: tensors[f"{module}.{weight}_bias"]() for kind, weight in _WEIGHTS.items()}
+        biases = {kind: _bias(config, f"{module}.{weight}", tensors) for kind, weight in _WEIGHTS.items()}
 
         def read(kind: str, expert: int, module: str = module) -> GroupedWeight:
             # Mapped anew each time: pages of what was read count as memory as long as they are mapped.
@@ -73,6 +73,16 @@ def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Te
             f"{config.folder}: tensor {name}_scales is {scales.dtype} {list(scales.shape)}, uint8 {expected} is read"
         )
     return blocks, scales
+
+
+def _bias(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tensor]]) -> Tensor:
+    """Biases of a weight [num_experts, columns], checked."""
+    bias, expected = tensors[f"{name}_bias"](), tensors[f"{name}_blocks"]().shape[:2]
+    if bias.shape != expected:
+        raise ModelCheckpointError(
+            f"{config.folder}: tensor {name}_bias is {list(bias.shape)}, {list(expected)} is expected"
+        )
+    return bias
 
 
 def _grouped(blocks: Tensor, scales: Tensor) -> GroupedWeight:

@@ -93,22 +93,7 @@ def load_packed(
         del weight
         give_back_freed()  # else each weight's copies lie between those that stay
     for name, own in experts.items():
-        places, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
-        for place, kinds in places.items():
-            count, *sizes = shell.get_parameter(place).shape
-            columns, inputs = reversed(sizes) if modules[name].is_transposed else sizes
-            shapes |= dict.fromkeys(kinds, (columns // len(kinds), inputs))
-            if own.count != count:
-                raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
-        read = partial(_read_expert, config, name, own, shapes)
-        held = first("pack_experts", own.count, own.gated, read) if stays else None
-        for place, kinds in places.items():
-            if held is not None:
-                state[place] = _placeholder(shell.get_parameter(place).shape)
-                continue
-            each = (torch.cat([read(kind, one)[0].dense() for kind in kinds]) for one in range(own.count))
-            weight = torch.stack(list(each))
-            state[place] = weight.mT.contiguous() if modules[name].is_transposed else weight
+        held = _load_experts(config, name, own, shell, state, stays)
         if held is not None:
             kept[name] = held
         give_back_freed()
@@ -118,6 +103,34 @@ def load_packed(
     for keep in hooks("keep_packed"):
         keep(model, kept)
     return model, info
+
+
+def _load_experts(
+    config: ConfigFile, name: str, own: Experts, shell: "PreTrainedModel", state: dict[str, Tensor], stays: bool
+) -> Any:
+    """Experts as kernels read them, with placeholders in `state`; None where `state` gets them as numbers.
+
+    Raises:
+        ModelCheckpointError: as `load_packed`.
+    """
+    places, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
+    is_transposed = shell.get_submodule(name).is_transposed
+    for place, kinds in places.items():
+        count, *sizes = shell.get_parameter(place).shape
+        columns, inputs = reversed(sizes) if is_transposed else sizes
+        shapes |= dict.fromkeys(kinds, (columns // len(kinds), inputs))
+        if own.count != count:
+            raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
+    read = partial(_read_expert, config, name, own, shapes)
+    held = first("pack_experts", own.count, own.gated, read) if stays else None
+    for place, kinds in places.items():
+        if held is not None:
+            state[place] = _placeholder(shell.get_parameter(place).shape)
+            continue
+        each = (torch.cat([read(kind, one)[0].dense() for kind in kinds]) for one in range(own.count))
+        weight = torch.stack(list(each))
+        state[place] = weight.mT.contiguous() if is_transposed else weight
+    return held
 
 
 def _read_expert(

@@ -1,5 +1,6 @@
 """Modules of a model whose weights stay packed, as a checkpoint has them: they are never held as floats."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -32,15 +33,16 @@ class PackedLinear(InputMajorLinear):
         return super()._apply(fn, recurse)
 
 
-class Held(Packable):
+class Held(Packable, ABC):
     """A module whose parameters of some names are packed, until it leaves the CPU or float32."""
 
     panels: Any = None
     """The packed ones; None where there are none."""
 
+    @abstractmethod
     def dense_parameters(self) -> dict[str, Tensor]:
         """The packed ones as numbers, by name; empty where none is packed."""
-        raise NotImplementedError
+        ...
 
     def unpack(self) -> None:
         """Hold them as numbers again."""

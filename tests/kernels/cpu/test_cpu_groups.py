@@ -96,3 +96,11 @@ def test_columns_are_read_one_by_one_and_those_that_are_not_there_are_refused():
     for wrong in (129, -1):
         with pytest.raises(IndexError, match=f"column {wrong} of 129"):
             panels.columns_at(torch.tensor([3, wrong]))
+
+
+def test_rows_of_another_width_are_refused():
+    kernels, weight = cpu_kernels(), random_weight(UINT4, 40, 64, 32)
+    panels = kernels.pack_groups(weight)
+    for multiply in (kernels.packed_linear, lambda rows, panels: kernels.packed_linears(rows, (panels, panels))):
+        with pytest.raises(ValueError, match="rows have 128 numbers and weights 64 inputs"):
+            multiply(torch.zeros(3, 128), panels)

@@ -93,6 +93,7 @@ def test_those_of_mxfp4(tmp_path):
     ("name", "spoil", "says"),
     [
         ("down_proj_scales", lambda tensor: tensor[:, :-1], r"down_proj_scales is torch.uint8 \["),
+        ("down_proj_bias", lambda tensor: tensor[:1], r"down_proj_bias is \[1, \d+\], \["),
         ("gate_up_proj_blocks", lambda tensor: tensor[..., :8], r"gate_up_proj_blocks is torch.uint8 \["),
         (
             "gate_up_proj_scales",
@@ -101,7 +102,7 @@ def test_those_of_mxfp4(tmp_path):
         ),
         ("down_proj_scales", lambda tensor: None, "down_proj_scales is missing"),
     ],
-    ids=["scales", "blocks", "nan", "missing"],
+    ids=["scales", "biases", "blocks", "nan", "missing"],
 )
 def test_what_is_wrong_with_mxfp4_is_named(tmp_path, name, spoil, says):
     save_mxfp4(tmp_path)
