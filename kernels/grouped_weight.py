@@ -1,7 +1,7 @@
 """Weights of few bits in groups of inputs that share a scale, as files have them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,10 @@ class GroupedWeight(NamedTuple):
         """Inputs of a group."""
         return self.values.shape[1] // self.scales.numbers.shape[1]
 
+    def to(self, device: torch.device) -> "GroupedWeight":
+        """A copy on a device."""
+        return GroupedWeight(*(_moved(part, device) for part in self))
+
     def dense(self) -> Tensor:
         """The weight itself, in float32."""
         columns, inputs = self.values.shape
@@ -84,3 +88,9 @@ class GroupedWeight(NamedTuple):
         # Rounded once: products with scales of float16 are float32 numbers, of wider ones not.
         wide = numbers.double().mul_(scales[:, :, None]).add_(shifts[:, :, None]).float().flatten(1)
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    if isinstance(part, Scales):
+        return Scales(*(_moved(each, device) for each in part))
+    return part.to(device) if isinstance(part, Tensor) else part

@@ -40,10 +40,11 @@ A part's module `part` has what it adds, under the names below, and is light to 
   before a model's layers are switched, behind that, and as a trial; each raises UnsupportedModelError.
 - `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
-- `pack_weight(module, weight, bias)`: a `GroupedWeight` as kernels read it, for a module that will hold it; None where
-  they do not. `pack_experts(count, gated, read)`: likewise of experts, whose `read(kind, expert)` reads one's weight
-  and bias, of the kinds `gated` and of `down`. `keep_packed(model, packed)` gives what they made to a loaded model, by
-  names of weights, of experts by those of their modules.
+- `pack_weight(module, weight, bias, place)`: a `GroupedWeight` as kernels of a place read it, for a module that will
+  hold it; None where they do not. `pack_experts(count, gated, read, place)`: likewise of experts, whose
+  `read(kind, expert)` reads one's weight and bias, of the kinds `gated` and of `down`. `keep_packed(model, packed)`
+  gives what the part made to a loaded model, by names of weights, of experts by those of their modules.
+- `join_packed(linears)`: products of linear layers of one input as one function of rows; None where none is packed.
 - `kernel_head(head)`: a draft head as kernels that draft read it, its weights packed; None for other heads.
 - `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.
 - `library_fingerprint()`: which compiled code it is that a machine's speed was measured with.
@@ -80,8 +81,8 @@ PARTS = (
     *("cpu", "cpu.activations", "cpu.lora", "cpu.one_pass", "tensorrt", "ngram", "suffix", "mtp", "one_pass"),
     *("assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
-    *("quantised", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora", "tensorrt.lora"),
-    *("media", "tensorrt.media", "drawn_trees", "latent_heads"),
+    *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
+    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads"),
 )
 """Their folders, in the order in which they are asked."""
 

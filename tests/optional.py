@@ -220,6 +220,13 @@ FEATURES = {
         needs=("grouped_weights",),
         words=("awq", "gptq", "gguf", "unknown quantisation"),
     ),
+    "packed_on_gpus": Feature(
+        (
+            *("kernels/packed", "runtime/packed", "tests/kernels/packed", "tests/runtime/packed"),
+            "tests/gpu_of_numbers/packed_cases.py",
+        ),
+        needs=("quantised", "gpu_kernels"),
+    ),
     "named_models": Feature(
         (
             *("runtime/named_models", "deployments/named_models", "examples/smollm2_eagle3"),

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from wingbeat.kernels.grouped_weight import GroupedWeight
     from wingbeat.runtime.quantised.packed_loading import Experts
+    from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
     Load = Callable[..., Loaded]
-    Read = Callable[[ConfigFile, Load, bool], Loaded]
+    Read = Callable[[ConfigFile, Load, Place | None], Loaded]
 
 logger = logging.getLogger(__name__)
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activation_scale")
@@ -58,14 +59,14 @@ def check_quantiser(config: ConfigFile) -> None:
         )
 
 
-def load_quantised(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def load_quantised(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     """A quantised checkpoint as a model that multiplies by the numbers that its weights stand for, with transformers'
     report of what was loaded, without scales of a quantised KV cache.
 
     Args:
         config: quantised in a way that `check_quantiser` has passed.
         load: `from_pretrained` of the folder, which takes more options.
-        packed: whether weights may stay packed.
+        packed: where weights may stay packed; None unpacks all.
 
     Raises:
         ModelCheckpointError: the numbers are packed in a way that is not read here.
@@ -104,7 +105,7 @@ def _make_plain(model: "PreTrainedModel") -> None:
 def _by_option(config_class: str, **choices: Any) -> "Read":
     """By transformers, tensor for tensor."""
 
-    def loaded(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+    def loaded(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
         import transformers
 
         return load(quantization_config=getattr(transformers, config_class)(**choices))
@@ -112,17 +113,17 @@ def _by_option(config_class: str, **choices: Any) -> "Read":
     return loaded
 
 
-def _as_they_are(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _as_they_are(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     """Tensors that know their numbers."""
     return load()
 
 
-def _bitsandbytes(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _bitsandbytes(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     model, info = load()
     return model.dequantize(model.config.dtype), info
 
 
-def _packed_integers(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _packed_integers(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
     from wingbeat.runtime.quantised.packed_integers import PARTS, check_packing, read_linear
 
@@ -130,31 +131,31 @@ def _packed_integers(config: ConfigFile, load: "Load", packed: bool) -> "Loaded"
     return _packed(config, load, packed, PARTS, ("qweight",), read_linear)
 
 
-def _scaled(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _scaled(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     """Float8 and integers beside scales, as FP8 checkpoints and compressed-tensors have them."""
     from wingbeat.runtime.quantised.scaled_weights import PARTS, read_weight
 
     return _packed(config, load, packed, ("weight", *PARTS), ("weight_scale", "weight_scale_inv"), read_weight)
 
 
-def _compressed_tensors(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _compressed_tensors(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     if config.quantization.get("format") in _OWN_FORMATS:
         return _scaled(config, load, packed)
     return _by_option("CompressedTensorsConfig", run_compressed=False)(config, load, packed)
 
 
-def _gguf(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
+def _gguf(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
     from wingbeat.runtime.quantised.gguf_weights import load_gguf
 
     return load_gguf(config, load, packed)
 
 
-def _mxfp4(config: ConfigFile, load: "Load", packed: bool) -> "Loaded":
-    if not packed:
+def _mxfp4(config: ConfigFile, load: "Load", packed: "Place | None") -> "Loaded":
+    if packed is None:
         return _by_option("Mxfp4Config", dequantize=True)(config, load, packed)
     from wingbeat.runtime.quantised.mxfp4 import load_mxfp4
 
-    return load_mxfp4(config, load, _stored_tensors(config))
+    return load_mxfp4(config, load, _stored_tensors(config), packed)
 
 
 def _stored(file: "Path", name: str) -> "Tensor":
@@ -181,7 +182,7 @@ def _stored_tensors(config: ConfigFile) -> "dict[str, Callable[[], Tensor]]":
 def _packed(
     config: ConfigFile,
     load: "Load",
-    packed: bool,
+    packed: "Place | None",
     parts: tuple[str, ...],
     marks: tuple[str, ...],
     read: "Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], GroupedWeight | Tensor]",

@@ -31,6 +31,8 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
+
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ _EXPERTS = re.compile(r"(.+\.ffn_)(gate|up|down)(_exps\.weight)")
 _ROWS_AT_ONCE = 1024
 
 
-def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: bool) -> "Loaded":
+def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place | None") -> "Loaded":
     """The model in float32 with transformers' report of what was loaded; matrices stay as they lie in the file.
 
     Args:

@@ -18,6 +18,8 @@ from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
+
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 _WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
@@ -27,13 +29,14 @@ _HALF_BYTES, _NONE = 16, 255
 
 
 def load_mxfp4(
-    config: ConfigFile, load: "Callable[..., Loaded]", tensors: Mapping[str, Callable[[], Tensor]]
+    config: ConfigFile, load: "Callable[..., Loaded]", tensors: Mapping[str, Callable[[], Tensor]], place: "Place"
 ) -> "Loaded":
     """The model with transformers' report of what was loaded; experts stay packed where kernels multiply by them.
 
     Args:
         load: see `checkpoints.load_quantised`.
         tensors: readers of those of the files, by name.
+        place: where experts may stay packed.
 
     Raises:
         ModelCheckpointError: a tensor is missing, or is of another shape; names it.
@@ -53,7 +56,7 @@ def load_mxfp4(
 
         experts[module] = Experts(*counts, read, ("gate_up",), biases)
     plain = {name: stored() for name, stored in tensors.items() if name not in held}
-    return load_packed(config, load, shell, plain, {}, True, experts)
+    return load_packed(config, load, shell, plain, {}, place, experts)
 
 
 def _blocks(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tensor]]) -> tuple[Tensor, Tensor]:

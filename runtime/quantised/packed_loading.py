@@ -18,6 +18,8 @@ from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
+
     Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
 
 
@@ -60,7 +62,7 @@ def load_packed(
     shell: "PreTrainedModel",
     plain: Mapping[str, Tensor],
     packed: Mapping[str, Callable[[], GroupedWeight | Tensor]],
-    stays: bool,
+    place: "Place | None",
     experts: Mapping[str, Experts] = MappingProxyType({}),
 ) -> "Loaded":
     """The model with transformers' report of what was loaded.
@@ -70,7 +72,7 @@ def load_packed(
         shell: as `empty_model` makes it.
         plain: tensors that lie in the files as they are, by name.
         packed: reads a weight, by its name; called one after the other.
-        stays: whether weights may stay packed.
+        place: where weights may stay packed; None unpacks all.
         experts: those of layers, by the name of their module.
 
     Raises:
@@ -84,16 +86,17 @@ def load_packed(
             continue
         _check_finite(weight, f"tensor {name}", config)
         layer = name.removesuffix(".weight")
-        held = first("pack_weight", modules.get(layer), weight, state.get(f"{layer}.bias")) if stays else None
+        bias = state.get(f"{layer}.bias")
+        held = None if place is None else first("pack_weight", modules.get(layer), weight, bias, place)
         if held is None:
-            state[name] = weight.dense()
+            state[name] = _dense(weight, place)
         else:
             kept[name] = held
-            state[name] = _placeholder(weight.values.shape)
+            state[name] = _placeholder(weight.values.shape, place)
         del weight
         give_back_freed()  # else each weight's copies lie between those that stay
     for name, own in experts.items():
-        held = _load_experts(config, name, own, shell, state, stays)
+        held = _load_experts(config, name, own, shell, state, place)
         if held is not None:
             kept[name] = held
         give_back_freed()
@@ -106,30 +109,35 @@ def load_packed(
 
 
 def _load_experts(
-    config: ConfigFile, name: str, own: Experts, shell: "PreTrainedModel", state: dict[str, Tensor], stays: bool
+    config: ConfigFile,
+    name: str,
+    own: Experts,
+    shell: "PreTrainedModel",
+    state: dict[str, Tensor],
+    place: "Place | None",
 ) -> Any:
     """Experts as kernels read them, with placeholders in `state`; None where `state` gets them as numbers.
 
     Raises:
         ModelCheckpointError: as `load_packed`.
     """
-    places, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
+    parameters, shapes = {f"{name}.gate_up_proj": own.gated, f"{name}.down_proj": ("down",)}, {}
     is_transposed = shell.get_submodule(name).is_transposed
-    for place, kinds in places.items():
-        count, *sizes = shell.get_parameter(place).shape
+    for parameter, kinds in parameters.items():
+        count, *sizes = shell.get_parameter(parameter).shape
         columns, inputs = reversed(sizes) if is_transposed else sizes
         shapes |= dict.fromkeys(kinds, (columns // len(kinds), inputs))
         if own.count != count:
             raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
     read = partial(_read_expert, config, name, own, shapes)
-    held = first("pack_experts", own.count, own.gated, read) if stays else None
-    for place, kinds in places.items():
+    held = None if place is None else first("pack_experts", own.count, own.gated, read, place)
+    for parameter, kinds in parameters.items():
         if held is not None:
-            state[place] = _placeholder(shell.get_parameter(place).shape)
+            state[parameter] = _placeholder(shell.get_parameter(parameter).shape, place)
             continue
-        each = (torch.cat([read(kind, one)[0].dense() for kind in kinds]) for one in range(own.count))
+        each = (torch.cat([_dense(read(kind, one)[0], place) for kind in kinds]) for one in range(own.count))
         weight = torch.stack(list(each))
-        state[place] = weight.mT.contiguous() if is_transposed else weight
+        state[parameter] = weight.mT.contiguous() if is_transposed else weight
     return held
 
 
@@ -145,9 +153,14 @@ def _read_expert(
     return weight, None if biases is None else biases[expert]
 
 
-def _placeholder(shape: tuple[int, ...]) -> Tensor:
-    """A float32 tensor of a weight's shape that holds one number, which is none."""
-    return torch.full((), float("nan")).expand(shape)
+def _dense(weight: GroupedWeight, place: "Place | None") -> Tensor:
+    """A weight as numbers: of the model's dtype where that is known, so that no wider copy of all is made."""
+    return weight.dense() if place is None else weight.dense().to(place.dtype)
+
+
+def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:
+    """A tensor of a weight's shape that holds one number, which is none."""
+    return torch.full((), float("nan"), dtype=place.dtype).expand(shape)
 
 
 def _check_finite(weight: GroupedWeight, name: str, config: ConfigFile) -> None:

@@ -45,6 +45,13 @@ def test_small_rounds_on_it():
     run("engine_cases.py")
 
 
+@needs("packed_on_gpus")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "fp8"])
+def test_captured_rounds_of_packed_weights(kind):
+    run("packed_cases.py", "-k", kind, "--ptx", "90")
+
+
 @needs_states
 @pytest.mark.slow
 def test_captured_gated_delta_nets():

@@ -39,6 +39,8 @@ KERNELS = {
     "_walk_kernel",
     "_ancestors_kernel",
     "_paths_kernel",
+    "_packed_product_kernel",
+    "_unpack_kernel",
 }
 FP8 = {"_fp8_linear_kernel"}
 SMALL = (
@@ -46,7 +48,7 @@ SMALL = (
     "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
-    " or a_tile_of_the_device or (a_row_alone and plain)"
+    " or (packed and (its_reference or numbers_are) and q4_k) or a_tile_of_the_device or (a_row_alone and plain)"
 )
 """A case or a few of each kernel."""
 

@@ -50,8 +50,6 @@ class InputMajorLinear(PackableLinear):
 
     deterministic = False
     """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
-    wide = False
-    """Then what comes out is float32."""
     eight_bits = False
     """The weight is one that eight bits hold (`wingbeat.kernels.cpu.eight_bits`), and is packed so."""
     _laid: tuple[Tensor, Tensor, bool] | None = None

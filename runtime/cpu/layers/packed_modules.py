@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.cpu.group_panels import GroupPanels, can_pack
-from wingbeat.kernels.cpu.ops import cpu_kernels
+from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.linears import Packable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 
 class PackedLinear(InputMajorLinear):
@@ -160,23 +162,25 @@ def _leaves(fn: Callable[[Tensor], Tensor]) -> bool:
     return found.device.type == "cpu" and found.dtype == torch.float32
 
 
-def pack_weight(module: nn.Module | None, weight: GroupedWeight, bias: Tensor | None) -> GroupPanels | None:
+def pack_weight(
+    module: nn.Module | None, weight: GroupedWeight, bias: Tensor | None, place: "Place"
+) -> GroupPanels | None:
     """See `runtime.parts`.
 
     Args:
         bias: [columns]
     """
-    kernels, may_be = cpu_kernels(), type(module) is nn.Linear or isinstance(module, nn.Embedding)
+    kernels, may_be = _kernels_of(place), type(module) is nn.Linear or isinstance(module, nn.Embedding)
     if kernels is None or not may_be or not can_pack(weight):
         return None
     return kernels.pack_groups(weight, None if bias is None else bias.float())
 
 
 def pack_experts(
-    count: int, gated: Sequence[str], read: Callable[[str, int], tuple[GroupedWeight, Tensor | None]]
+    count: int, gated: Sequence[str], read: Callable[[str, int], tuple[GroupedWeight, Tensor | None]], place: "Place"
 ) -> ExpertPanels | None:
     """See `runtime.parts`."""
-    kernels = cpu_kernels()
+    kernels = _kernels_of(place)
     if kernels is None or not all(can_pack(read(kind, 0)[0]) for kind in (*gated, "down")):
         return None
 
@@ -189,7 +193,12 @@ def pack_experts(
     return ExpertPanels(of_gated, tuple(made("down", expert) for expert in experts))
 
 
-def keep_packed(model: "PreTrainedModel", packed: "Mapping[str, GroupPanels | ExpertPanels]") -> None:
+def _kernels_of(place: "Place") -> CpuKernels | None:
+    """Kernels that multiply by packed weights there."""
+    return cpu_kernels() if place.device.type == "cpu" and place.dtype == torch.float32 else None
+
+
+def keep_packed(model: "PreTrainedModel", packed: Mapping[str, Any]) -> None:
     """Let linear layers, tables and experts multiply and look up by panels.
 
     Args:
@@ -200,6 +209,8 @@ def keep_packed(model: "PreTrainedModel", packed: "Mapping[str, GroupPanels | Ex
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
     for name, panels in packed.items():
+        if not isinstance(panels, GroupPanels | ExpertPanels):
+            continue
         module = modules[name.removesuffix(".weight")]
         both = (head, embedding) if is_tied and module in (head, embedding) else (module,)
         for one in both:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.runtime.folder_kinds import head_problem
 from wingbeat.runtime.hugging_face import generation_of, load_files, make_config, one_line, quiet
@@ -36,6 +36,13 @@ _TOWER = re.compile(
     r"^(model\.)?(visual|vision|audio|image|speech|multi_modal|multimodal|mm_|embed_vision|embed_audio)"
 )
 _TOWER_CONFIGS = ("vision_config", "audio_config", "speech_config", "vision_tower_config")
+
+
+class Place(NamedTuple):
+    """Where a model will run."""
+
+    device: "torch.device"
+    dtype: "torch.dtype"
 
 
 def check_files(config: ConfigFile) -> None:
@@ -98,11 +105,13 @@ def check_weights(config: ConfigFile) -> None:
     _loaded(config, device_map="meta")
 
 
-def load_weights(config: ConfigFile, dtype: "torch.dtype", packed: bool = False, **options: Any) -> "PreTrainedModel":
+def load_weights(
+    config: ConfigFile, dtype: "torch.dtype", packed: Place | None = None, **options: Any
+) -> "PreTrainedModel":
     """The model with all of its weights, on the host.
 
     Args:
-        packed: those of a quantised checkpoint that kernels of this host multiply by may stay as they lie in its files.
+        packed: where weights of a quantised checkpoint that kernels multiply by may stay packed; None unpacks all.
         options: of `from_pretrained`, such as those that leave this process a part of each weight.
 
     Raises:
@@ -143,7 +152,7 @@ def _saved_buffers(model: "nn.Module") -> "Iterator[tuple[str, torch.Tensor]]":
                 yield f"{prefix}.{name}", tensor
 
 
-def _loaded(config: ConfigFile, packed: bool = False, **options: Any) -> "PreTrainedModel":
+def _loaded(config: ConfigFile, packed: Place | None = None, **options: Any) -> "PreTrainedModel":
     def load(
         model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
     ) -> "Loaded":

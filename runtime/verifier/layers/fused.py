@@ -8,7 +8,7 @@ q, k and v, and those of gate and up, are joined, and what the model has under t
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 from wingbeat.runtime.verifier.layers.division import Division
-from wingbeat.runtime.verifier.layers.linears import PackableLinear
+from wingbeat.runtime.verifier.layers.linears import PackableLinear, add_product, product
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class FusedLayer(SwappedLayer):
         ops, before = self._ops, hidden_states[0]
         cos, sin = (part[0] for part in position_embeddings)
         normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
-        qkv = self._added(functional.linear(normed, *self._qkv), normed, 0, rows)
+        qkv = self._added(self._qkv(normed), normed, 0, rows)
         qkv = qkv.unflatten(-1, (-1, attn.head_dim))
         cache, norms = rows.caches[attn.layer_idx], ()
         if hasattr(attn, "q_norm"):
@@ -204,17 +204,13 @@ class FusedLayer(SwappedLayer):
             packed=rows.packed,
         )
         attended = mixed.flatten(1)
-        mixed = functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias)
-        mixed = self._summed(self._added(mixed, attended, 1, rows))
+        mixed = self._summed(self._added(product(attn.o_proj, attended), attended, 1, rows))
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(self._added(functional.linear(normed, *self._gate_up), normed, 2, rows))
+        active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
         if self._division is not None and not self._division.first:
             out = functional.linear(active, mlp.down_proj.weight)
-        elif mlp.down_proj.bias is not None:
-            out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
         else:
-            # The product is added where it is summed: one launch, and one rounding less.
-            out = total.addmm_(active, mlp.down_proj.weight.t())
+            out = add_product(mlp.down_proj, total, active)
         return self._summed(self._added(out, active, 3, rows))[None]
 
     def _summed(self, out: Tensor) -> Tensor:
@@ -258,11 +254,14 @@ class FusedNorm(nn.Module):
         return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)
 
 
-def joined(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of several products of one input as those of one, in the first one's layout.
+def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
 
     The linears keep their shapes and their values; their memory is now part of the result's.
     """
+    packed = first("join_packed", linears)
+    if packed is not None:
+        return packed
     weights = [linear.weight.data for linear in linears]
     by_input = not weights[0].is_contiguous()
     weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
@@ -276,7 +275,7 @@ def joined(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         if isinstance(linear, PackableLinear):
             linear.lay()
         begin = rows.stop
-    return weight, bias
+    return partial(functional.linear, weight=weight, bias=bias)
 
 
 def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:

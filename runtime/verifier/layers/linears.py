@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from wingbeat.runtime.parts import hooks
 
@@ -40,6 +41,13 @@ class Packed(Protocol):
 class PackableLinear(Packable, nn.Linear):
     """A linear layer that may be packed."""
 
+    wide = False
+    """Then products by the packed weight leave as float32."""
+
+    def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
+        """A total [num_rows, out] and products of rows [num_rows, in]; the total may change."""
+        return total + self.forward(rows)
+
     def unpack(self) -> None:
         """Hold the weight row by row again."""
 
@@ -70,6 +78,23 @@ def held_bytes(model: nn.Module) -> int:
     return sum(storages.values()) + sum(one.nbytes() for one in packed.values())
 
 
+def product(linear: nn.Linear, rows: Tensor) -> Tensor:
+    """[num_rows, in] -> [num_rows, out], by no hooks of the module."""
+    if isinstance(linear, Packable) and linear.packed is not None:
+        return linear.forward(rows)
+    return functional.linear(rows, linear.weight, linear.bias)
+
+
+def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
+    """See `PackableLinear.add_product`."""
+    if isinstance(linear, PackableLinear) and linear.packed is not None:
+        return linear.add_product(total, rows)
+    if linear.bias is not None:
+        return total + functional.linear(rows, linear.weight, linear.bias)
+    # The product is added where it is summed: one launch, and one rounding less.
+    return total.addmm_(rows, linear.weight.t())
+
+
 class WideLinear(nn.Linear):
     """A frozen linear layer on a GPU whose products leave as float32, in which they are summed anyway."""
 
@@ -89,7 +114,12 @@ def widen_logits(model: nn.Module) -> bool:
     Parts change decoder layers alone, and weights stay what they are, tied or not.
     """
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or not head.weight.is_cuda or head.weight.dtype not in HALVES:
+    if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:
+        return False
+    if isinstance(head, PackableLinear) and head.packed is not None:
+        head.wide = True
+        return True
+    if type(head) is not nn.Linear:
         return False
     head.__class__ = WideLinear
     try:

@@ -35,7 +35,7 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
         tensors = [tensor for tensor in _halves(owner) if owner is not model or id(tensor) not in inside]
         held[owner] = [(tensor, tensor.data) for tensor in tensors]
         for tensor in tensors:
-            tensor.data = tensor.data.float()
+            tensor.data = _widened(tensor)
 
     def narrow(owner: nn.Module, *given: object) -> None:
         for tensor, data in held.pop(owner, []):
@@ -80,6 +80,9 @@ def exact_copy(model: PreTrainedModel, attention: list[LayerAttention]) -> tuple
 
 
 def _widened(tensor: Tensor) -> Tensor:
+    """A copy in float32; the place of a packed weight stays one number."""
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:
+        return tensor.data[(0,) * tensor.ndim].float().expand(tensor.shape)
     return tensor.data.to(torch.float32, copy=True) if tensor.dtype in HALVES else tensor.data.clone()
 
 

@@ -15,7 +15,7 @@ from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.layers.architecture_checks import (
     check_architecture,
@@ -80,8 +80,7 @@ def load_model(
         raise UnsupportedModelError(problem({Feature.INT8: ASKED_INT8, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
     logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
-    packed = packed and device.type == "cpu" and dtype == torch.float32
-    model = load_weights(file, dtype, packed).to(device)
+    model = load_weights(file, dtype, Place(device, dtype) if packed else None).to(device)
     copy_what_stays(model)
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)

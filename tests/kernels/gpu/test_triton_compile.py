@@ -13,14 +13,14 @@ from wingbeat.kernels.gpu.attention.tiles import device_tiles
 KERNELS = {
     "tree_attention", "merge_splits", "store_kv", "move_kv", "add_rms_norm", "rotate_and_store", "silu_mul", "shrink",
     "expand", "noise", "count", "scale", "collect", "edge", "search", "filter", "merge", "share", "merge_shares",
-    "level", "finalize", "walk", "ancestors", "paths", "delta_rule",
+    "level", "finalize", "walk", "ancestors", "paths", "delta_rule", "packed_product", "unpack",
 }  # fmt: skip
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 104}
+SPILLED_BYTES = {"tree_attention": 160, "scale": 8, "delta_rule": 104, "packed_product": 16}
 """Of a thread, at most; 0 for the rest. 160 bytes of 256 threads are 40 KiB of the L1 cache; half of the height would
 read each tile of keys twice. Most of them are of the stores behind all tiles: results go to one of two places. The
-delta rule spills so many on 12.0 by Triton 3.9, and fewer elsewhere."""
+delta rule and packed products spill so many on 12.0 by Triton 3.9, and fewer elsewhere."""
 _GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
 _GEMMA_2_SPILLED_BYTES = 200
 """Of 128 threads, likewise 25 KiB."""

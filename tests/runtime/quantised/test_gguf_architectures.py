@@ -12,7 +12,7 @@ from tests.runtime.quantised.gguf_world import TOKENS, write_tokens
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -28,7 +28,7 @@ def test_each_architecture_has_a_case():
 def test_logits_and_text_are_those_of_the_model(case, tmp_path):
     meant = write_architecture(tmp_path / "tiny.gguf", case)
     folder, ids = checkpoint_folder(tmp_path), torch.tensor([PROMPTS[1]])
-    held = load_weights(ConfigFile.read(folder), torch.float32, packed=True)
+    held = load_weights(ConfigFile.read(folder), torch.float32, Place(CPU, torch.float32))
     with torch.inference_mode():
         theirs, ours = meant(ids).logits, held(ids).logits
     assert float((theirs - ours).abs().max() / theirs.std()) < 2e-5

@@ -10,7 +10,7 @@ from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.ops import cpu_kernels
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.layers.linears import dense_weight
 
@@ -47,7 +47,8 @@ def test_text_is_that_of_the_numbers_that_weights_stand_for(form, tied, tmp_path
 
 def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):
     write_model(tmp_path / "tiny.gguf", "Q4_1", tied=True)
-    model = load_weights(ConfigFile.read(checkpoint_folder(tmp_path)), torch.float32, packed=True)
+    place = Place(torch.device("cpu"), torch.float32)
+    model = load_weights(ConfigFile.read(checkpoint_folder(tmp_path)), torch.float32, place)
     meant, ids = dense_weight(model.get_input_embeddings()), torch.tensor([[3, 1, 4]])
     copied = deepcopy(model)
     assert isinstance(model.get_input_embeddings().panels, GroupPanels)

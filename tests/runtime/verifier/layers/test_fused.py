@@ -47,7 +47,7 @@ def test_weights_keep_names_and_values_and_lie_in_the_joined_ones(monkeypatch):
     with torch.no_grad():
         layer.self_attn.k_proj.weight.fill_(7)
     num_queries = len(layer.self_attn.q_proj.weight)
-    assert bool((layer._qkv[0][num_queries : num_queries + 4] == 7).all())
+    assert bool((layer._qkv.keywords["weight"][num_queries : num_queries + 4] == 7).all())
 
 
 def test_a_copy_has_its_own_weights(monkeypatch):
@@ -55,14 +55,15 @@ def test_a_copy_has_its_own_weights(monkeypatch):
     twin = copy.deepcopy(layer)
     with torch.no_grad():
         twin.mlp.up_proj.weight.zero_()
-    assert bool(layer._gate_up[0].any(1).all())
-    assert not bool(twin._gate_up[0][-1].any())
+    assert bool(layer._gate_up.keywords["weight"].any(1).all())
+    assert not bool(twin._gate_up.keywords["weight"][-1].any())
 
 
 def test_a_model_that_moves_takes_its_joined_weights_along(monkeypatch):
     layer = prepared(monkeypatch, "llama").decoder_layers[0].to(torch.bfloat16)
-    assert layer._qkv[0].dtype == layer._gate_up[0].dtype == torch.bfloat16
-    assert layer.self_attn.q_proj.weight.data_ptr() == layer._qkv[0].data_ptr()
+    qkv, gate_up = (joined.keywords["weight"] for joined in (layer._qkv, layer._gate_up))
+    assert qkv.dtype == gate_up.dtype == torch.bfloat16
+    assert layer.self_attn.q_proj.weight.data_ptr() == qkv.data_ptr()
 
 
 @pytest.mark.parametrize("broken", LayerOps._fields)

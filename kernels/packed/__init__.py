@@ -1,0 +1,1 @@
+"""Weights of few bits as GPUs read them, and products by them."""

@@ -1,0 +1,279 @@
+"""Products by packed weights on a GPU, for few rows: weights are unpacked in registers, and read once.
+
+A program sums a tile of columns over some of the steps. Where several programs share a tile, the last one that is done
+adds their sums, in the order of the steps.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8
+from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
+
+_WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))
+_CODES = {INT8.name: _SIGNED, E4M3.name: _E4M3, E2M1.name: _E2M1}
+"""How bytes become numbers, where they are not whole ones without a sign."""
+_OUT_TILE = 64
+_PROGRAMS_OF_SM = 3
+_LEAST_STEPS = 4
+"""Steps of a program where several share a tile."""
+_UNPACK_TILE = 64
+
+
+@triton.jit
+def _numbers(values, CODE: tl.constexpr):
+    """Float32 that bytes stand for: by bits, since converting instructions have a quarter of the speed."""
+    bits = values.to(tl.int32)
+    if CODE == _WHOLE:
+        return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    if CODE == _SIGNED:
+        return ((bits ^ 0x80) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
+    # Exponent and mantissa move to where float32 has them; a power of two mends the exponent, of subnormals too.
+    if CODE == _E4M3:
+        return (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True) * 1.7014118346046923e38
+
+
+@triton.jit
+def _scales_at(numbers_ptr, by_ptr, group, columns, real, stride, OF_BY: tl.constexpr):
+    """Float32 scales of a group of columns."""
+    scales = tl.load(numbers_ptr + group * stride + columns, mask=real, other=0).to(tl.float32)
+    if by_ptr is not None:
+        scales *= tl.load(by_ptr + (group // OF_BY) * stride + columns, mask=real, other=0).to(tl.float32)
+    return scales
+
+
+@triton.jit
+def _unpacked(
+    values,
+    numbers_ptr,
+    by_ptr,
+    minima_ptr,
+    minima_by_ptr,
+    zeros_ptr,
+    offset,
+    group,
+    columns,
+    real,
+    stride,
+    CODE: tl.constexpr,
+    OF_BY: tl.constexpr,
+):
+    """Float32 numbers of bytes [columns, bytes] that are all of one group."""
+    scales = _scales_at(numbers_ptr, by_ptr, group, columns, real, stride, OF_BY)
+    if minima_ptr is not None:
+        shifts = _scales_at(minima_ptr, minima_by_ptr, group, columns, real, stride, OF_BY)
+    elif zeros_ptr is not None:
+        shifts = -scales * tl.load(zeros_ptr + group * stride + columns, mask=real, other=0).to(tl.float32)
+    else:
+        shifts = scales * offset
+    return tl.fma(_numbers(values, CODE), scales[:, None], shifts[:, None])
+
+
+@triton.jit(do_not_specialize=["num_rows", "offset"])
+def _packed_product_kernel(
+    inputs_ptr,  # [num_rows, in_features]
+    values_ptr,  # uint8 [steps, columns, BYTES]
+    numbers_ptr,  # [groups, columns]
+    by_ptr,  # float16 [groups / OF_BY, columns], or None; minima likewise
+    minima_ptr,
+    minima_by_ptr,
+    zeros_ptr,  # [groups, columns], or None
+    bias_ptr,  # [columns], or None
+    sums_ptr,  # float32 [SPLITS, columns, num_rows], or None
+    counters_ptr,  # int32 [tiles]
+    out_ptr,  # [num_rows, columns]
+    offset,
+    num_rows,
+    in_features,
+    out_features,
+    num_steps,
+    stride,  # columns from one step or group to the next
+    out_stride,
+    GROUP: tl.constexpr,
+    OF_BY: tl.constexpr,
+    CODE: tl.constexpr,
+    HALVES: tl.constexpr,
+    BYTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile, split = tl.program_id(0), tl.program_id(1)
+    columns, rows = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
+    real, live = columns < out_features, rows < num_rows
+    at_bytes = tl.arange(0, BYTES)
+    row_ptrs = inputs_ptr + rows[None, :] * in_features
+    acc = tl.zeros([OUT, ROWS], tl.float32)
+    of_split = tl.cdiv(num_steps, SPLITS)
+    byte_ptrs = values_ptr + columns.to(tl.int64)[:, None] * BYTES + at_bytes[None, :]
+    byte_ptrs += (split * of_split).to(tl.int64) * stride * BYTES
+    for step in tl.range(split * of_split, tl.minimum((split + 1) * of_split, num_steps)):
+        values = tl.load(byte_ptrs, mask=real[:, None], other=0)
+        byte_ptrs += stride * BYTES
+        for half in tl.static_range(HALVES):
+            begin = (step * HALVES + half) * BYTES
+            known = real & (0 * columns + begin < in_features)  # of the last step the second half may be no input
+            part = values if HALVES == 1 else (values >> (4 * half)) & 15
+            weight = _unpacked(
+                part, numbers_ptr, by_ptr, minima_ptr, minima_by_ptr, zeros_ptr, offset, begin // GROUP, columns,
+                known, stride, CODE, OF_BY,
+            )  # fmt: skip
+            at = begin + at_bytes
+            inside = live[None, :] & (at < in_features)[:, None]
+            inputs = tl.load(row_ptrs + at[:, None], mask=inside, other=0.0)
+            acc = tl.dot(weight.to(inputs.dtype), inputs, acc, input_precision=PRECISION)
+    if SPLITS > 1:
+        sum_ptrs = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + rows[None, :]
+        size = out_features.to(tl.int64) * ROWS
+        tl.store(sum_ptrs + split * size, acc, mask=real[:, None])
+        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
+        if done < SPLITS - 1:
+            return
+        acc = tl.zeros([OUT, ROWS], tl.float32)
+        for other in tl.range(SPLITS):
+            acc += tl.load(sum_ptrs + other * size, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        tl.store(counters_ptr + tile, 0)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + columns, mask=real, other=0.0).to(tl.float32)[:, None]
+    out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    kept = real[:, None] & live[None, :]
+    if ADD:
+        acc += tl.load(out_ptrs, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["offset"])
+def _unpack_kernel(
+    values_ptr,
+    numbers_ptr,
+    by_ptr,
+    minima_ptr,
+    minima_by_ptr,
+    zeros_ptr,
+    chosen_ptr,  # int64 [num_columns], or None
+    out_ptr,  # [num_columns, in_features]
+    offset,
+    num_columns,
+    in_features,
+    stride,
+    GROUP: tl.constexpr,
+    OF_BY: tl.constexpr,
+    CODE: tl.constexpr,
+    HALVES: tl.constexpr,
+    BYTES: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    outs, step = tl.program_id(1) * OUT + tl.arange(0, OUT), tl.program_id(0)
+    real, columns = outs < num_columns, outs
+    if chosen_ptr is not None:
+        columns = tl.load(chosen_ptr + outs, mask=real, other=0)
+    at_bytes = tl.arange(0, BYTES)
+    value_ptrs = values_ptr + (step.to(tl.int64) * stride + columns)[:, None] * BYTES + at_bytes[None, :]
+    values = tl.load(value_ptrs, mask=real[:, None], other=0)
+    for half in tl.static_range(HALVES):
+        begin = (step * HALVES + half) * BYTES
+        known = real & (0 * columns + begin < in_features)
+        part = values if HALVES == 1 else (values >> (4 * half)) & 15
+        weight = _unpacked(
+            part, numbers_ptr, by_ptr, minima_ptr, minima_by_ptr, zeros_ptr, offset, begin // GROUP, columns,
+            known, stride, CODE, OF_BY,
+        )  # fmt: skip
+        at = begin + at_bytes
+        out_ptrs = out_ptr + outs.to(tl.int64)[:, None] * in_features + at[None, :]
+        tl.store(out_ptrs, weight.to(out_ptr.dtype.element_ty), mask=real[:, None] & (at < in_features)[None, :])
+
+
+def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
+    """See `wingbeat.kernels.packed.matrix.packed_product`; rows [at most FEW_ROWS, inputs] are contiguous."""
+    num_rows, num_steps = len(rows), len(matrix.values)
+    if not num_rows:
+        return out
+    tile = min(_OUT_TILE, max(triton.next_power_of_2(matrix.columns), LEAST_TILE))
+    tiles, height = triton.cdiv(matrix.columns, tile), max(triton.next_power_of_2(num_rows), 16)
+    splits = _num_splits(rows.device, tiles, num_steps)
+    sums = rows.new_empty(splits, matrix.columns, height, dtype=torch.float32) if splits > 1 else None
+    with torch.cuda.device_of(rows):
+        _packed_product_kernel[(tiles, splits)](
+            rows,
+            *_tensors(matrix),
+            bias,
+            sums,
+            matrix.counters,
+            out,
+            matrix.offset,
+            num_rows,
+            matrix.inputs,
+            matrix.columns,
+            num_steps,
+            _stride(matrix),
+            out.stride(0),
+            **_constants(matrix),
+            ROWS=height,
+            OUT=tile,
+            SPLITS=splits,
+            ADD=add,
+            PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+            num_warps=4,
+            num_stages=3,
+        )
+    return out
+
+
+def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = None) -> Tensor:
+    """See `wingbeat.kernels.packed.matrix.unpack`."""
+    count = matrix.columns if columns is None else len(columns)
+    out = matrix.values.new_empty(count, matrix.inputs, dtype=dtype)
+    if count:
+        grid = (len(matrix.values), triton.cdiv(count, _UNPACK_TILE))
+        with torch.cuda.device_of(out):
+            _unpack_kernel[grid](
+                *_tensors(matrix),
+                columns,
+                out,
+                matrix.offset,
+                count,
+                matrix.inputs,
+                _stride(matrix),
+                **_constants(matrix),
+                OUT=_UNPACK_TILE,
+                num_warps=4,
+            )
+    return out
+
+
+def _num_splits(device: torch.device, tiles: int, num_steps: int) -> int:
+    """Programs that share a tile, so that every multiprocessor has some; all have steps."""
+    limits = device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]
+    wanted = limits.num_sms * _PROGRAMS_OF_SM // tiles
+    splits = max(min(wanted, num_steps // _LEAST_STEPS), 1)
+    return triton.cdiv(num_steps, triton.cdiv(num_steps, splits))
+
+
+def _tensors(matrix: PackedMatrix) -> tuple[Tensor | None, ...]:
+    minima = matrix.minima or (None, None)
+    return matrix.values, *matrix.scales, *minima, matrix.zeros
+
+
+def _stride(matrix: PackedMatrix) -> int:
+    """Columns of the memory that a matrix lies in."""
+    return matrix.values.stride(0) // matrix.values.shape[2]
+
+
+def _constants(matrix: PackedMatrix) -> dict[str, Any]:
+    by = matrix.scales.by
+    return {
+        "GROUP": matrix.group,
+        "OF_BY": 1 if by is None else len(matrix.scales.numbers) // len(by),
+        "CODE": _CODES.get(matrix.form.name, _WHOLE).value,
+        "HALVES": matrix.halves,
+        "BYTES": matrix.values.shape[2],
+    }

@@ -1,0 +1,1 @@
+"""Quantised weights that stay packed on GPUs."""

@@ -1,0 +1,5 @@
+"""Quantised weights that stay packed on GPUs; imports what holds them where there are some."""
+
+pack_weight = "wingbeat.runtime.packed.modules:pack_weight"
+keep_packed = "wingbeat.runtime.packed.modules:keep_packed"
+join_packed = "wingbeat.runtime.packed.modules:join_packed"

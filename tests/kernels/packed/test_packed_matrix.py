@@ -1,0 +1,60 @@
+"""Weights in steps are the weights that they were made of, and products by them those of their numbers."""
+
+import pytest
+import torch
+
+from tests.kernels.packed.weights import KINDS, grouped_weight
+from wingbeat.kernels.grouped_weight import UINT4, GroupedWeight, Scales
+from wingbeat.kernels.packed.matrix import FEW_ROWS, can_lay, lay, packed_product, side_by_side, unpack
+
+NEAR = {"rtol": 1e-5, "atol": 1e-3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_stay_what_they_are(kind):
+    weight = grouped_weight(kind)
+    matrix = lay(weight)
+    assert torch.equal(matrix.dense(), weight.dense())
+    assert torch.equal(matrix.of(slice(5, 9)).dense(), weight.dense()[5:9])
+    chosen = torch.tensor([7, 0, 7])
+    if weight.order is None:
+        assert torch.equal(unpack(matrix, torch.bfloat16, chosen), weight.dense()[chosen].bfloat16())
+
+
+@pytest.mark.parametrize("num_rows", [3, FEW_ROWS + 1])
+@pytest.mark.parametrize("kind", ["q4_k", "gptq"])
+def test_products_are_those_of_the_numbers(kind, num_rows):
+    weight, rows, bias = grouped_weight(kind), torch.randn(num_rows, 256), torch.randn(37)
+    matrix, expected = lay(weight), rows @ weight.dense().t()
+    torch.testing.assert_close(packed_product(rows, matrix), expected, **NEAR)
+    torch.testing.assert_close(packed_product(rows, matrix, bias), expected + bias, **NEAR)
+    total = torch.randn(num_rows, 50)
+    wanted = torch.cat([total[:, :3], total[:, 3:40] + expected, total[:, 40:]], dim=1)
+    packed_product(rows, matrix, out=total[:, 3:40], add=True)
+    torch.testing.assert_close(total, wanted, **NEAR)
+
+
+def test_products_of_half_precision_may_leave_as_float32():
+    weight, rows = grouped_weight("q8_0"), torch.randn(5, 256).bfloat16()
+    out = packed_product(rows, lay(weight), out=torch.empty(5, 37))
+    torch.testing.assert_close(out, rows.float() @ weight.dense().bfloat16().float().t())
+
+
+def test_matrices_of_one_form_lie_side_by_side():
+    weights = [grouped_weight("q4_k", columns) for columns in (37, 16, 5)]
+    joined = side_by_side([lay(weight) for weight in weights])
+    assert torch.equal(joined.dense(), torch.cat([weight.dense() for weight in weights]))
+    assert torch.equal(joined.of(slice(37, 53)).dense(), weights[1].dense())
+    assert joined.of(slice(37, 53)).values.data_ptr() > joined.values.data_ptr()
+    assert side_by_side([lay(weights[0]), lay(grouped_weight("q6_k"))]) is None
+    assert side_by_side([lay(grouped_weight("gptq")) for _ in range(2)]) is None, "each has an order of its own"
+
+
+def test_a_matrix_takes_what_its_file_takes():
+    assert lay(grouped_weight("q4_0", 64)).nbytes() == 64 * 256 // 2 + 64 * 8 * 2
+
+
+def test_groups_of_fewer_inputs_than_a_step_are_left():
+    weight = GroupedWeight(UINT4, torch.zeros(4, 24, dtype=torch.uint8), Scales(torch.ones(4, 3)))
+    assert not can_lay(weight)
+    assert can_lay(grouped_weight("q6_k"))

@@ -1,0 +1,98 @@
+"""Models whose weights stay packed as on a GPU, by the references of its kernels."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
+from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_quantised
+from wingbeat.kernels.layer import reference
+from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.packed import modules
+from wingbeat.runtime.packed.modules import JoinedProduct, PackedLinear, PackedRows
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.quantised import packed_loading
+from wingbeat.runtime.verifier.layers.fused import FusedLayer, LayerOps
+from wingbeat.runtime.verifier.layers.linears import held_bytes
+from wingbeat.runtime.verifier.loading.loader import load_model
+
+pytest.importorskip("gguf")
+from tests.runtime.quantised.gguf_world import TOKENS, write_model
+from wingbeat.runtime.quantised.gguf_blocks import FORMS
+
+NUM_TOKENS = 16
+PROMPTS = random_prompts((5, 23, 70), len(TOKENS))
+"""The last one's rows are more than kernels unpack in registers."""
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """No other part holds weights, and layers are those of `LayerOps`."""
+
+    def first_of_all(name, *given):
+        return modules.pack_weight(*given) if name == "pack_weight" else first(name, *given)
+
+    ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+    monkeypatch.setattr(modules, "DEVICES", {"cpu"})
+    monkeypatch.setattr(packed_loading, "first", first_of_all)
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
+
+
+def packed_of(model):
+    return [module for module in model.modules() if isinstance(module, PackedLinear | PackedRows)]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("form", FORMS)
+def test_text_of_a_file_is_that_of_its_numbers(tmp_path, form):
+    meant = write_model(tmp_path / "tiny.gguf", form)
+    loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU)
+    assert packed_of(loaded.model)
+    assert all(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
+    assert isinstance(loaded.decoder_layers[0]._qkv, JoinedProduct)
+    state, expected = loaded.model.state_dict(), meant.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], weight) for name, weight in expected.items())
+    params = [greedy_params(NUM_TOKENS)] * len(PROMPTS)
+    drafter = eagle_drafter(loaded, TREE)
+    texts = greedy(meant, PROMPTS, NUM_TOKENS)[0]
+    assert generate(loaded, engine_config(TREE), drafter, PROMPTS, params)[0] == texts
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_stay_packed_in_half_precision(tmp_path, case):
+    """The trial at load holds the model against transformers' own decoding, fused and as written."""
+    meant = save_quantised(tmp_path, *CASES[case])
+    loaded = load_model(tmp_path, torch.bfloat16, CPU)
+    assert len(packed_of(loaded.model)) == len(meant)
+    assert all(module.weight.untyped_storage().nbytes() == 2 for module in packed_of(loaded.model))
+    state = loaded.model.state_dict()
+    assert all(torch.equal(state[name], weight.bfloat16()) for name, weight in meant.items())
+    whole = sum(weight.nbytes for weight in meant.values())
+    others = sum(weight.nbytes for name, weight in state.items() if name not in meant)
+    assert held_bytes(loaded.model) < others + whole // 2
+
+
+def test_projections_of_one_form_are_one_launch(tmp_path):
+    write_model(tmp_path / "tiny.gguf", "Q4_0")
+    layer = load_model(checkpoint_folder(tmp_path), torch.float32, CPU).decoder_layers[0]
+    (part,) = layer._qkv._parts
+    attention = layer.self_attn
+    assert attention.q_proj.matrix.values.data_ptr() == part[1].values.data_ptr()
+    rows = torch.randn(3, attention.q_proj.in_features)
+    each = torch.cat([one(rows) for one in (attention.q_proj, attention.k_proj, attention.v_proj)], dim=1)
+    assert torch.equal(layer._qkv(rows), each)
+
+
+def test_a_copy_shares_what_is_packed_and_moves_as_a_whole(tmp_path):
+    write_model(tmp_path / "tiny.gguf", "Q4_0")
+    loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU)
+    linear = loaded.decoder_layers[0].mlp.down_proj
+    twin = copy.deepcopy(linear).to(torch.bfloat16)
+    assert twin.matrix is linear.matrix
+    assert twin.weight.dtype == torch.bfloat16
+    assert twin.weight.untyped_storage().nbytes() == 2
+    rows = torch.randn(2, linear.in_features)
+    torch.testing.assert_close(twin(rows.bfloat16()).float(), linear(rows), rtol=0.05, atol=0.05)
