@@ -223,7 +223,7 @@ FEATURES = {
     "packed_on_gpus": Feature(
         (
             *("kernels/packed", "runtime/packed", "tests/kernels/packed", "tests/runtime/packed"),
-            "tests/gpu_of_numbers/packed_cases.py",
+            *("tests/gpu_of_numbers/packed_cases.py", "benchmarks/gpu/packed_weights.py"),
         ),
         needs=("quantised", "gpu_kernels"),
     ),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from _harness import Bench
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.kernels.kv.reference import move_kv
@@ -64,10 +64,15 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     """A verifier with random weights, drawn on the device."""
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype or bench.dtype)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:  # ones hide where a norm rounds: no checkpoint has them
-            parameter.data.normal_(1, 0.1)
+    draw_weights(model)
     return prepare_model(model, "random")
+
+
+def draw_weights(model: nn.Module) -> None:
+    """Draw the weights of norms: ones hide where a norm rounds, and no checkpoint has them."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.normal_(1, 0.1)
 
 
 def layer_sizes(target: LlamaConfig) -> dict[str, int]:

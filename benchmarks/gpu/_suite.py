@@ -170,6 +170,8 @@ def sessions() -> dict[str, list[Part]]:
             script("plain_decode", 150, "--peer"),
             script("peers_spec", 100),
             script("attention", 60, "--only", "fp8", "GQA", "dim"),
+            *scripts("packed_weights", 200),
+            *cases("packed", 60),
         ],
         "kinds": [
             *scripts("drafter_kinds", 240),

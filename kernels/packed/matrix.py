@@ -72,7 +72,9 @@ class PackedMatrix(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "PackedMatrix":
-        """A copy on a device."""
+        """A copy on a device; itself where it is there."""
+        if self.values.device == device:
+            return self
         order = None if self.order is None else self.order.to(device)
         moved = self.with_each(lambda part: part.to(device))
         return moved._replace(order=order, counters=self.counters.to(device))

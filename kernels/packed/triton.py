@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
 from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8
+from wingbeat.kernels.packed.experts import Routes
 from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 
 _WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))
@@ -87,6 +88,8 @@ def _packed_product_kernel(
     bias_ptr,  # [columns], or None
     sums_ptr,  # float32 [SPLITS, columns, num_rows], or None
     counters_ptr,  # int32 [tiles]
+    order_ptr,  # int64 [num_rows], of rows by experts, or None: then all have one weight
+    blocks_ptr,  # int32 [3, blocks]: expert, and the first and the last place of its rows in that order
     out_ptr,  # [num_rows, columns]
     offset,
     num_rows,
@@ -100,17 +103,29 @@ def _packed_product_kernel(
     CODE: tl.constexpr,
     HALVES: tl.constexpr,
     BYTES: tl.constexpr,
+    CHOICES: tl.constexpr,
     ROWS: tl.constexpr,
     OUT: tl.constexpr,
     SPLITS: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile, split = tl.program_id(0), tl.program_id(1)
+    tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
-    real, live = columns < out_features, rows < num_rows
+    real, out_columns = columns < out_features, columns
+    if order_ptr is None:
+        live = rows < num_rows
+    else:
+        num_blocks = tl.num_programs(2)
+        expert = tl.load(blocks_ptr + block)
+        places = rows + tl.load(blocks_ptr + num_blocks + block)
+        live = places <= tl.load(blocks_ptr + 2 * num_blocks + block)
+        if expert < 0:
+            return
+        columns += expert * out_features
+        rows = tl.load(order_ptr + places, mask=live, other=0)
     at_bytes = tl.arange(0, BYTES)
-    row_ptrs = inputs_ptr + rows[None, :] * in_features
+    row_ptrs = inputs_ptr + (rows // CHOICES).to(tl.int64)[None, :] * in_features
     acc = tl.zeros([OUT, ROWS], tl.float32)
     of_split = tl.cdiv(num_steps, SPLITS)
     byte_ptrs = values_ptr + columns.to(tl.int64)[:, None] * BYTES + at_bytes[None, :]
@@ -144,7 +159,7 @@ def _packed_product_kernel(
         tl.store(counters_ptr + tile, 0)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + columns, mask=real, other=0.0).to(tl.float32)[:, None]
-    out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * out_stride + out_columns[:, None]
     kept = real[:, None] & live[None, :]
     if ADD:
         acc += tl.load(out_ptrs, mask=kept, other=0.0).to(tl.float32)
@@ -194,29 +209,54 @@ def _unpack_kernel(
 
 def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
     """See `wingbeat.kernels.packed.matrix.packed_product`; rows [at most FEW_ROWS, inputs] are contiguous."""
-    num_rows, num_steps = len(rows), len(matrix.values)
-    if not num_rows:
-        return out
-    tile = min(_OUT_TILE, max(triton.next_power_of_2(matrix.columns), LEAST_TILE))
-    tiles, height = triton.cdiv(matrix.columns, tile), max(triton.next_power_of_2(num_rows), 16)
-    splits = _num_splits(rows.device, tiles, num_steps)
-    sums = rows.new_empty(splits, matrix.columns, height, dtype=torch.float32) if splits > 1 else None
+    tiles = triton.cdiv(matrix.columns, _tile(matrix.columns))
+    splits = _num_splits(rows.device, tiles, len(matrix.values))
+    height = max(triton.next_power_of_2(len(rows)), LEAST_TILE)
+    _launch(rows, matrix, bias, out, matrix.columns, height, splits=splits, add=add)
+    return out
+
+
+def experts_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor, routes: Routes) -> None:
+    """See `wingbeat.kernels.packed.experts.experts_product`; rows are contiguous."""
+    columns = matrix.columns // routes.num_experts
+    _launch(rows, matrix, bias, out, columns, routes.height, routes=routes)
+
+
+def _launch(
+    rows: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    columns: int,
+    height: int,
+    splits: int = 1,
+    add: bool = False,
+    routes: Routes | None = None,
+) -> None:
+    """Launch products of rows by columns of the matrix: by the first ones, or by those of each row's expert."""
+    if not len(out):
+        return
+    tile, blocks = _tile(columns), 1 if routes is None else routes.blocks.shape[1]
+    sums = rows.new_empty(splits, columns, height, dtype=torch.float32) if splits > 1 else None
     with torch.cuda.device_of(rows):
-        _packed_product_kernel[(tiles, splits)](
+        _packed_product_kernel[(triton.cdiv(columns, tile), splits, blocks)](
             rows,
             *_tensors(matrix),
             bias,
             sums,
             matrix.counters,
+            None if routes is None else routes.order,
+            None if routes is None else routes.blocks,
             out,
             matrix.offset,
-            num_rows,
+            len(out),
             matrix.inputs,
-            matrix.columns,
-            num_steps,
+            columns,
+            len(matrix.values),
             _stride(matrix),
             out.stride(0),
             **_constants(matrix),
+            CHOICES=len(out) // len(rows),
             ROWS=height,
             OUT=tile,
             SPLITS=splits,
@@ -225,7 +265,6 @@ def packed_product(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out:
             num_warps=4,
             num_stages=3,
         )
-    return out
 
 
 def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = None) -> Tensor:
@@ -248,6 +287,11 @@ def unpack(matrix: PackedMatrix, dtype: torch.dtype, columns: Tensor | None = No
                 num_warps=4,
             )
     return out
+
+
+def _tile(columns: int) -> int:
+    """Columns of a program."""
+    return min(_OUT_TILE, max(triton.next_power_of_2(columns), LEAST_TILE))
 
 
 def _num_splits(device: torch.device, tiles: int, num_steps: int) -> int:

@@ -1,14 +1,17 @@
 """Modules of a model on a GPU whose weights stay packed, as `wingbeat.kernels.packed` multiplies by them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
+from wingbeat.kernels.packed.experts import Routes, experts_product
 from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of, packed_product, side_by_side, unpack
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear
 
@@ -21,54 +24,116 @@ DEVICES = {"cuda"}
 """Types of devices whose kernels multiply by packed weights."""
 
 
-class Holder(Packable, nn.Module):
-    """A module whose weight is packed; its parameter of that name has shape, dtype and device, and is NaN."""
+class ExpertMatrices(NamedTuple):
+    """Weights of experts."""
 
-    matrix: PackedMatrix
+    count: int
+    gated: PackedMatrix
+    """Columns of gate and up of an expert, and of the next one."""
+    down: PackedMatrix
+    gated_bias: Tensor | None
+    """[columns]"""
+    down_bias: Tensor | None
+
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return self.gated.nbytes() + self.down.nbytes()
+
+    def to(self, device: torch.device) -> "ExpertMatrices":
+        """A copy on a device; itself where it is there."""
+        if self.down.values.device == device:
+            return self
+        return ExpertMatrices(self.count, *(None if part is None else part.to(device) for part in self[1:]))
+
+
+class Holder(Packable, nn.Module):
+    """A module that holds some parameters packed; those have shape, dtype and device, and are NaN."""
+
+    held: PackedMatrix | ExpertMatrices
+
+    @abstractmethod
+    def dense_parameters(self) -> dict[str, Tensor]:
+        """The packed ones as numbers, by name."""
+        ...
 
     @property
-    def packed(self) -> PackedMatrix:
+    def packed(self) -> PackedMatrix | ExpertMatrices:
         """See `Packable.packed`."""
-        return self.matrix
+        return self.held
 
     def dense_weight(self) -> Tensor:
         """See `Packable.dense_weight`."""
-        return self.matrix.dense().to(self.weight.dtype)
+        return self.dense_parameters()["weight"]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        shape, one = self.weight.shape, fn(self.weight.new_full((), float("nan")))
-        del self._parameters["weight"]  # moved as it is, it would be as large as the numbers that it stands for
+        # Moved as they are, they would be as large as the numbers that they stand for.
+        places = {name: self._parameters.pop(name) for name in self.packed_names}
         super()._apply(fn, recurse)
-        self._parameters["weight"] = nn.Parameter(one.expand(shape), requires_grad=False)
-        if self.matrix.values.device != one.device:
-            self.__dict__["matrix"] = self.matrix.to(one.device)
+        for name, place in places.items():
+            one = fn(place.new_full((), float("nan")))
+            self._parameters[name] = nn.Parameter(one.expand(place.shape), requires_grad=False)
+            self.__dict__["held"] = self.held.to(one.device)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.dense_weight()
+        destination.update({f"{prefix}{name}": weight for name, weight in self.dense_parameters().items()})
 
 
-class PackedLinear(Holder, PackableLinear):
+class WeightHolder(Holder):
+    """A module whose `weight` is packed."""
+
+    packed_names = ("weight",)
+    held: PackedMatrix
+
+    def dense_parameters(self) -> dict[str, Tensor]:
+        """See `Holder.dense_parameters`."""
+        return {"weight": self.held.dense().to(self.weight.dtype)}
+
+
+class PackedLinear(WeightHolder, PackableLinear):
     """A linear layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         rows = input.reshape(-1, self.in_features)
         out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
-        return packed_product(rows, self.matrix, self.bias, out).view(*input.shape[:-1], self.out_features)
+        return packed_product(rows, self.held, self.bias, out).view(*input.shape[:-1], self.out_features)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
         """See `PackableLinear.add_product`."""
-        return packed_product(rows, self.matrix, self.bias, total, add=True)
+        return packed_product(rows, self.held, self.bias, total, add=True)
 
 
-class PackedRows(Holder, nn.Embedding):
+class PackedRows(WeightHolder, nn.Embedding):
     """A table whose rows are unpacked as they are looked up."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[...] -> [..., embedding_dim]"""
-        return unpack(self.matrix, self.weight.dtype, input.flatten()).view(*input.shape, self.embedding_dim)
+        return unpack(self.held, self.weight.dtype, input.flatten()).view(*input.shape, self.embedding_dim)
+
+
+class PackedExperts(Holder):
+    """Experts of transformers; a row's sum over its experts has their order, whatever is beside it."""
+
+    packed_names = ("gate_up_proj", "down_proj")
+    held: ExpertMatrices
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[num_rows, hidden], expert and weight of each of a row's choices [num_rows, k] -> [num_rows, hidden]"""
+        own, routes = self.held, Routes.of(top_k_index, self.held.count)
+        gated = experts_product(hidden_states, own.gated, own.gated_bias, routes)
+        made = self._apply_gate(gated).to(hidden_states.dtype)
+        each = experts_product(made, own.down, own.down_bias, routes).view(*top_k_index.shape, -1)
+        return (each * top_k_weights[:, :, None]).sum(dim=1).to(hidden_states.dtype)
+
+    def dense_parameters(self) -> dict[str, Tensor]:
+        """See `Holder.dense_parameters`."""
+        found = {}
+        for name, matrix in zip(self.packed_names, (self.held.gated, self.held.down), strict=True):
+            weight = matrix.dense().unflatten(0, (self.held.count, -1)).to(self._parameters[name].dtype)
+            found[name] = weight.mT.contiguous() if self.is_transposed else weight
+        return found
 
 
 class JoinedProduct:
@@ -76,7 +141,7 @@ class JoinedProduct:
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.columns, self._parts, begin = sum(one.out_features for one in linears), [], 0
-        for _, alike in groupby(linears, lambda one: layout_of(one.matrix) if isinstance(one, PackedLinear) else one):
+        for _, alike in groupby(linears, lambda one: layout_of(one.held) if isinstance(one, PackedLinear) else one):
             run = list(alike)
             end = begin + sum(one.out_features for one in run)
             self._parts.append((slice(begin, end), *_as_one(run)))
@@ -100,10 +165,10 @@ def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Tensor, Tensor | N
         return first.weight, first.bias
     bias = None if first.bias is None else torch.cat([one.bias.data for one in linears])
     if len(linears) == 1:
-        return first.matrix, bias
-    matrix, begin = side_by_side([one.matrix for one in linears]), 0
+        return first.held, bias
+    matrix, begin = side_by_side([one.held for one in linears]), 0
     for one in linears:
-        one.__dict__["matrix"] = matrix.of(slice(begin, begin + one.out_features))
+        one.__dict__["held"] = matrix.of(slice(begin, begin + one.out_features))
         begin += one.out_features
     return matrix, bias
 
@@ -123,19 +188,49 @@ def pack_weight(
     return lay(weight.to(place.device))
 
 
+def pack_experts(
+    count: int, gated: Sequence[str], read: Callable[[str, int], tuple[GroupedWeight, Tensor | None]], place: "Place"
+) -> ExpertMatrices | None:
+    """See `runtime.parts`."""
+    if place.device.type not in DEVICES:
+        return None
+    firsts = [read(kind, 0)[0] for kind in (*gated, "down")]
+    if any(not can_lay(one) or one.order is not None for one in firsts):
+        return None
+
+    def of_all(kinds: Sequence[str]) -> tuple[PackedMatrix | None, Tensor | None]:
+        laid, biases = [], []
+        for expert in range(count):
+            for kind in kinds:
+                weight, bias = read(kind, expert)
+                laid.append(lay(weight.to(place.device)))
+                biases += [] if bias is None else [bias.to(place.device)]
+        return side_by_side(laid), torch.cat(biases) if biases else None
+
+    (gate_up, gate_up_bias), (down, down_bias) = of_all(gated), of_all(("down",))
+    return None if gate_up is None or down is None else ExpertMatrices(count, gate_up, down, gate_up_bias, down_bias)
+
+
 def keep_packed(model: "PreTrainedModel", packed: Mapping[str, Any]) -> None:
     """See `runtime.parts`."""
     modules = dict(model.named_modules())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    for name, matrix in packed.items():
-        if not isinstance(matrix, PackedMatrix):
+    for name, held in packed.items():
+        if not isinstance(held, PackedMatrix | ExpertMatrices):
             continue
         module = modules[name.removesuffix(".weight")]
         for one in (head, embedding) if is_tied and module in (head, embedding) else (module,):
             kind = type(one)
-            if not isinstance(one, nn.Embedding):
+            if isinstance(held, ExpertMatrices):
+                one.__class__ = _experts_class(kind)
+            elif not isinstance(one, nn.Embedding):
                 one.__class__ = PackedLinear
             else:
                 one.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
-            one.__dict__["matrix"] = matrix
+            one.__dict__["held"] = held
+
+
+@cache
+def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (PackedExperts, kind), {})

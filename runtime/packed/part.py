@@ -3,3 +3,4 @@
 pack_weight = "wingbeat.runtime.packed.modules:pack_weight"
 keep_packed = "wingbeat.runtime.packed.modules:keep_packed"
 join_packed = "wingbeat.runtime.packed.modules:join_packed"
+pack_experts = "wingbeat.runtime.packed.modules:pack_experts"

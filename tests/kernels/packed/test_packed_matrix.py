@@ -5,6 +5,7 @@ import torch
 
 from tests.kernels.packed.weights import KINDS, grouped_weight
 from wingbeat.kernels.grouped_weight import UINT4, GroupedWeight, Scales
+from wingbeat.kernels.packed.experts import Routes, experts_product
 from wingbeat.kernels.packed.matrix import FEW_ROWS, can_lay, lay, packed_product, side_by_side, unpack
 
 NEAR = {"rtol": 1e-5, "atol": 1e-3}
@@ -58,3 +59,24 @@ def test_groups_of_fewer_inputs_than_a_step_are_left():
     weight = GroupedWeight(UINT4, torch.zeros(4, 24, dtype=torch.uint8), Scales(torch.ones(4, 3)))
     assert not can_lay(weight)
     assert can_lay(grouped_weight("q6_k"))
+
+
+@pytest.mark.parametrize(("num_rows", "choices"), [(1, 3), (7, 2), (300, 2)])
+def test_each_row_meets_the_weights_of_its_experts(num_rows, choices):
+    num_experts, draw = 6, torch.Generator().manual_seed(num_rows)
+    weights = [grouped_weight("q4_0", 16) for _ in range(num_experts)]
+    weights = [one._replace(values=one.values.roll(index, 1)) for index, one in enumerate(weights)]
+    chosen = torch.rand(num_rows, num_experts - 1, generator=draw).argsort(dim=1)[:, :choices]  # nobody's is the last
+    rows, routes = torch.randn(num_rows, 256, generator=draw), Routes.of(chosen, num_experts)
+    matrix = side_by_side([lay(one) for one in weights])
+    found = experts_product(rows, matrix, None, routes)
+    dense = torch.stack([one.dense() for one in weights])
+    expected = torch.einsum("ri,rkci->rkc", rows, dense[chosen]).flatten(0, 1)
+    torch.testing.assert_close(found, expected, **NEAR)
+    again = experts_product(
+        rows.repeat_interleave(choices, 0), side_by_side([lay(one) for one in weights]), None, routes
+    )
+    torch.testing.assert_close(again, expected, **NEAR)
+    rows_of_blocks = (routes.blocks[2] - routes.blocks[1] + 1)[routes.blocks[0] >= 0]
+    assert int(rows_of_blocks.sum()) == num_rows * choices
+    assert 0 < int(rows_of_blocks.min()) <= int(rows_of_blocks.max()) <= routes.height

@@ -7,7 +7,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.packed.weights import KINDS, grouped_weight
 from wingbeat.kernels.packed import triton as triton_packed
-from wingbeat.kernels.packed.matrix import lay, packed_product
+from wingbeat.kernels.packed.experts import Routes, experts_product
+from wingbeat.kernels.packed.matrix import lay, packed_product, side_by_side
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -65,3 +66,19 @@ def test_unpacked_numbers_are_those_of_the_file(request, kind, dtype):
     assert torch.equal(triton_packed.unpack(matrix, dtype).cpu(), dense.to(dtype))
     chosen = torch.tensor([36, 0, 36, 12])
     assert torch.equal(triton_packed.unpack(matrix, dtype, chosen.to(DEVICE)).cpu(), dense[chosen].to(dtype))
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "mxfp4", "q8_0"])
+@pytest.mark.parametrize(("num_rows", "has_bias"), [(1, False), (9, True), (60, False)])
+def test_products_of_experts_are_their_reference(kind, num_rows, has_bias):
+    num_experts, choices, draw = 5, 2, torch.Generator().manual_seed(num_rows)
+    matrix = side_by_side([lay(grouped_weight(kind, 37)) for _ in range(num_experts)])
+    rows = torch.randn(num_rows, 256, generator=draw)
+    chosen = torch.rand(num_rows, num_experts, generator=draw).argsort(dim=1)[:, :choices].clamp(max=3)
+    routes, bias = Routes.of(chosen, num_experts), torch.arange(37.0 * num_experts) if has_bias else None
+    expected = experts_product(rows, matrix, bias, routes)
+    out = torch.full_like(expected, torch.nan).to(DEVICE)
+    moved = Routes(routes.order.to(DEVICE), routes.blocks.to(DEVICE), *routes[2:])
+    bias = None if bias is None else bias.to(DEVICE)
+    triton_packed.experts_product(rows.to(DEVICE), matrix.to(DEVICE), bias, out, moved)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-3)
