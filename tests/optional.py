@@ -274,7 +274,7 @@ FEATURES = {
             *("tests/e2e/test_adapters*.py", "tests/gpu_of_numbers/adapter_cases.py"),
             "benchmarks/gpu/adapter_profile.py",
             "tests/deployments/several_models/test_adapters_of_several.py",
-            "tests/runtime/quantised/test_packed_adapters.py",
+            *("tests/runtime/quantised/test_packed_adapters.py", "tests/runtime/packed/test_adapters_on_packed.py"),
             "tests/runtime/prefixes/test_prefixes_of_adapters.py",
             "tests/runtime/recordings/test_adapters.py",
             *("tests/runtime/tensor_parallel/test_rank_adapters.py", "runtime/cpu/lora", "tests/runtime/cpu/lora"),

@@ -96,9 +96,12 @@ class PackedLinear(WeightHolder, PackableLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
-        rows = input.reshape(-1, self.in_features)
+        return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """See `PackableLinear.product`."""
         out = rows.new_empty(len(rows), self.out_features, dtype=torch.float32 if self.wide else rows.dtype)
-        return packed_product(rows, self.held, self.bias, out).view(*input.shape[:-1], self.out_features)
+        return packed_product(rows, self.held, self.bias, out)
 
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
         """See `PackableLinear.add_product`."""

@@ -14,13 +14,13 @@ from wingbeat.runtime.drafters.choice import FALLBACK
     ("fields", "on_gpu"),
     [
         ({"dtype": "float16"}, "float16"),
-        ({"torch_dtype": "float32"}, "float32"),
+        ({"torch_dtype": "float32"}, "bfloat16"),
         ({"text_config": {"dtype": "float16"}}, "float16"),
         ({"dtype": "float64"}, "bfloat16"),
         ({}, "bfloat16"),
     ],
 )
-def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
+def test_weights_are_held_in_half_precision_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     assert AppConfig(model=tmp_path, drafter=FALLBACK.kind, num_gpus_per_verifier=1).resolved_dtype() == on_gpu
     assert AppConfig(model=tmp_path, drafter=FALLBACK.kind).resolved_dtype() == "float32"

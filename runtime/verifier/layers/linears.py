@@ -44,9 +44,13 @@ class PackableLinear(Packable, nn.Linear):
     wide = False
     """Then products by the packed weight leave as float32."""
 
+    def product(self, rows: Tensor) -> Tensor:
+        """[num_rows, in] -> [num_rows, out], without what others add to the layer's output."""
+        return functional.linear(rows, self.dense_weight(), self.bias)
+
     def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
         """A total [num_rows, out] and products of rows [num_rows, in]; the total may change."""
-        return total + self.forward(rows)
+        return total + self.product(rows)
 
     def unpack(self) -> None:
         """Hold the weight row by row again."""
@@ -79,9 +83,9 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def product(linear: nn.Linear, rows: Tensor) -> Tensor:
-    """[num_rows, in] -> [num_rows, out], by no hooks of the module."""
-    if isinstance(linear, Packable) and linear.packed is not None:
-        return linear.forward(rows)
+    """See `PackableLinear.product`."""
+    if isinstance(linear, PackableLinear) and linear.packed is not None:
+        return linear.product(rows)
     return functional.linear(rows, linear.weight, linear.bias)
 
 

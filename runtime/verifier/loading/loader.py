@@ -79,7 +79,8 @@ def load_model(
     if eight_bits and file.quantization is not None:
         raise UnsupportedModelError(problem({Feature.INT8: ASKED_INT8, Feature.QUANTISED: f"{file.name} is quantised"}))
     num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
-    logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
+    shown = str(dtype).removeprefix("torch.")
+    logger.info("reading %.1f GB of weights of %s, to run in %s", num_bytes / 1e9, file.name, shown)
     model = load_weights(file, dtype, Place(device, dtype) if packed else None).to(device)
     copy_what_stays(model)
     check_finite(model)

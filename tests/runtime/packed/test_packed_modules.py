@@ -7,13 +7,9 @@ import torch
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy, greedy_params, random_prompts
 from tests.runtime.quantised.test_checkpoints import CASES, CPU, save_mxfp4, save_quantised
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.hub import checkpoint_folder
-from wingbeat.runtime.packed import modules
 from wingbeat.runtime.packed.modules import JoinedProduct, PackedExperts, PackedLinear, PackedRows
-from wingbeat.runtime.parts import first
-from wingbeat.runtime.quantised import packed_loading
-from wingbeat.runtime.verifier.layers.fused import FusedLayer, LayerOps
+from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.layers.linears import held_bytes
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -25,19 +21,6 @@ from wingbeat.runtime.quantised.gguf_blocks import FORMS
 NUM_TOKENS = 16
 PROMPTS = random_prompts((5, 23, 70), len(TOKENS))
 """The last one's rows are more than kernels unpack in registers."""
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch):
-    """No other part holds weights, and layers are those of `LayerOps`."""
-
-    def first_of_all(name, *given):
-        return getattr(modules, name)(*given) if name in ("pack_weight", "pack_experts") else first(name, *given)
-
-    ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
-    monkeypatch.setattr(modules, "DEVICES", {"cpu"})
-    monkeypatch.setattr(packed_loading, "first", first_of_all)
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
 
 
 def packed_of(model):

@@ -1,0 +1,22 @@
+"""Weights of a CPU's models are held as a GPU holds them, and multiplied by the references of its kernels."""
+
+import pytest
+
+from wingbeat.kernels.layer import reference
+from wingbeat.runtime.packed import modules
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.quantised import packed_loading
+from wingbeat.runtime.verifier.layers.fused import LayerOps
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """No other part holds weights, and layers are those of `LayerOps`."""
+
+    def first_of_all(name, *given):
+        return getattr(modules, name)(*given) if name in ("pack_weight", "pack_experts") else first(name, *given)
+
+    ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+    monkeypatch.setattr(modules, "DEVICES", {"cpu"})
+    monkeypatch.setattr(packed_loading, "first", first_of_all)
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
