@@ -1,7 +1,7 @@
 """Decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
 
     .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]] [..] [--llama-cpp PYTHON]
-        [--openvino PYTHON]
+        [--openvino PYTHON] [--rewrite FORM]
 
 A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, ACTIVATIONS one of
 `--cpu-activations`, and DRAFTER one of `--drafter`, plain decoding unless given. llama.cpp decodes plainly and, where a
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import dequantize, quantize
 from report import Report, Table, machine_facts, middle, spread
 from workload import describe, held_out_prompts
 
@@ -90,6 +92,26 @@ def opened(stack: ExitStack, name: str, python: Path | str, *words: Any) -> Held
     return Held(name, process, log, answer_of(process, log, dict_of))
 
 
+def rewritten(file: Path, form: str, folder: Path) -> Path:
+    """A GGUF file as another one, all of its matrices in a form."""
+    reader, kind = GGUFReader(file), GGMLQuantizationType[form]
+    found = folder / f"{file.stem}-{form}.gguf"
+    writer = GGUFWriter(found, reader.get_field("general.architecture").contents())
+    for name, entry in reader.fields.items():
+        if name != "general.architecture" and not name.startswith("GGUF."):
+            inner = entry.types[-1] if entry.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, entry.contents(), entry.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        is_matrix = len(tensor.shape) > 1
+        data = quantize(dequantize(tensor.data, tensor.tensor_type), kind) if is_matrix else tensor.data
+        writer.add_tensor(tensor.name, data, raw_dtype=kind if is_matrix else tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return found
+
+
 def dict_of(line: str) -> dict[str, float]:
     """A JSON object; raises ValueError for another line."""
     found = json.loads(line)
@@ -124,6 +146,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]]")
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON")
+    parser.add_argument("--rewrite", metavar="FORM", help="the form of the first GGUF file's matrices")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
@@ -131,6 +154,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="keep no file of the figures")
     parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.rewrite is not None:
+            file = next(given.partition(":")[0] for given in args.models if ".gguf" in given)
+            own = str(rewritten(Path(file), args.rewrite, Path(folder)))
+            args.models = [given.replace(file, own) for given in args.models]
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measure the models."""
     tokenizer = Tokenizer.load(checkpoint_folder(args.models[0].partition(":")[0]))
     prompts = held_out_prompts(tokenizer, stdlib_root(), (1 + args.repeats) * sum(args.at_once))
     with ExitStack() as stack:
