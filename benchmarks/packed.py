@@ -35,7 +35,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 CHILD = Path(__file__).with_name("packed_child.py")
 LLAMA_DRAFTS = ("ngram_simple", "ngram_mod", "ngram_map_k")
-QUESTIONS = Path(__file__).parent / "data" / "spec_bench_held_out.jsonl"
+QUESTIONS = Path(__file__).parents[1] / "deployments" / "bench" / "data" / "spec_bench_held_out.jsonl"
 
 
 @dataclass

@@ -23,7 +23,7 @@ from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import SamplingParams
 
-QUESTIONS = Path(__file__).parent / "data" / "spec_bench_held_out.jsonl"
+QUESTIONS = Path(__file__).parents[1] / "deployments" / "bench" / "data" / "spec_bench_held_out.jsonl"
 PLAIN = "plain"
 
 

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 def add_commands(app: "typer.Typer") -> None:
     """Add the command."""
-    from wingbeat.deployments.bench.command import BenchConfig, bench_command
+    from wingbeat.deployments.bench.command import bench_command
+    from wingbeat.deployments.bench.options import BenchConfig
     from wingbeat.deployments.cli.commands import JsonOption, Level, show_log_from
     from wingbeat.deployments.cli.options import model_command
     from wingbeat.deployments.cli.panels import GroupedCommand
@@ -20,4 +21,4 @@ def add_commands(app: "typer.Typer") -> None:
         show_log_from(log_level)
         bench_command(config, as_json, open_engine)
 
-    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench))
+    app.command("bench", cls=GroupedCommand)(model_command(BenchConfig, bench, arguments=("model",)))

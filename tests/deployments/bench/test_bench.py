@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.deployments.local.test_generate import FakeLLM, wingbeat  # noqa: F401
-from wingbeat.deployments.bench.command import PROMPTS, BenchConfig
+from wingbeat.deployments.bench.options import PROMPTS, BenchConfig
 from wingbeat.deployments.cli.options import option_name
 from wingbeat.runtime.config import SpeculationConfig
 
