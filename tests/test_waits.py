@@ -28,6 +28,7 @@ ALLOWED = {
     ("deployments/embeddings/answer.py", "task.result"): OWN_FINISHED,
     ("deployments/api/bodies/unserved_fields.py", "_CURRENT.get"): "a context variable",
     ("deployments/api/answers/merging.py", "arrivals.get"): "for choices of a request, each of which ends by a word",
+    ("deployments/bench/comparison.py", "*.result"): "the pool tells of its process's end",
     ("deployments/door.py", "socket.recv_fds"): "settimeout before each call",
     ("deployments/fleet/admission.py", "self._over.wait"): "a task that is waited for with a limit",
     ("deployments/fleet/connection.py", "asyncio.wait"): "signs of life, CALL_S each, end the connection",

@@ -4,8 +4,9 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from wingbeat.deployments.bench.options import AskedOnce, BenchConfig
-from wingbeat.deployments.bench.passes import Passes, params_of, report_of, run_pass, run_questions, tokenizer_of
+from wingbeat.deployments.bench.comparison import compare
+from wingbeat.deployments.bench.options import BenchConfig
+from wingbeat.deployments.bench.passes import ALL, Passes, params_of, report_of, run_pass, run_questions, tokenizer_of
 from wingbeat.deployments.bench.questions import read_questions
 from wingbeat.deployments.bench.report import Report, category_table, tables
 from wingbeat.deployments.cli.options import UserError
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 def bench_command(config: BenchConfig, as_json: bool, open_engine: OpenEngine) -> None:
     """Run and print the comparison; raises UserError where the engine or the prompts cannot be used."""
-    if config.dataset is not None:
+    if config.compares():
+        found, shown = compare(config)
+    elif config.dataset is not None:
         found, shown = _bench_dataset(config, config.dataset, open_engine)
     else:
-        llm = open_engine(config, config.batch_size)
+        llm = open_engine(config, config.batch_size[0])
         report = run_bench(llm, config, _encode(llm, config))
         found, shown = report.as_dict(), tables(report, config)
     if as_json:
@@ -40,11 +43,11 @@ def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Repo
     modes = {speculation: params_of(config, speculation) for speculation in (False, True)}
     for params in modes.values():
         # The first pass pays for caches, lazy set-up and the prefix cache; it is not counted.
-        run_pass(llm, params, prompts, config.batch_size)
+        run_pass(llm, params, prompts, config.batch_size[0])
     passes: Passes = {False: [], True: []}
     for _ in range(config.repeat):
         for speculation, done in passes.items():
-            done.append(run_pass(llm, modes[speculation], prompts, config.batch_size))
+            done.append(run_pass(llm, modes[speculation], prompts, config.batch_size[0]))
     medians = {mode: statistics.median(one.elapsed_s for one in done) for mode, done in passes.items()}
     report = report_of({mode: [done[-1]._replace(elapsed_s=medians[mode])] for mode, done in passes.items()})
     first = passes[False][0].token_ids
@@ -52,15 +55,15 @@ def run_bench(llm: "LLM", config: BenchConfig, prompts: list[list[int]]) -> Repo
 
 
 def _bench_dataset(config: BenchConfig, dataset: str, open_engine: OpenEngine) -> "tuple[dict[str, Any], list[Table]]":
-    once = AskedOnce(**config.model_dump(exclude_unset=True))
+    (once,) = config.alone()
     questions = read_questions(dataset, once.num_prompts)
-    llm = open_engine(once, once.batch_size)
+    llm = open_engine(once, once.batch_size[0])
     try:
         found = run_questions(llm, once, questions)
     except ValueError as error:
         raise UserError(f"--dataset {dataset}: {error}") from error
-    report = report_of({mode: [one for passes in found.values() for one in passes[mode]] for mode in (True, False)})
     by_category = {name: report_of(passes) for name, passes in found.items()}
+    table, report = by_category.copy(), by_category.pop(ALL)
     left_out = sum(len(question.turns) for question in questions) - report.num_prompts
     more = {
         "dataset": dataset,
@@ -68,7 +71,7 @@ def _bench_dataset(config: BenchConfig, dataset: str, open_engine: OpenEngine) -
         "num_left_out": left_out,
         "categories": {name: one.as_dict() for name, one in by_category.items()},
     }
-    return report.as_dict() | more, [*tables(report, once), category_table(by_category | {"all": report}, left_out)]
+    return report.as_dict() | more, [*tables(report, once), category_table(table, left_out)]
 
 
 def _encode(llm: "LLM", config: BenchConfig) -> list[list[int]]:

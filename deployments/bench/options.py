@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from wingbeat.deployments.bench.questions import SPECBENCH, evenly
+from wingbeat.deployments.cli.options import build_config
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.options.benchmark_options import BenchmarkOptions
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 
 PROMPTS = (
     "def read_config(path):\n    ",
@@ -23,9 +25,17 @@ PROMPTS = (
 )
 
 
+LOADS = (1, 4, 16)
+
+
 class BenchConfig(BenchmarkOptions, LocalConfig):
     """Options of `wingbeat bench`."""
 
+    drafter: tuple[str, ...] = Field(
+        ("auto",),
+        description=f"{LocalConfig.model_fields['drafter'].description} Repeatable: several are compared.",
+        json_schema_extra={"repeatable": True},
+    )
     prompts: Path | None = Field(None, description="Text file with one prompt per line; by default a few of code.")
     dataset: str | None = Field(
         None,
@@ -39,7 +49,12 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     max_tokens: int = Field(
         128, ge=2, description="Tokens per prompt; the end of text is ignored, but for answers to questions."
     )
-    batch_size: int = Field(1, ge=1, description="Prompts that run at once.")
+    batch_size: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (1,), min_length=1, description="Prompts that run at once; where drafters are compared, 1,4,16 unless given."
+    )
+    price_per_hour: float | None = Field(
+        None, gt=0, description="Dollars per hour of the machine: a comparison shows dollars per million tokens."
+    )
     repeat: int = Field(3, ge=1, description="Passes over the prompts per mode; medians are shown.")
     temperature: float = Field(0.0, ge=0, le=100, description="0 takes the most likely token.")
     seed: int = Field(0, ge=-(2**63), lt=2**63, description="Of the sampling noise.")
@@ -48,15 +63,34 @@ class BenchConfig(BenchmarkOptions, LocalConfig):
     def _check_prompts(self) -> Self:
         if self.prompts is not None and not self.prompts.is_file():
             raise ValueError(f"--prompts {self.prompts}: no such file; give a text file with one prompt per line")
-        if self.dataset is None:
-            return self
-        if self.dataset != SPECBENCH and not Path(self.dataset).is_file():
+        if self.dataset not in (None, SPECBENCH) and not Path(self.dataset).is_file():
             raise ValueError(f"--dataset {self.dataset}: no such file; give '{SPECBENCH}' or a JSONL file")
-        for name in {"prompts", "repeat"} & self.model_fields_set:
-            raise ValueError(
-                f"--{name} {getattr(self, name)}: does not go with --dataset, which is asked once per mode"
-            )
+        refused = {"prompts", "repeat"} if self.dataset is not None else {"repeat"} if self.compares() else set()
+        for name in refused & self.model_fields_set:
+            raise ValueError(f"--{name} {getattr(self, name)}: not with a dataset or several drafters, each asked once")
         return self
+
+    def compares(self) -> bool:
+        """Whether drafters or loads are compared, each in a process of its own."""
+        return len(self.drafter) > 1 or len(self.batch_size) > 1 or self.price_per_hour is not None
+
+    def choice(self) -> DrafterChoice:
+        """The first drafter, `auto` resolved."""
+        return parse_drafter(self.drafter[0], self.model)
+
+    def alone(self) -> "list[AskedOnce]":
+        """Options of a run for each load and drafter, with Spec-Bench's questions where there are no others.
+
+        Raises:
+            UserError: a drafter does not suit the other options.
+        """
+        given = {"dataset": None if self.prompts else SPECBENCH} | self.model_dump(exclude_unset=True)
+        loads = self.batch_size if "batch_size" in self.model_fields_set or not self.compares() else LOADS
+        pairs = [(load, drafter) for load in loads for drafter in self.drafter]
+        runs = [
+            given | {"batch_size": (load,), "drafter": (drafter,), "price_per_hour": None} for load, drafter in pairs
+        ]
+        return [build_config(AskedOnce, one) for one in runs]
 
     def texts(self) -> list[str]:
         """The prompts."""

@@ -15,7 +15,7 @@ def add_commands(app: "typer.Typer") -> None:
     from wingbeat.deployments.cli.panels import GroupedCommand
 
     def bench(config: BenchConfig, as_json: JsonOption = False, log_level: Level = None) -> None:
-        """Compare speculative with plain decoding in this process."""
+        """Compare speculative with plain decoding in this process, or several drafters in processes of their own."""
         from wingbeat.deployments.local.engine import open_engine
 
         show_log_from(log_level)

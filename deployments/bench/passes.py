@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from wingbeat.runtime.tokenizer import Tokenizer
 
 WARM_UP_TOKENS = 16
+ALL = "all questions"
 
 
 class Pass(NamedTuple):
     """Answers to some prompts in one mode."""
 
     elapsed_s: float
+    decode_s: float
+    """Seconds in which all prompts of a batch had their first tokens."""
+    num_rounds: int
+    """Rounds within `decode_s`, each counted for every request that it brought tokens."""
+    num_decoded: int
+    """Tokens within `decode_s`."""
     token_ids: list[list[int]]
     metrics: SpeculationMetrics
 
@@ -43,61 +50,75 @@ def params_of(config: BenchConfig, speculation: bool) -> SamplingParams:
 
 def run_pass(llm: "LLM", params: SamplingParams, prompts: list[list[int]], batch_size: int) -> Pass:
     """Run prompts, `batch_size` at once."""
-    token_ids, metrics = [], SpeculationMetrics()
-    started = time.perf_counter()
+    token_ids: list[list[int]] = [[] for _ in prompts]
+    metrics, num_rounds, num_decoded, decode_s = SpeculationMetrics(), 0, 0, 0.0
+    started = began = time.perf_counter()
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
-        for result in llm.generate(batch, [params] * len(batch)):
-            token_ids.append(result.token_ids)
-            metrics.add(result.metrics)
-    return Pass(time.perf_counter() - started, token_ids, metrics)
+        waiting = {*range(len(batch))}
+        for index, output in llm.stream(batch, [params] * len(batch)):
+            token_ids[start + index] += output.token_ids
+            metrics.add(output.metrics or SpeculationMetrics())
+            if waiting:
+                waiting.discard(index)
+                began = time.perf_counter()
+            elif output.token_ids:
+                num_rounds, num_decoded = num_rounds + 1, num_decoded + len(output.token_ids)
+        decode_s += time.perf_counter() - began
+    return Pass(time.perf_counter() - started, decode_s, num_rounds, num_decoded, token_ids, metrics)
 
 
 def report_of(passes: Passes) -> Report:
     """Sums over passes."""
-    metrics = SpeculationMetrics()
-    for one in passes[True]:
-        metrics.add(one.metrics)
-    elapsed_s = {mode: sum(one.elapsed_s for one in done) for mode, done in passes.items()}
-    answers = {mode: [ids for one in done for ids in one.token_ids] for mode, done in passes.items()}
-    num_tokens = {mode: sum(map(len, given)) for mode, given in answers.items()}
+    plain, speculative = _summed(passes[False]), _summed(passes[True])
+    num_tokens, num_rounds = sum(map(len, plain.token_ids)), max(1, speculative.num_rounds)
+    plain_round_s = plain.decode_s / max(1, plain.num_rounds)
     return Report(
-        num_prompts=len(answers[False]),
-        num_tokens=num_tokens[False],
-        plain_tokens_per_s=num_tokens[False] / elapsed_s[False],
-        speculative_tokens_per_s=num_tokens[True] / elapsed_s[True],
-        same_tokens=answers[True] == answers[False],
-        metrics=metrics,
+        num_prompts=len(plain.token_ids),
+        num_tokens=num_tokens,
+        plain_tokens_per_s=num_tokens / plain.elapsed_s,
+        speculative_tokens_per_s=sum(map(len, speculative.token_ids)) / speculative.elapsed_s,
+        same_tokens=speculative.token_ids == plain.token_ids,
+        metrics=speculative.metrics,
+        tokens_a_round=speculative.num_decoded / num_rounds,
+        break_even=speculative.decode_s / num_rounds / plain_round_s if speculative.metrics.num_drafts else None,
     )
 
 
-def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> dict[str, Passes]:
-    """Ask every question once per mode; returns the passes by category, without categories that have no answer.
+def _summed(passes: list[Pass]) -> Pass:
+    metrics = SpeculationMetrics()
+    for one in passes:
+        metrics.add(one.metrics)
+    elapsed_s, decode_s, num_rounds, num_decoded = (sum(column) for column in list(zip(*passes, strict=True))[:4])
+    token_ids = [ids for one in passes for ids in one.token_ids]
+    return Pass(elapsed_s, decode_s, num_rounds, num_decoded, token_ids, metrics)
 
-    A batch holds questions of one category, whose time it takes. Speculation comes first: drafts that copy text would
-    find the answer of plain decoding.
+
+def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> dict[str, Passes]:
+    """Ask every question once per mode; returns the passes by category, and all of them as ALL.
+
+    Modes take turns by category. Speculation comes first: drafts that copy text would find plain decoding's answers.
 
     Raises:
         UserError: no question fits the context.
     """
     modes = {speculation: params_of(config, speculation) for speculation in (True, False)}
-    tokenizer, size = tokenizer_of(llm), config.batch_size
-    for mode in modes.values():
-        few = replace(mode, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+    tokenizer, size = tokenizer_of(llm), config.batch_size[0]
+    for params in modes.values():
+        few = replace(params, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         run_pass(llm, few, [tokenizer.encode(text) for text in PROMPTS], size)
-    found: dict[str, Passes] = {}
-    for category in dict.fromkeys(question.category for question in questions):
-        group = [question for question in questions if question.category == category]
-        passes: Passes = {True: [], False: []}
-        for start in range(0, len(group), size):
-            for speculation, mode in modes.items():
-                passes[speculation] += _answers(llm, tokenizer, mode, group[start : start + size])
-        if passes[False]:
-            found[category] = passes
-    if not found:
+    groups: dict[str, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(question.category, []).append(question)
+    found = {
+        category: {mode: _answers(llm, tokenizer, params, size, group) for mode, params in modes.items()}
+        for category, group in groups.items()
+    }
+    found[ALL] = {mode: [one for passes in found.values() for one in passes[mode]] for mode in modes}
+    if not found[ALL][False]:
         limit = llm.engine.config.max_model_len
         raise UserError(f"--max-tokens {config.max_tokens}: no question fits beside them in the context of {limit}")
-    return found
+    return {category: passes for category, passes in found.items() if passes[False]}
 
 
 def tokenizer_of(llm: "LLM") -> "Tokenizer":
@@ -107,26 +128,28 @@ def tokenizer_of(llm: "LLM") -> "Tokenizer":
     return llm.tokenizer
 
 
-def _answers(llm: "LLM", tokenizer: "Tokenizer", params: SamplingParams, batch: list[Question]) -> list[Pass]:
+def _answers(
+    llm: "LLM", tokenizer: "Tokenizer", params: SamplingParams, batch_size: int, questions: list[Question]
+) -> list[Pass]:
     """Passes, one per turn; a conversation ends before the turn that exceeds the context."""
-    passes, talks = [], [(list(question.turns), []) for question in batch]
+    passes, talks = [], [(list(question.turns), []) for question in questions]
     while talks:
         prompts, answered = [], []
         for turns, messages in talks:
             messages.append({"role": "user", "content": turns.pop(0)})
-            prompt = _encode(tokenizer, messages)
+            prompt = _encode(tokenizer, messages, is_chat=not params.ignore_eos)
             if len(prompt) + params.max_tokens <= llm.engine.config.max_model_len:
                 prompts.append(prompt)
                 answered.append((turns, messages))
         if prompts:
-            passes.append(run_pass(llm, params, prompts, len(prompts)))
+            passes.append(run_pass(llm, params, prompts, batch_size))
             for (_, messages), token_ids in zip(answered, passes[-1].token_ids, strict=True):
                 messages.append({"role": "assistant", "content": tokenizer.decode(token_ids)})
         talks = [talk for talk in answered if talk[0]]
     return passes
 
 
-def _encode(tokenizer: "Tokenizer", messages: list[dict[str, str]]) -> list[int]:
-    if tokenizer.chat_template:
+def _encode(tokenizer: "Tokenizer", messages: list[dict[str, str]], is_chat: bool) -> list[int]:
+    if is_chat and tokenizer.chat_template:
         return tokenizer.encode_chat(messages)
     return tokenizer.encode("\n".join(message["content"] for message in messages))

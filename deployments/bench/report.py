@@ -20,6 +20,11 @@ class Report(NamedTuple):
     same_tokens: bool
     """Every pass of both modes produced the same tokens."""
     metrics: SpeculationMetrics
+    tokens_a_round: float
+    """Tokens of one request per round with drafts or without, first tokens apart."""
+    break_even: float | None
+    """Tokens a round by which speculation would be as fast as plain decoding: time of a round over that of a plain
+    one. None where nothing was drafted."""
 
     @property
     def speedup(self) -> float:
@@ -48,7 +53,7 @@ def tables(report: Report, config: BenchConfig) -> "list[Table]":
     if config.forced_acceptance is not None:
         same = f"acceptance forced to {config.forced_acceptance}: the text is not the model's"
     most = "" if config.dataset is None else "at most "
-    title = f"{report.num_prompts} prompts x {most}{config.max_tokens} tokens, batch {config.batch_size}, {same}"
+    title = f"{report.num_prompts} prompts x {most}{config.max_tokens} tokens, batch {config.batch_size[0]}, {same}"
     speed = Table("", "tokens/s", "ms/token", "acceptance length", "ratio", title=title)
     plain, speculative = report.plain_tokens_per_s, report.speculative_tokens_per_s
     speed.add_row("plain", f"{plain:.1f}", f"{1000 / plain:.2f}", "-", "1.00")

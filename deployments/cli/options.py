@@ -100,16 +100,17 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
         ]
     else:
         words = list(map(str, get_args(kind))) if get_origin(kind) is Literal else []
+        repeatable = (field.json_schema_extra or {}).get("repeatable", False)
         complete = (lambda incomplete: [word for word in words if word.startswith(incomplete)]) if words else None
         option = typer.Option(
             flag,
             help=description,
-            metavar=_metavar(kind),
+            metavar="TEXT" if repeatable else _metavar(kind),
             show_default=False,
             autocompletion=complete,
             rich_help_panel=panel,
         )
-        annotation = Annotated[str | None, option]
+        annotation = Annotated[(list[str] if repeatable else str) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -53,6 +53,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(wingbeat, option):  # noqa: F811
     assert option.split()[1] in got.err
 
 
+def test_the_model_may_stand_without_its_option(wingbeat):  # noqa: F811
+    got = wingbeat("bench", "/nowhere", "--repeat", "1")
+    assert (got.code, got.err.count("\n")) == (2, 1)
+    assert "/nowhere" in got.err
+
+
 def test_every_setting_is_shown_once(wingbeat):  # noqa: F811
     shown = re.findall(r"^  (--[\w-]+)", wingbeat("bench", "--help").out, re.M)
     assert len(shown) == len({*shown})

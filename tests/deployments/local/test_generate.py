@@ -18,7 +18,6 @@ from wingbeat.deployments.local import engine
 from wingbeat.deployments.local.engine import LocalConfig
 from wingbeat.deployments.local.generate import GenerateConfig
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.llm import GenerationResult
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -50,20 +49,16 @@ class FakeLLM:
 
     def stream(self, prompts, params):
         self.seen += zip(prompts, params, strict=True)
-        token_ids = self._token_ids(params[0])
         try:
-            for start in range(0, len(token_ids), 3):
-                yield 0, RequestOutput("0", tuple(token_ids[start : start + 3]))
-            reason = FinishReason.STOP if token_ids[-1] == 0 else FinishReason.LENGTH
-            yield 0, RequestOutput("0", (), reason, SpeculationMetrics(4, 8, 6, [4, 2]), 0)
+            for index, one in enumerate(params):
+                token_ids = self._token_ids(one)
+                for start in range(0, len(token_ids), 3):
+                    yield index, RequestOutput(str(index), tuple(token_ids[start : start + 3]))
+                reason = FinishReason.STOP if token_ids[-1] == 0 else FinishReason.LENGTH
+                metrics = SpeculationMetrics(4, 8, 6, [4, 2]) if one.speculation else SpeculationMetrics()
+                yield index, RequestOutput(str(index), (), reason, metrics, 0)
         finally:
             self.num_closed += 1
-
-    def generate(self, prompts, params):
-        self.seen += zip(prompts, params, strict=True)
-        metrics = [SpeculationMetrics(4, 8, 6, [4, 2]) if one.speculation else SpeculationMetrics() for one in params]
-        ids = [self._token_ids(one) for one in params]
-        return [GenerationResult(*both, 0) for both in zip(ids, [FinishReason.LENGTH] * len(ids), metrics, strict=True)]
 
 
 @pytest.fixture

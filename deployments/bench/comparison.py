@@ -1,0 +1,108 @@
+"""Several drafters of one verifier at several loads, each in a process of its own, and a table of which one pays."""
+
+import os
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.deployments.bench.options import AskedOnce, BenchConfig
+from wingbeat.deployments.bench.passes import ALL, report_of, run_questions
+from wingbeat.deployments.bench.questions import Question, read_questions
+from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.log import LEVEL_VARIABLE, show_log
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = {
+    "batch_size": "at\nonce",
+    "drafter": "\ndrafter",
+    "speculative_tokens_per_s": "\ntok/s",
+    "speedup": "over\nplain",
+    "tokens_a_round": "tokens\na round",
+    "break_even_tokens_a_round": "break-\neven",
+    "memory_mib": "memory,\nMiB",
+    "dollars_per_million_tokens": "$ per M\ntokens",
+}
+"""Titles of the table of advice, by the names of the figures."""
+
+
+def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
+    """Measure every drafter at every load; returns the figures and the table of advice.
+
+    Raises:
+        UserError: an option does not suit, or a process fails; names the option.
+    """
+    runs, rows = config.alone(), []
+    for run in runs:
+        if (count := len(questions_of(run))) < run.batch_size[0]:
+            raise UserError(f"--batch-size {run.batch_size[0]}: there are {count} prompts to run at once")
+    for run in runs:
+        print(f"wingbeat: {run.drafter[0]}, {run.batch_size[0]} at once", file=sys.stderr, flush=True)
+        row = {"batch_size": run.batch_size[0], "drafter": run.drafter[0], **in_own_process(run)}
+        per_second = config.price_per_hour and config.price_per_hour / 3600
+        row["dollars_per_million_tokens"] = per_second and per_second * 1e6 / row["speculative_tokens_per_s"]
+        rows.append(row)
+    ranked = sorted(rows, key=lambda row: (row["batch_size"], row["speedup"]))
+    found = {
+        "dataset": runs[0].dataset,
+        "temperature": config.temperature,
+        "max_tokens": config.max_tokens,
+        "runs": rows,
+        "fastest": {row["batch_size"]: row["drafter"] if row["speedup"] > 1 else "none" for row in ranked},
+    }
+    return found, [_table(found)]
+
+
+def in_own_process(run: AskedOnce) -> dict[str, Any]:
+    """Measure in a new process, which has ended when this returns."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(measure, run).result()
+    except (UserError, ValueError, BrokenProcessPool) as error:
+        raise UserError(f"--drafter {run.drafter[0]}: {error}") from error
+
+
+def measure(run: AskedOnce) -> dict[str, Any]:
+    """Figures of one drafter at one load, by name; memory is the most that this process, or torch on a GPU, held."""
+    import torch
+
+    from wingbeat.deployments.local.engine import open_engine
+
+    if LEVEL_VARIABLE in os.environ:
+        show_log()
+    llm = open_engine(run, run.batch_size[0])
+    report = report_of(run_questions(llm, run, questions_of(run))[ALL])
+    on_gpu = run.resolved_device() == "cuda"
+    kib = torch.cuda.max_memory_reserved() / 1024 if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rounds = {"tokens_a_round": report.tokens_a_round, "break_even_tokens_a_round": report.break_even}
+    return {**report.as_dict(), **rounds, "memory_mib": kib / 1024}
+
+
+def questions_of(run: AskedOnce) -> list[Question]:
+    """Questions, or prompts; those that run at once are a category, so that batches of all kinds keep the load up."""
+    if run.dataset is None:
+        turns = [(text,) for text in run.texts()]
+    else:
+        turns = [question.turns for question in read_questions(run.dataset, run.num_prompts)]
+    return [Question(category=str(index // run.batch_size[0]), turns=one) for index, one in enumerate(turns)]
+
+
+def _table(found: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    rows = found["runs"]
+    title = (
+        f"{rows[0]['num_prompts']} answers x at most {found['max_tokens']} tokens, temperature {found['temperature']}"
+    )
+    caption = "fastest: " + ", ".join(f"{drafter} at {load}" for load, drafter in found["fastest"].items())
+    if differing := {row["drafter"] for row in rows if not row["same_tokens"]}:
+        caption += f"; [red]tokens differ from plain decoding's: {', '.join(differing)}[/red]"
+    table = Table(*COLUMNS.values(), title=title, caption=caption)
+    for row in rows:
+        figures = ["-" if row[name] is None else row[name] for name in COLUMNS]
+        table.add_row(*(f"{one:.2f}" if isinstance(one, float) else str(one) for one in figures))
+    return table
