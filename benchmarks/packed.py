@@ -1,13 +1,14 @@
 """Decoding with weights held in several forms, beside llama.cpp and OpenVINO GenAI: tokens per second.
 
     .venv/bin/python benchmarks/packed.py MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]] [..] [--llama-cpp PYTHON]
-        [--openvino PYTHON] [--rewrite FORM]
+        [--openvino PYTHON [--openvino-model DIR]] [--rewrite FORM]
 
 A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 unless given, ACTIVATIONS one of
 `--cpu-activations`, and DRAFTER one of `--drafter`, plain decoding unless given. llama.cpp decodes plainly and, where a
 DRAFTER is given, with each of its own drafts that need no model (`LLAMA_DRAFTS`). Both peers read the first MODEL that
-is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`. Each engine has a process of its own, and their
-blocks alternate, so that a drift of the machine meets all alike, each with prompts that nobody has answered yet;
+is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`; OpenVINO reads DIR instead where one is given, as
+`optimum-cli export openvino` makes it. With FORM, one of GGUF's such as Q8_0 or F32, that file's matrices are
+rewritten in it first. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine meets all alike, each with prompts that nobody has answered yet;
 figures are medians over the repeats, with the least and the most. Perplexity is of Spec-Bench's questions.
 """
 
@@ -136,7 +137,8 @@ def opened_all(stack: ExitStack, args: argparse.Namespace, text: str) -> list[He
             name = "llama.cpp" if drafts == "none" else f"llama.cpp, {drafts}"
             found.append(opened(stack, name, args.llama_cpp, "llama.cpp", file, args.threads, most, drafts))
     if args.openvino is not None and file is not None:
-        found.append(opened(stack, "OpenVINO GenAI", args.openvino, "openvino", file, args.threads, most))
+        own = args.openvino_model or file
+        found.append(opened(stack, "OpenVINO GenAI", args.openvino, "openvino", own, args.threads, most))
     return found
 
 
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL[:DTYPE[:ACTIVATIONS[:DRAFTER]]]")
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON")
     parser.add_argument("--openvino", type=Path, metavar="PYTHON")
+    parser.add_argument("--openvino-model", type=Path, metavar="DIR")
     parser.add_argument("--rewrite", metavar="FORM", help="the form of the first GGUF file's matrices")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
