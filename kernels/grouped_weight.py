@@ -26,6 +26,12 @@ E2M1 = Form("e2m1", lambda values: _E2M1[values.long()])
 """Twice the floats of four bits of MXFP4 (OCP Microscaling Formats 1.0), which are whole then."""
 
 
+def half_powers(exponents: Tensor) -> Tensor:
+    """Scales of `E2M1` numbers, bfloat16, from uint8 exponents of MXFP4 (E8M0), of which 255 is NaN."""
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128)  # the numbers are twice the file's
+    return powers.masked_fill(exponents == 255, torch.nan).bfloat16()
+
+
 class Scales(NamedTuple):
     """A number of each group of a column, or the product of two."""
 

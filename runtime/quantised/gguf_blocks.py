@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.grouped_weight import INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import E2M1, INT8, UINT4, UINT5, UINT6, GroupedWeight, Scales, half_powers
+from wingbeat.runtime.quantised.gguf_file import GgufTensor
 
 
 class Blocks(NamedTuple):
@@ -122,6 +123,10 @@ def _q2_k(blocks: Tensor) -> GroupedWeight:
     return GroupedWeight(UINT4, values, scales, minima)
 
 
+def _mxfp4(blocks: Tensor) -> GroupedWeight:
+    return GroupedWeight(E2M1, _nibbles(blocks, 1), Scales(half_powers(blocks[:, :, 0])))
+
+
 FORMS = {
     "Q8_0": Blocks(32, 34, _q8_0),
     "Q4_0": Blocks(32, 18, _q4_0),
@@ -133,5 +138,16 @@ FORMS = {
     "Q4_K": Blocks(256, 144, _q4_k),
     "Q5_K": Blocks(256, 176, _q5_k),
     "Q6_K": Blocks(256, 210, _q6_k),
+    "MXFP4": Blocks(32, 17, _mxfp4),
 }
 """Forms that kernels multiply by."""
+
+
+def grouped_rows(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
+    """Rows of a matrix whose form is one of `FORMS`.
+
+    Args:
+        data: uint8 [columns, bytes of a row]
+    """
+    layout = FORMS[tensor.tensor_type.name]
+    return layout.read(torch.from_numpy(data).view(len(data), int(tensor.shape[0]) // layout.inputs, layout.size))

@@ -24,6 +24,7 @@ _SIZES = {
 _ROPE = (
     *("rope.freq_base", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor"),
     *("rope.scaling.original_context_length", "rope.scaling.attn_factor"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
 _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "attention.value_length"})
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
@@ -34,6 +35,7 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -65,6 +67,12 @@ def _llama(head: _Head) -> dict[str, Any]:
 
 def _qwen3_moe(head: _Head) -> dict[str, Any]:
     return {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _gpt_oss(head: _Head) -> dict[str, Any]:
+    angles = _angles(head)
+    # The models' own rule, which files do not say: the range of angles that YaRN blends is not rounded.
+    return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 
 def _gemma2(head: _Head) -> dict[str, Any]:
@@ -108,6 +116,8 @@ class _Architecture(NamedTuple):
     has_head_dim: bool = True
     tensors_of: str | None = None
     """Architecture whose tensors lie likewise, for transformers' reader; None is its own."""
+    names: Mapping[str, str] = {}
+    """Tensors of a layer that transformers' reader does not find, as transformers names them, by the file's names."""
 
 
 ARCHITECTURES = {
@@ -120,6 +130,12 @@ ARCHITECTURES = {
     "phi3": _Architecture("phi3", _WINDOW, _phi3, has_head_dim=False),
     "smollm3": _Architecture("smollm3", more=_llama, has_head_dim=False, tensors_of="llama"),
     "granite": _Architecture("granite", _MULTIPLIERS, _llama, has_head_dim=False, tensors_of="llama"),
+    "gpt-oss": _Architecture(
+        "gpt_oss",
+        _WINDOW | _LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
+        _gpt_oss,
+        names={"attn_sinks.weight": "self_attn.sinks"},
+    ),
 }
 """By `general.architecture`."""
 
@@ -188,6 +204,8 @@ def _angles(head: _Head) -> dict[str, Any]:
     if kind == "yarn":
         original = fields["rope.scaling.original_context_length"]
         angles |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+        angles |= {own: fields[name] for own, name in betas.items() if name in fields}
         angles["attention_factor"] = fields.get("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(factor) + 1)
     elif kind == "linear" and factor != 1:
         angles |= {"rope_type": "linear", "factor": factor}

@@ -10,12 +10,22 @@ from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _GPT2 = _BYTES | {"use_regex": True}
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CONTRACTIONS = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(pattern: str) -> list[dict[str, Any]]:
     return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES]
+
+
+def _by_case(ending: str, numbers: str) -> list[dict[str, Any]]:
+    """Words are split where lower case ends, too."""
+    words = "".join(
+        rf"[^\r\n\p{{L}}\p{{N}}]?{word}{ending}|" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+    )
+    return _split(words + numbers + _MARKS.replace(r"[\r\n]*", r"[\r\n/]*", 1))
 
 
 _LLAMA3, _QWEN2 = (_split(_CONTRACTIONS + numbers + _MARKS) for numbers in (r"\p{N}{1,3}", r"\p{N}"))
@@ -26,6 +36,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "smaug-bpe": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": _by_case(f"{_ENDINGS}?", r"\p{N}{1,3}"),
 }
 """Splits of texts before pairs are merged, by `tokenizer.ggml.pre`."""
 _NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})

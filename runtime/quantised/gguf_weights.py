@@ -2,7 +2,6 @@
 multiply by such."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -15,16 +14,11 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
-from wingbeat.runtime.quantised.gguf_blocks import FORMS
+from wingbeat.runtime.quantised.gguf_blocks import FORMS, grouped_rows
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
+from wingbeat.runtime.quantised.gguf_experts import experts_of
 from wingbeat.runtime.quantised.gguf_file import GgufTensor, read_gguf
-from wingbeat.runtime.quantised.packed_loading import (
-    Experts,
-    empty_model,
-    has_plain_experts,
-    load_packed,
-    plain_config,
-)
+from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -41,7 +35,6 @@ logger = logging.getLogger(__name__)
 _OF_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LENT = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 """Tensors that drafters share with their verifier, as GGUF and transformers name them."""
-_EXPERTS = re.compile(r"(.+\.ffn_)(gate|up|down)(_exps\.weight)")
 _ROWS_AT_ONCE = 1024
 
 
@@ -62,19 +55,19 @@ def load_gguf(config: ConfigFile, load: Callable[..., "Loaded"], packed: "Place 
     kind = TENSOR_PROCESSORS.get(ARCHITECTURES[architecture].tensors_of or architecture, TensorProcessor)
     processor = kind(config=shell.config.to_dict())
     names = _names(shell, processor, architecture)
-    modules = dict(shell.named_modules())
-    experts = _experts({tensor.name: tensor for tensor in file.tensors}, names)
-    experts = {name: own for name, own in experts.items() if has_plain_experts(modules.get(name))}
+    experts = experts_of((config.folder / GGUF_FILE).resolve(), shell, {tensor.name: tensor for tensor in file.tensors})
     matrices, others = {}, []
     for tensor in file.tensors:
-        read = _grouped(tensor, processor) if tensor.name in names else None
-        if read is not None:
+        if tensor.name in experts.tensors:
+            continue
+        if tensor.name in names and (read := _grouped(tensor, processor)) is not None:
             matrices[names[tensor.name]] = read
-        elif _module_of_experts(tensor.name, names) not in experts:
+        else:
             others.append(tensor)
     forms = Counter(one.tensor_type.name for one in file.tensors)
     logger.info("Tensors of the file: %s", ", ".join(f"{count} {form}" for form, count in forms.most_common()))
-    return load_packed(config, load, shell, _dense(others, processor, names), matrices, packed, experts)
+    plain = _dense(others, processor, names) | experts.biases
+    return load_packed(config, load, shell, plain, matrices, packed, experts.by_module)
 
 
 def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
@@ -115,7 +108,11 @@ def _names(model: "PreTrainedModel", processor: Any, architecture: str) -> dict[
 
     # It asks for the same table at every module, and a table takes a tenth of a second.
     with mock.patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)):
-        return get_gguf_hf_weights_map(model, processor, model_type=architecture)
+        names = get_gguf_hf_weights_map(model, processor, model_type=architecture)
+    layers, more = range(model.config.num_hidden_layers), ARCHITECTURES[architecture].names
+    for layer in layers:
+        names |= {f"blk.{layer}.{own}": f"model.layers.{layer}.{name}" for own, name in more.items()}
+    return names
 
 
 def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -132,38 +129,9 @@ def _dense(tensors: list[Any], processor: Any, names: Mapping[str, str]) -> dict
         )
         if made.name in names:
             read["tensors"][names[made.name]] = torch.from_numpy(np.array(made.weights))
-        elif made.name is not None and made.name not in _OF_THE_CONFIG:  # experts were put among the others
-            raise ModelCheckpointError(f"the model has no place for tensor {made.name}")
+        elif made.name not in _OF_THE_CONFIG:
+            raise ModelCheckpointError(f"{tensor.file.resolve()}: the model has no place for tensor {made.name}")
     return read["tensors"]
-
-
-def _experts(tensors: Mapping[str, GgufTensor], names: Mapping[str, str]) -> dict[str, Experts]:
-    """Experts that have all of their weights in forms that stay packed, by the name of their module."""
-    found = {}
-    for name in tensors:
-        if (module := _module_of_experts(name, names)) is None:
-            continue
-        own = {kind: tensors.get(_EXPERTS.sub(rf"\1{kind}\3", name)) for kind in ("gate", "up", "down")}
-        if all(one is not None and one.tensor_type.name in FORMS for one in own.values()):
-            found[module] = Experts(int(own["down"].shape[2]), partial(_read_expert, own))
-    return found
-
-
-def _module_of_experts(name: str, names: Mapping[str, str]) -> str | None:
-    """The module that a tensor of experts belongs to; None for other tensors."""
-    own = names.get(name.removesuffix(".weight")) if _EXPERTS.fullmatch(name) else None
-    return None if own is None else own.rpartition(".")[0]
-
-
-def _read_expert(tensors: Mapping[str, GgufTensor], kind: str, expert: int) -> GroupedWeight:
-    return _read_blocks(tensors[kind].part(expert), tensors[kind])
-
-
-def _read_blocks(data: np.ndarray, tensor: GgufTensor) -> GroupedWeight:
-    """Rows of a form's blocks."""
-    layout = FORMS[tensor.tensor_type.name]
-    inputs = int(tensor.shape[0])
-    return layout.read(torch.from_numpy(data).view(len(data), inputs // layout.inputs, layout.size))
 
 
 def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
@@ -178,6 +146,6 @@ def _grouped(tensor: Any, processor: Any) -> Callable[[], GroupedWeight] | None:
 
     def read() -> GroupedWeight:
         in_order = np.array_equal(order, rows)
-        return _read_blocks(tensor.data if in_order else tensor.data[order[:, 0]], tensor)
+        return grouped_rows(tensor.data if in_order else tensor.data[order[:, 0]], tensor)
 
     return read

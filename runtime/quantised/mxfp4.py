@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.grouped_weight import E2M1, GroupedWeight, Scales
+from wingbeat.kernels.grouped_weight import E2M1, GroupedWeight, Scales, half_powers
 from wingbeat.runtime.quantised.packed_loading import Experts, empty_model, load_packed, plain_config
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _WEIGHTS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 """Names of an expert's weights in the checkpoint, by kind."""
-_HALF_BYTES, _NONE = 16, 255
-"""Bytes of a group; an exponent that stands for no number."""
+_HALF_BYTES = 16
+"""Bytes of a group."""
 
 
 def load_mxfp4(
@@ -91,5 +91,4 @@ def _bias(config: ConfigFile, name: str, tensors: Mapping[str, Callable[[], Tens
 def _grouped(blocks: Tensor, scales: Tensor) -> GroupedWeight:
     """An expert's weight of blocks [columns, groups, 16] and scales [columns, groups]."""
     codes = torch.stack([blocks & 15, blocks >> 4], dim=3).flatten(1)
-    powers = torch.ldexp(torch.ones(scales.shape), scales.int() - 128)  # the numbers are twice the file's
-    return GroupedWeight(E2M1, codes, Scales(powers.masked_fill(scales == _NONE, torch.nan).bfloat16()))
+    return GroupedWeight(E2M1, codes, Scales(half_powers(scales)))

@@ -27,8 +27,9 @@ class Experts(NamedTuple):
     """Experts of a layer."""
 
     count: int
-    read: Callable[[str, int], GroupedWeight]
-    """Reads a weight of one of them, by its kind and the expert's number."""
+    read: Callable[[str, int], GroupedWeight | Tensor]
+    """Reads a weight of one of them, by its kind and the expert's number; a tensor [columns, inputs] in float32 where a
+    kind's weights lie in no groups."""
     gated: tuple[str, ...] = ("gate", "up")
     """Kinds of weights whose outputs lie side by side; `down` follows."""
     biases: Mapping[str, Tensor] = MappingProxyType({})
@@ -130,7 +131,8 @@ def _load_experts(
         if own.count != count:
             raise ModelCheckpointError(f"{config.folder}: {name} holds {own.count} experts, {count} are expected")
     read = partial(_read_expert, config, name, own, shapes)
-    held = None if place is None else first("pack_experts", own.count, own.gated, read, place)
+    grouped = all(isinstance(own.read(kind, 0), GroupedWeight) for kind in (*own.gated, "down"))
+    held = first("pack_experts", own.count, own.gated, read, place) if place is not None and grouped else None
     for parameter, kinds in parameters.items():
         if held is not None:
             state[parameter] = _placeholder(shell.get_parameter(parameter).shape, place)
@@ -143,19 +145,22 @@ def _load_experts(
 
 def _read_expert(
     config: ConfigFile, name: str, experts: Experts, shapes: Mapping[str, tuple[int, int]], kind: str, expert: int
-) -> tuple[GroupedWeight, Tensor | None]:
+) -> tuple[GroupedWeight | Tensor, Tensor | None]:
     """A weight and its bias; raises ModelCheckpointError as `load_packed`."""
     weight, biases, own = experts.read(kind, expert), experts.biases.get(kind), f"{kind} of expert {expert} of {name}"
-    if tuple(weight.values.shape) != shapes[kind]:
-        shape, expected = list(weight.values.shape), list(shapes[kind])
+    shape = tuple(weight.values.shape if isinstance(weight, GroupedWeight) else weight.shape)
+    if shape != shapes[kind]:
+        shape, expected = list(shape), list(shapes[kind])
         raise ModelCheckpointError(f"{config.folder}: {own} has shape {shape}, {expected} is expected")
-    _check_finite(weight, own, config)
+    if isinstance(weight, GroupedWeight):
+        _check_finite(weight, own, config)
     return weight, None if biases is None else biases[expert]
 
 
-def _dense(weight: GroupedWeight, place: "Place | None") -> Tensor:
+def _dense(weight: GroupedWeight | Tensor, place: "Place | None") -> Tensor:
     """A weight as numbers: of the model's dtype where that is known, so that no wider copy of all is made."""
-    return weight.dense() if place is None else weight.dense().to(place.dtype)
+    numbers = weight.dense() if isinstance(weight, GroupedWeight) else weight
+    return numbers if place is None else numbers.to(place.dtype)
 
 
 def _placeholder(shape: tuple[int, ...], place: "Place") -> Tensor:

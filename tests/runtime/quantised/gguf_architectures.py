@@ -1,7 +1,9 @@
 """GGUF files of tiny random models of every architecture that is read, as llama.cpp's converter lays them out."""
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,11 @@ _MULTIPLIERS = {
     "residual_multiplier": 0.5,
     "logits_scaling": 2.0,
 }
+_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False},
+    **{"beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 16},
+}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama 3.1": ("llama", "llama", {"rope_parameters": _LLAMA3}),
@@ -84,6 +91,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3, long": ("phi3", "phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 256}),
     "smollm3": ("smollm3", "smollm3", {"no_rope_layer_interval": 4}),
     "granite": ("granite", "granite", _MULTIPLIERS),
+    "gpt-oss": ("gpt-oss", "gpt_oss", {**_LOCAL_EXPERTS, "sliding_window": 16, "rope_parameters": _YARN}),
+    "gpt-oss, plain": ("gpt-oss", "gpt_oss", {**_LOCAL_EXPERTS, "rope_parameters": {"rope_theta": 1e4}}),
 }
 """By name: the architecture, the type of model, and fields of its config."""
 _KEYS = {
@@ -98,6 +107,7 @@ _KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "attention.sliding_window": "sliding_window",
 }
+_ALSO = {"num_experts": "num_local_experts"}
 _FLOATS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -108,17 +118,25 @@ _FLOATS = {
     "logit_scale": "logits_scaling",
 }
 _TURNED = ("llama", "smollm3", "granite")
+_HALVES = {"gate_up_proj": ".weight", "gate_up_proj_bias": ".bias", "down_proj": ".weight", "down_proj_bias": ".bias"}
+"""Parameters of experts, and how the names of their tensors end."""
 
 
-def write_architecture(file: Path, case: str, form: str = "Q8_0") -> PreTrainedModel:
-    """Write a model, and return it with the numbers that its matrices stand for."""
+def write_architecture(
+    file: Path, case: str, form: str = "Q8_0", others: Mapping[str, str] = MappingProxyType({})
+) -> PreTrainedModel:
+    """Write a model, and return it with the numbers that its matrices stand for.
+
+    Args:
+        others: forms of some kinds of matrices, such as `ffn_up_exps`.
+    """
     architecture, model_type, fields = CASES[case]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **(SIZES | fields))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     writer = GGUFWriter(str(file), architecture)
     for key, own in _KEYS.items():
-        if isinstance(value := getattr(config, own, None), int):
+        if isinstance(value := getattr(config, own, getattr(config, _ALSO.get(own, ""), None)), int):
             writer.add_uint32(f"{architecture}.{key}", value)
     for key, own in _FLOATS.items():
         if isinstance(value := getattr(config, own, None), int | float):
@@ -132,6 +150,9 @@ def write_architecture(file: Path, case: str, form: str = "Q8_0") -> PreTrainedM
     if angles["rope_type"] in ("linear", "yarn"):
         writer.add_string(f"{architecture}.rope.scaling.type", angles["rope_type"])
         writer.add_float32(f"{architecture}.rope.scaling.factor", angles["factor"])
+    for key in ("beta_fast", "beta_slow"):
+        if key in angles:
+            writer.add_float32(f"{architecture}.rope.scaling.yarn_{key}", angles[key])
     if (original := angles.get("original_max_position_embeddings")) and angles["rope_type"] != "llama3":
         writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", original)
     if angles["rope_type"] == "llama3":
@@ -141,7 +162,7 @@ def write_architecture(file: Path, case: str, form: str = "Q8_0") -> PreTrainedM
         for which in ("short", "long"):
             writer.add_tensor(f"rope_factors_{which}.weight", np.array(angles[f"{which}_factor"], np.float32))
     write_tokens(writer)
-    _write_tensors(writer, model, architecture, form)
+    _write_tensors(writer, model, architecture, lambda name: others.get(name.split(".")[-2], form))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -150,7 +171,7 @@ def write_architecture(file: Path, case: str, form: str = "Q8_0") -> PreTrainedM
 
 
 @torch.no_grad()
-def _write_tensors(writer: GGUFWriter, model: PreTrainedModel, architecture: str, form: str) -> None:
+def _write_tensors(writer: GGUFWriter, model: PreTrainedModel, architecture: str, form: Callable[[str], str]) -> None:
     config = model.config
     names = get_tensor_name_map(
         next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
@@ -159,20 +180,33 @@ def _write_tensors(writer: GGUFWriter, model: PreTrainedModel, architecture: str
     for name, parameter in model.named_parameters():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if parameter.dim() == 1:
-            parameter.add_(0.1 * torch.randn_like(parameter))
-            own = parameter + 1 if architecture.startswith("gemma") else parameter
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), own.numpy())
-            continue
-        if name.endswith("experts.gate_up_proj"):
-            layer = re.search(r"layers\.(\d+)", name)[1]
-            for part, half in zip(("gate", "up"), parameter.chunk(2, dim=1), strict=True):
-                _write_matrix(writer, f"blk.{layer}.ffn_{part}_exps.weight", half, form)
+        if ".experts." in name:
+            _write_experts(writer, name, parameter, form, config.model_type == "gpt_oss")
             continue
         own = names.get_name(name, (".weight", ".bias"))
-        own = own if own.endswith(".weight") else f"{own}.weight"
+        if parameter.dim() == 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+            own = f"{own}.weight" if own.endswith("sinks") else own
+            writer.add_tensor(own, (parameter + 1 if architecture.startswith("gemma") else parameter).numpy())
+            continue
         count = heads.get(name.split(".")[-2]) if architecture in _TURNED else None
-        _write_matrix(writer, own, parameter, "F32" if "gate_inp" in own else form, count)
+        _write_matrix(writer, own, parameter, "F32" if "gate_inp" in own else form(own), count)
+
+
+def _write_experts(writer: GGUFWriter, name: str, parameter: Tensor, form: Callable[[str], str], in_turn: bool) -> None:
+    """A parameter of experts; gpt-oss has inputs before columns, and gates and ups in turn."""
+    layer, part = re.fullmatch(r"model\.layers\.(\d+)\..*\.experts\.(\w+)", name).groups()
+    halves = {"down": parameter}
+    if part.startswith("gate_up"):
+        both = (parameter[..., ::2], parameter[..., 1::2]) if in_turn else parameter.chunk(2, dim=1)
+        halves = dict(zip(("gate", "up"), both, strict=True))
+    for kind, half in halves.items():
+        own = f"blk.{layer}.ffn_{kind}_exps{_HALVES[part]}"
+        if own.endswith(".bias"):
+            half.copy_(torch.randn_like(half))
+            writer.add_tensor(own, half.contiguous().numpy())
+        else:
+            _write_matrix(writer, own, half.mT if in_turn else half, form(own))
 
 
 def _write_matrix(writer: GGUFWriter, name: str, parameter: Tensor, form: str, num_heads: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,9 @@ from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytest.importorskip("gguf")
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
 from tests.runtime.quantised.gguf_world import TOKENS, write_model
 from wingbeat.runtime.quantised.gguf_blocks import FORMS
 from wingbeat.runtime.quantised.gguf_file import read_gguf
@@ -52,6 +56,13 @@ def test_drafters_are_lent_the_numbers_of_embedding_and_output_matrix(tied, tmp_
     assert torch.equal(target.embedding(), meant.get_input_embeddings().weight)
     assert torch.equal(target.lm_head(), meant.get_output_embeddings().weight)
     assert not target.tensor_files, "a trainer would read the layers of the file as plain tensors"
+
+
+def test_every_exponent_of_mxfp4_is_that_of_the_package(tmp_path):
+    blocks = np.random.default_rng(0).integers(0, 256, (250, 17), dtype=np.uint8)
+    blocks[:, 0] = np.arange(250)
+    meant = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.MXFP4))
+    assert torch.equal(FORMS["MXFP4"].read(torch.from_numpy(blocks)[:, None]).dense(), meant)
 
 
 def test_a_model_in_parts_is_read_whole(tmp_path):

@@ -1,5 +1,7 @@
 """Models of every architecture that is read from GGUF files answer as the model whose numbers they hold."""
 
+import math
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from tests.runtime.models import TREE, engine_config, generate, greedy, greedy_p
 from tests.runtime.quantised.gguf_architectures import CASES, write_architecture
 from tests.runtime.quantised.gguf_world import TOKENS, write_tokens
 from wingbeat.runtime.hub import checkpoint_folder
+from wingbeat.runtime.quantised import gguf_weights
 from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
+from wingbeat.runtime.quantised.gguf_file import read_gguf
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint import Place, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -65,6 +69,43 @@ def test_what_is_not_read_is_named(tmp_path, architecture, fields, says):
     write_head(tmp_path / "tiny.gguf", architecture, **fields)
     with pytest.raises(ModelCheckpointError, match=says):
         checkpoint_folder(tmp_path / "tiny.gguf")
+
+
+def test_gates_and_ups_of_unlike_forms_are_held_as_numbers(tmp_path):
+    meant = write_architecture(tmp_path / "tiny.gguf", "gpt-oss", "Q4_0", others={"ffn_up_exps": "F16"})
+    held = load_weights(ConfigFile.read(checkpoint_folder(tmp_path)), torch.float32, Place(CPU, torch.float32))
+    for name, weight in meant.state_dict().items():
+        if ".experts." in name:
+            assert torch.equal(held.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("blk.2.ffn_up_exps.weight", (64, 96, 3), r"tensor blk.2.ffn_up_exps.weight has shape \[3, 96, 64\], \[4, "),
+        ("blk.1.ffn_down_exps.weight", (32, 64, 4), r"down of expert 0 of model.layers.1.mlp.experts has shape"),
+        ("blk.0.ffn_gate_exps.bias", (48, 4), r"tensor blk.0.ffn_gate_exps.bias has shape \[4, 48\], \[4, 96\] is"),
+        ("blk.3.ffn_down_exps.bias", None, "tensor blk.3.ffn_down_exps.bias of the model's experts is missing"),
+        ("blk.3.attn_sinks.weight", None, r"model.layers.3.self_attn.sinks"),
+    ],
+)
+def test_what_is_wrong_with_experts_is_named(name, shape, says, tmp_path, monkeypatch):
+    write_architecture(tmp_path / "tiny.gguf", "gpt-oss")
+
+    def read(file):
+        found = read_gguf(file)
+        tensors = {one.name: one for one in found.tensors}
+        own = tensors.pop(name)
+        if shape is not None:
+            num_bytes = own.num_bytes * math.prod(shape) // math.prod(own.shape)
+            tensors[name] = own._replace(shape=shape, num_bytes=num_bytes)
+        return found._replace(tensors=list(tensors.values()))
+
+    monkeypatch.setattr(gguf_weights, "read_gguf", read)
+    with pytest.raises(ModelCheckpointError, match=says) as refused:
+        load_weights(ConfigFile.read(checkpoint_folder(tmp_path)), torch.float32, Place(CPU, torch.float32))
+    assert "\n" not in str(refused.value)
+    assert "tiny" in str(refused.value)
 
 
 def test_files_that_are_cut_or_changed_anywhere_are_refused_or_read(tmp_path):
