@@ -30,12 +30,10 @@ _READ = frozenset({*_SIZES, *_ROPE, "vocab_size", "attention.key_length", "atten
 _WITHOUT_EFFECT = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "attention.causal"})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The rule by which Llama 3.1 and 3.2 stretch rotary angles; files hold factors of each angle instead."""
-_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
+_WHOLE_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_EXPERTS = _WHOLE_EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_SHARED_EXPERTS = _EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -62,11 +60,34 @@ class _Head(NamedTuple):
 
 
 def _llama(head: _Head) -> dict[str, Any]:
+    """Llama, or Mixtral, which files give the same name."""
+    return {"model_type": "mixtral"} if head.fields.get("expert_count") else _biases(head)
+
+
+def _biases(head: _Head) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in head.tensors, "mlp_bias": "blk.0.ffn_up.bias" in head.tensors}
+
+
+def _granite(head: _Head) -> dict[str, Any]:
+    if head.fields.get("rope.scaling.finetuned", True) is False:  # as llama.cpp reads the field of this family alone
+        raise ValueError("rope.scaling.finetuned is False: positions without rotary angles are not read")
+    return _biases(head)
+
+
+def _qwen2_moe(head: _Head) -> dict[str, Any]:
+    """The widths that files leave out are llama.cpp's."""
+    whole, used = head.fields["feed_forward_length"], head.fields["expert_used_count"]
+    widths = {"moe_intermediate_size": whole // used, "shared_expert_intermediate_size": whole}
+    said = {own: head.fields[name] for name, own in _SHARED_EXPERTS.items() if name in head.fields}
+    return {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [], **widths, **said}
 
 
 def _qwen3_moe(head: _Head) -> dict[str, Any]:
     return {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _olmoe(head: _Head) -> dict[str, Any]:
+    return {"norm_topk_prob": False}
 
 
 def _gpt_oss(head: _Head) -> dict[str, Any]:
@@ -121,15 +142,25 @@ class _Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    "llama": _Architecture("llama", more=_llama),
+    "llama": _Architecture("llama", _LOCAL_EXPERTS, _llama),
     "qwen2": _Architecture("qwen2", has_head_dim=False),
     "qwen3": _Architecture("qwen3"),
+    "qwen2moe": _Architecture("qwen2_moe", _SHARED_EXPERTS, _qwen2_moe, has_head_dim=False),
     "qwen3moe": _Architecture("qwen3_moe", _EXPERTS, _qwen3_moe),
     "gemma2": _Architecture("gemma2", _WINDOW | _CAPS, _gemma2),
     "gemma3": _Architecture("gemma3_text", _WINDOW | _CAPS, _gemma3),
     "phi3": _Architecture("phi3", _WINDOW, _phi3, has_head_dim=False),
-    "smollm3": _Architecture("smollm3", more=_llama, has_head_dim=False, tensors_of="llama"),
-    "granite": _Architecture("granite", _MULTIPLIERS, _llama, has_head_dim=False, tensors_of="llama"),
+    "olmoe": _Architecture("olmoe", _WHOLE_EXPERTS | {"attention.clamp_kqv": "clip_qkv"}, _olmoe, has_head_dim=False),
+    "smollm3": _Architecture("smollm3", more=_biases, has_head_dim=False, tensors_of="llama"),
+    "granite": _Architecture("granite", _MULTIPLIERS, _granite, has_head_dim=False, tensors_of="llama"),
+    "granitemoe": _Architecture(
+        "granitemoe",
+        _MULTIPLIERS | _LOCAL_EXPERTS,
+        _granite,
+        has_head_dim=False,
+        tensors_of="llama",
+        names={"ffn_gate_inp.weight": "block_sparse_moe.router.weight"},
+    ),
     "gpt-oss": _Architecture(
         "gpt_oss",
         _WINDOW | _LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},

@@ -59,6 +59,7 @@ _YARN = {
     **{"beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 16},
 }
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama 3.1": ("llama", "llama", {"rope_parameters": _LLAMA3}),
@@ -91,6 +92,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3, long": ("phi3", "phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 256}),
     "smollm3": ("smollm3", "smollm3", {"no_rope_layer_interval": 4}),
     "granite": ("granite", "granite", _MULTIPLIERS),
+    "mixtral": ("llama", "mixtral", _LOCAL_EXPERTS),
+    "qwen2moe": (
+        "qwen2moe",
+        "qwen2_moe",
+        {**_EXPERTS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "norm_topk_prob": False},
+    ),
+    "olmoe": ("olmoe", "olmoe", _EXPERTS),
+    "olmoe, clipped": ("olmoe", "olmoe", {**_EXPERTS, "clip_qkv": 0.5}),
+    "granitemoe": ("granitemoe", "granitemoe", {**_LOCAL_EXPERTS, **_MULTIPLIERS}),
     "gpt-oss": ("gpt-oss", "gpt_oss", {**_LOCAL_EXPERTS, "sliding_window": 16, "rope_parameters": _YARN}),
     "gpt-oss, plain": ("gpt-oss", "gpt_oss", {**_LOCAL_EXPERTS, "rope_parameters": {"rope_theta": 1e4}}),
 }
@@ -105,11 +115,13 @@ _KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "attention.sliding_window": "sliding_window",
 }
 _ALSO = {"num_experts": "num_local_experts"}
 _FLOATS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.clamp_kqv": "clip_qkv",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.scale": "attention_multiplier",
@@ -117,7 +129,7 @@ _FLOATS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_TURNED = ("llama", "smollm3", "granite")
+_TURNED = ("llama", "smollm3", "granite", "granitemoe")
 _HALVES = {"gate_up_proj": ".weight", "gate_up_proj_bias": ".bias", "down_proj": ".weight", "down_proj_bias": ".bias"}
 """Parameters of experts, and how the names of their tensors end."""
 
@@ -136,7 +148,8 @@ def write_architecture(
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     writer = GGUFWriter(str(file), architecture)
     for key, own in _KEYS.items():
-        if isinstance(value := getattr(config, own, getattr(config, _ALSO.get(own, ""), None)), int):
+        value = getattr(config, own, None) or getattr(config, _ALSO.get(own, own), None)
+        if isinstance(value, int) and value:
             writer.add_uint32(f"{architecture}.{key}", value)
     for key, own in _FLOATS.items():
         if isinstance(value := getattr(config, own, None), int | float):
@@ -184,10 +197,15 @@ def _write_tensors(writer: GGUFWriter, model: PreTrainedModel, architecture: str
             _write_experts(writer, name, parameter, form, config.model_type == "gpt_oss")
             continue
         own = names.get_name(name, (".weight", ".bias"))
+        if name.endswith("block_sparse_moe.router.weight"):
+            own = f"blk.{name.split('.')[2]}.ffn_gate_inp.weight"
         if parameter.dim() == 1:
             parameter.add_(0.1 * torch.randn_like(parameter))
             own = f"{own}.weight" if own.endswith("sinks") else own
             writer.add_tensor(own, (parameter + 1 if architecture.startswith("gemma") else parameter).numpy())
+            continue
+        if own.endswith("ffn_gate_inp_shexp.weight"):  # the converter drops dimensions of one
+            writer.add_tensor(own, parameter[0].numpy())
             continue
         count = heads.get(name.split(".")[-2]) if architecture in _TURNED else None
         _write_matrix(writer, own, parameter, "F32" if "gate_inp" in own else form(own), count)

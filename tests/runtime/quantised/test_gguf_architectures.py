@@ -44,7 +44,8 @@ def write_head(file, architecture, **fields):
     writer = GGUFWriter(str(file), architecture)
     sizes = {"context_length": 64, "embedding_length": 64, "block_count": 1, "feed_forward_length": 64}
     for name, value in (sizes | {"attention.head_count": 4} | fields).items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(f"{architecture}.{name}", value)
+        add = {str: writer.add_string, bool: writer.add_bool}.get(type(value), writer.add_uint32)
+        add(f"{architecture}.{name}", value)
     write_tokens(writer)
     writer.add_tensor("token_embd.weight", torch.zeros(len(TOKENS), 64).numpy())
     writer.write_header_to_file()
@@ -63,12 +64,22 @@ def write_head(file, architecture, **fields):
         ("llama", {"attention.value_length": 8}, "keys and values are of unlike lengths"),
         ("llama", {"attention.head_count": 0}, "cannot be read: ZeroDivisionError"),
         ("llama", {"block_count": "many"}, "block_count is 'many', and no number"),
+        ("qwen2moe", {"expert_count": 4, "expert_used_count": 0}, "cannot be read: ZeroDivisionError"),
+        ("olmoe", {"expert_feed_forward_length": 32}, "says olmoe.expert_feed_forward_length = 32, which is not read"),
+        ("granitemoe", {"rope.scaling.finetuned": False}, "positions without rotary angles are not read"),
+        ("deepseek2", {}, r"tiny.gguf \(deepseek2\) is of an architecture that is not read"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path, architecture, fields, says):
     write_head(tmp_path / "tiny.gguf", architecture, **fields)
     with pytest.raises(ModelCheckpointError, match=says):
         checkpoint_folder(tmp_path / "tiny.gguf")
+
+
+def test_widths_of_experts_that_a_file_leaves_out_are_parts_of_the_whole(tmp_path):
+    write_head(tmp_path / "tiny.gguf", "qwen2moe", expert_count=4, expert_used_count=2)
+    fields = ConfigFile.read(checkpoint_folder(tmp_path)).fields
+    assert (fields["moe_intermediate_size"], fields["shared_expert_intermediate_size"]) == (32, 64)
 
 
 def test_gates_and_ups_of_unlike_forms_are_held_as_numbers(tmp_path):
