@@ -34,8 +34,12 @@ _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "activatio
 """Tensors of files that describe activations, not weights."""
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
 """Scales of a quantised KV cache, which no output depends on."""
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj")
+_KINDS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+"""Kinds of an expert's linear layers by their names, the latter of which are Mixtral's."""
+_EXPERT = re.compile(rf"(.+\.experts)\.(\d+)\.({'|'.join(_KINDS)})")
 """An expert's linear layer, as most checkpoints name it."""
+_BLOCK, _OWN_BLOCK = ".block_sparse_moe.", ".mlp."
+"""The part of a layer that holds Mixtral's experts, as its checkpoints and transformers name it."""
 _OWN_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 """Formats of compressed-tensors that are read without its package."""
 
@@ -235,8 +239,11 @@ def _experts(
 
     by_module: dict[str, dict[tuple[str, int], str]] = {}
     for layer in layers:
-        if (match := _EXPERT.fullmatch(layer)) is not None and has_plain_experts(modules.get(match[1])):
-            by_module.setdefault(match[1], {})[match[3], int(match[2])] = layer
+        if (match := _EXPERT.fullmatch(layer)) is None:
+            continue
+        name = match[1] if match[1] in modules else match[1].replace(_BLOCK, _OWN_BLOCK)
+        if has_plain_experts(modules.get(name)):
+            by_module.setdefault(name, {})[_KINDS[match[3]], int(match[2])] = layer
     found, kinds = {}, ("gate", "up", "down")
     for name, own in by_module.items():
         count = modules[name].num_experts

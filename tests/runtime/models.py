@@ -14,6 +14,7 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -91,6 +92,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "mistral": MistralConfig(**SHAPE, sliding_window=WINDOW),
     "gemma3": Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, layer_types=_LAYER_TYPES),
     "qwen3_moe": Qwen3MoeConfig(**SHAPE, **_EXPERTS),
+    "mixtral": MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
     "gemma2": Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, attn_logit_softcapping=3.0),
     "gpt_oss": GptOssConfig(
         **SHAPE, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters={"rope_theta": 1e4}

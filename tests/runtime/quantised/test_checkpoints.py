@@ -29,7 +29,7 @@ def save_quantised(
     random_model(model).save_pretrained(folder)
     tensors, meant = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
             parts, meant[name] = pack(tensor)
             tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in parts.items()}
         else:

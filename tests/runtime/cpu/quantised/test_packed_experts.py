@@ -62,13 +62,14 @@ def test_those_of_a_gguf_file(case, form, tmp_path):
     check_text(loaded, meant, random_prompts((5, 40, 17), len(TOKENS)))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
-def test_those_of_a_checkpoint(case, tmp_path):
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_those_of_a_checkpoint(name, case, tmp_path):
     packed, plain = tmp_path / "packed", tmp_path / "plain"
-    stands_for = save_quantised(packed, *CASES[case], model="qwen3_moe")
+    stands_for = save_quantised(packed, *CASES[case], model=name)
     assert any(".experts." in name for name in stands_for)
-    random_model("qwen3_moe").save_pretrained(plain)
+    random_model(name).save_pretrained(plain)
     tensors = load_file(plain / "model.safetensors")
     contiguous = {name: tensor.contiguous() for name, tensor in stands_for.items()}
     save_file(tensors | contiguous, plain / "model.safetensors", metadata={"format": "pt"})
@@ -147,20 +148,22 @@ def test_experts_without_kernels_are_numbers(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-def test_a_set_of_experts_that_is_not_packed_whole_is_held_as_numbers(tmp_path):
+@pytest.mark.parametrize(
+    ("model", "gate", "up"), [("qwen3_moe", "gate_proj", "up_proj"), ("mixtral", "w1", "w3")], ids=["qwen3", "mixtral"]
+)
+def test_a_set_of_experts_that_is_not_packed_whole_is_held_as_numbers(model, gate, up, tmp_path):
     packed = tmp_path
-    stands_for = save_quantised(packed, *CASES["awq"], model="qwen3_moe")
-    name = next(name for name in stands_for if ".experts.1.up_proj" in name)
+    stands_for = save_quantised(packed, *CASES["awq"], model=model)
+    name = next(name for name in stands_for if f".experts.1.{up}." in name)
     tensors = load_file(packed / "model.safetensors")
     parts = [part for part in tensors if part.startswith(name.removesuffix("weight"))]
     kept = {part: tensor for part, tensor in tensors.items() if part not in parts}
     save_file(kept | {name: stands_for[name].contiguous()}, packed / "model.safetensors")
     loaded = load_model(packed, torch.float32, CPU)
     assert len(experts_of(loaded.model)) == len(loaded.layers) - 1
-    layer, _, _ = name.partition(".experts.")
+    layer = name.partition(".experts.")[0].replace("block_sparse_moe", "mlp")
     held = loaded.model.state_dict()[f"{layer}.experts.gate_up_proj"][1]
-    gate = stands_for[name.replace("up_proj", "gate_proj")]
-    assert torch.equal(held, torch.cat([gate, stands_for[name]]))
+    assert torch.equal(held, torch.cat([stands_for[name.replace(up, gate)], stands_for[name]]))
 
 
 def test_a_model_that_is_copied_or_leaves_float32_has_its_numbers(tmp_path):
