@@ -18,7 +18,7 @@ from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
 logger = logging.getLogger(__name__)
-_FORMAT = 2
+_FORMAT = 3
 """Version of the folders: those that an earlier one made are made again."""
 _ENDS = ("eos", "eot", "eom")
 """Tokens that end a text, by their names in the metadata."""

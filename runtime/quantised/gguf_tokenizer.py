@@ -6,40 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from wingbeat.runtime.hugging_face import load_files
+from wingbeat.runtime.quantised.gguf_splits import PRE_TOKENIZERS
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_GPT2 = _BYTES | {"use_regex": True}
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_CONTRACTIONS = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _split(pattern: str) -> list[dict[str, Any]]:
-    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES]
-
-
-def _by_case(ending: str, numbers: str) -> list[dict[str, Any]]:
-    """Words are split where lower case ends, too."""
-    words = "".join(
-        rf"[^\r\n\p{{L}}\p{{N}}]?{word}{ending}|" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
-    )
-    return _split(words + numbers + _MARKS.replace(r"[\r\n]*", r"[\r\n/]*", 1))
-
-
-_LLAMA3, _QWEN2 = (_split(_CONTRACTIONS + numbers + _MARKS) for numbers in (r"\p{N}{1,3}", r"\p{N}"))
-PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "gpt-2": [_GPT2],
-    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
-    "llama-bpe": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "gpt-4o": _by_case(f"{_ENDINGS}?", r"\p{N}{1,3}"),
-}
-"""Splits of texts before pairs are merged, by `tokenizer.ggml.pre`."""
-_NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
 _CONTROL, _OWN = 3, 4
 """Types of tokens: such as ends of texts, and words that are added whole."""
 
@@ -85,6 +54,7 @@ def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
         raise ModelCheckpointError(
             f"{name} splits texts as {pre!r} does, which is not read: {', '.join(PRE_TOKENIZERS)} are"
         )
+    splits = PRE_TOKENIZERS[pre]
     tokens, types = _field(metadata, "tokens"), _field(metadata, "token_type") or []
     merges = [merge.split(" ", 1) for merge in _field(metadata, "merges")]
     added = [
@@ -100,17 +70,18 @@ def _write_pairs(metadata: Mapping[str, Any], folder: Path, name: str) -> None:
         for number, kind in enumerate(types)
         if kind in (_CONTROL, _OWN)
     ]
-    first = _token(metadata, tokens, "bos") if _field(metadata, "add_bos_token") else None
+    begins = _field(metadata, "add_bos_token")
+    first = _token(metadata, tokens, "bos") if (splits.begins if begins is None else begins) else None
     tokenizer = {
         "version": "1.0",
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if pre in _NORMALISED else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
+        "normalizer": {"type": "NFC"} if splits.is_composed else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits.steps},
         "post_processor": None if first is None else _begun_by(first, tokens.index(first)),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
-            "ignore_merges": pre in ("llama-bpe", "smaug-bpe"),
+            "ignore_merges": splits.keeps_words,
             "vocab": {token: number for number, token in enumerate(tokens)},
             "merges": merges,
         },
