@@ -35,9 +35,9 @@ class HubName(NamedTuple):
 
     @classmethod
     def parse(cls, source: str | Path) -> "HubName | None":
-        """What a user's word says; None for a folder that is there, and for what can be no name of the hub."""
+        """The name that a user's word is; None for a path that is there, and for what can be no name of the hub."""
         match = _NAME.fullmatch(str(source))
-        if match is None or Path(source).is_dir():
+        if match is None or Path(source).exists():
             return None
         return cls(match["repository"], match["revision"])
 

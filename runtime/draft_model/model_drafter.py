@@ -9,7 +9,6 @@ Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees
 """
 
 import logging
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
@@ -253,14 +253,14 @@ def build_draft_model(
     """Load a causal LM as the drafter of a verifier.
 
     Args:
-        source: folder of the draft model.
+        source: folder or GGUF file of the draft model.
 
     Raises:
         FileNotFoundError: it is no checkpoint folder.
         VocabularyError: it numbers its tokens otherwise than the verifier.
         UnsupportedModelError: its architecture cannot be run over a paged cache.
     """
-    folder = Path(source)
+    folder = checkpoint_folder(source)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
     config = read_config(folder)
@@ -275,7 +275,7 @@ def check_draft_model(source: str, target: TargetDescription) -> int:
     Raises:
         ValueError: a file or a size is wrong; one line that names it.
     """
-    file = ConfigFile.read(Path(source))
+    file = ConfigFile.read(checkpoint_folder(source))
     config = load_config(file).get_text_config()
     check_same_vocabulary(file.folder, config.vocab_size, target.path, target.vocab_size)
     check_files(file)

@@ -89,9 +89,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     """Tell which drafter is meant.
 
     Args:
-        drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's
-            head where no model is given, the head that comes with Wingbeat for a named model, a kind that drafts by
-            modules of the model's own checkpoint where it has them, and FALLBACK for all others.
+        drafter: one of NAMES, a folder, a GGUF file, a name of the hub, or the import path of a class. `auto` is the
+            demo pair's head where no model is given, the head that comes with Wingbeat for a named model, a kind that
+            drafts by modules of the model's own checkpoint where it has them, and FALLBACK for all others.
         model: the verifier's folder or its name, as `checkpoint_folder` takes it; None is the demo pair's.
 
     Raises:

@@ -7,6 +7,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import ALLOWED, CHECKPOINT, EAGLE, KINDS, parse_drafter
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hub import checkpoint_folder
 
 
 def kind_of(source: str | Path, model: Path | None = None) -> str:
@@ -20,7 +21,7 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
         CheckpointError: a folder's files cannot be read.
     """
     choice = parse_drafter(source, model)
-    return _kind_of_folder(Path(choice.source)) if choice.kind == CHECKPOINT else choice.kind
+    return _kind_of_folder(checkpoint_folder(choice.source)) if choice.kind == CHECKPOINT else choice.kind
 
 
 def _kind_of_folder(folder: Path) -> str:

@@ -102,7 +102,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: as for `read_tensors`.
     """
-    if (shapes := first("stored_shapes", folder)) is not None:
+    if (shapes := _apart("stored_shapes", folder)) is not None:
         return shapes
     return _read(folder, _safetensors_shapes, lambda file: {k: tuple(v.shape) for k, v in _torch_tensors(file).items()})
 
@@ -115,7 +115,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         DamagedCheckpointError: a file is truncated.
         UnsafeCheckpointError: a file holds code.
     """
-    return _read(folder, load_file, _torch_tensors)
+    found = _apart("stored_tensors", folder, None)
+    return _read(folder, load_file, _torch_tensors) if found is None else found
 
 
 def read_named(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
@@ -125,6 +126,8 @@ def read_named(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
         CheckpointError: as for `read_tensors`.
     """
     wanted = frozenset(names)
+    if (apart := _apart("stored_tensors", folder, wanted)) is not None:
+        return apart
 
     def from_safetensors(file: Path) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as tensors:
@@ -132,6 +135,14 @@ def read_named(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
     found = _read(folder, from_safetensors, _torch_tensors)
     return {name: tensor for name, tensor in found.items() if name in wanted}
+
+
+def _apart(hook: str, folder: Path, *more: Any) -> Any:
+    """Shapes or tensors of a format that a part reads, see `runtime.parts`; None for other folders."""
+    try:
+        return first(hook, folder, *more)
+    except ModelCheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from error
 
 
 def _read(

@@ -4,7 +4,7 @@ A field that this table does not know is refused: what a file says of a model mu
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,11 @@ _MULTIPLIERS = {
 }
 
 
-class _Head(NamedTuple):
+HEAD = "eagle3"
+"""Architecture of draft heads, see `gguf_head`."""
+
+
+class Contents(NamedTuple):
     """Contents of a file: its fields by their names without the architecture's, and its tensors by name."""
 
     fields: Mapping[str, Any]
@@ -59,22 +63,22 @@ class _Head(NamedTuple):
         )
 
 
-def _llama(head: _Head) -> dict[str, Any]:
+def _llama(head: Contents) -> dict[str, Any]:
     """Llama, or Mixtral, which files give the same name."""
     return {"model_type": "mixtral"} if head.fields.get("expert_count") else _biases(head)
 
 
-def _biases(head: _Head) -> dict[str, Any]:
+def _biases(head: Contents) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in head.tensors, "mlp_bias": "blk.0.ffn_up.bias" in head.tensors}
 
 
-def _granite(head: _Head) -> dict[str, Any]:
+def _granite(head: Contents) -> dict[str, Any]:
     if head.fields.get("rope.scaling.finetuned", True) is False:  # as llama.cpp reads the field of this family alone
         raise ValueError("rope.scaling.finetuned is False: positions without rotary angles are not read")
     return _biases(head)
 
 
-def _qwen2_moe(head: _Head) -> dict[str, Any]:
+def _qwen2_moe(head: Contents) -> dict[str, Any]:
     """The widths that files leave out are llama.cpp's."""
     whole, used = head.fields["feed_forward_length"], head.fields["expert_used_count"]
     widths = {"moe_intermediate_size": whole // used, "shared_expert_intermediate_size": whole}
@@ -82,37 +86,37 @@ def _qwen2_moe(head: _Head) -> dict[str, Any]:
     return {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [], **widths, **said}
 
 
-def _qwen3_moe(head: _Head) -> dict[str, Any]:
+def _qwen3_moe(head: Contents) -> dict[str, Any]:
     return {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
-def _olmoe(head: _Head) -> dict[str, Any]:
+def _olmoe(head: Contents) -> dict[str, Any]:
     return {"norm_topk_prob": False}
 
 
-def _gpt_oss(head: _Head) -> dict[str, Any]:
-    angles = _angles(head)
+def _gpt_oss(head: Contents) -> dict[str, Any]:
+    angles = angles_of(head)
     # The models' own rule, which files do not say: the range of angles that YaRN blends is not rounded.
     return {"rope_parameters": angles | ({"truncate": False} if angles["rope_type"] == "yarn" else {})}
 
 
-def _gemma2(head: _Head) -> dict[str, Any]:
+def _gemma2(head: Contents) -> dict[str, Any]:
     return {"query_pre_attn_scalar": _scale_of_gemma(head, 46)}
 
 
-def _gemma3(head: _Head) -> dict[str, Any]:
-    angles = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": _angles(head)}
+def _gemma3(head: Contents) -> dict[str, Any]:
+    angles = {"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}, "full_attention": angles_of(head)}
     return {"query_pre_attn_scalar": _scale_of_gemma(head, 62), "rope_parameters": angles}
 
 
-def _scale_of_gemma(head: _Head, largest: int) -> float:
+def _scale_of_gemma(head: Contents, largest: int) -> float:
     """Files do not say it: llama.cpp goes by the number of layers, too, of which the largest model has others."""
     if head.fields["block_count"] == largest:
         return head.fields["embedding_length"] / head.fields["attention.head_count"]
     return head.head_dim()
 
 
-def _phi3(head: _Head) -> dict[str, Any]:
+def _phi3(head: Contents) -> dict[str, Any]:
     found: dict[str, Any] = {}
     rotated = head.fields.get("rope.dimension_count", head.head_dim())
     angles = {"rope_theta": head.fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}
@@ -133,7 +137,7 @@ class _Architecture(NamedTuple):
     model_type: str
     fields: Mapping[str, str] = {}
     """Fields of the config by those of the file, beside what all have."""
-    more: Callable[[_Head], dict[str, Any]] = lambda head: {}
+    more: Callable[[Contents], dict[str, Any]] = lambda head: {}
     has_head_dim: bool = True
     tensors_of: str | None = None
     """Architecture whose tensors lie likewise, for transformers' reader; None is its own."""
@@ -183,22 +187,37 @@ def config_of(file: GgufFile, name: str) -> dict[str, Any]:
     architecture = file.fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelCheckpointError(f"{name} is of an architecture that is not read: {', '.join(ARCHITECTURES)} are")
-    known, prefix = ARCHITECTURES[architecture], f"{architecture}."
-    fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
-    strange = sorted(fields.keys() - _READ - _WITHOUT_EFFECT - known.fields.keys())
-    if strange:
-        raise ModelCheckpointError(f"{name} says {prefix}{strange[0]} = {fields[strange[0]]!r}, which is not read")
-    missing = sorted(_SIZES.keys() - fields.keys() - {"attention.head_count_kv", "attention.layer_norm_rms_epsilon"})
-    if missing:
-        raise ModelCheckpointError(f"{name} does not say {prefix}{missing[0]}")
-    head = _Head(fields, {tensor.name: tensor for tensor in file.tensors})
+    known = ARCHITECTURES[architecture]
+    fields, _ = fields_of(file, name, known.fields)
+    head = Contents(fields, {tensor.name: tensor for tensor in file.tensors})
     try:
         return _config(known, head, file)
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelCheckpointError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _config(known: _Architecture, head: _Head, file: GgufFile) -> dict[str, Any]:
+def fields_of(file: GgufFile, name: str, own: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the file's architecture by their names without its own, and the config's sizes among them.
+
+    Args:
+        name: of the file, for errors.
+        own: fields that this architecture has beside what all have.
+
+    Raises:
+        ModelCheckpointError: a field is missing, or is none of these; names it.
+    """
+    prefix = f"{file.fields.get('general.architecture')}."
+    fields = {key.removeprefix(prefix): value for key, value in file.fields.items() if key.startswith(prefix)}
+    strange = sorted(fields.keys() - _READ - _WITHOUT_EFFECT - set(own))
+    if strange:
+        raise ModelCheckpointError(f"{name} says {prefix}{strange[0]} = {fields[strange[0]]!r}, which is not read")
+    missing = sorted(_SIZES.keys() - fields.keys() - {"attention.head_count_kv", "attention.layer_norm_rms_epsilon"})
+    if missing:
+        raise ModelCheckpointError(f"{name} does not say {prefix}{missing[0]}")
+    return fields, {own: fields[key] for key, own in _SIZES.items() if key in fields}
+
+
+def _config(known: _Architecture, head: Contents, file: GgufFile) -> dict[str, Any]:
     fields = head.fields
     for key in fields.keys() - {"rope.scaling.type", *_WITHOUT_EFFECT}:
         if type(fields[key]) not in (int, float):  # a list has a size for each layer
@@ -221,11 +240,11 @@ def _config(known: _Architecture, head: _Head, file: GgufFile) -> dict[str, Any]
         raise ValueError(f"heads of {head.head_dim()} numbers do not divide {config['hidden_size']}")
     more = known.more(head)
     if "rope_parameters" not in more:
-        config["rope_parameters"] = _angles(head)
+        config["rope_parameters"] = angles_of(head)
     return config | more
 
 
-def _angles(head: _Head) -> dict[str, Any]:
+def angles_of(head: Contents) -> dict[str, Any]:
     """`rope_parameters`: base, and how positions or angles are stretched."""
     fields = head.fields
     angles = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "rope_type": "default"}

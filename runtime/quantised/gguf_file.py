@@ -15,7 +15,7 @@ import numpy as np
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 _PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-_PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I8": np.int8, "I32": np.int32}
+_PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I8": np.int8, "I32": np.int32, "I64": np.int64}
 _MAGIC, _VERSIONS, _MOST_DIMENSIONS = b"GGUF", (2, 3), 4
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -75,6 +75,12 @@ class _Head:
             raise ValueError("a string is longer than the file")
         self.at += size
         return text.decode("utf-8", errors="replace")
+
+    def name(self) -> str:
+        """A field's or a tensor's, which errors quote."""
+        if not (name := self.string()).isprintable():
+            raise ValueError("a name holds control characters")
+        return name
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -139,7 +145,7 @@ def _read(file: Path, data: np.ndarray) -> GgufFile:
     num_tensors, num_fields = head.number("Q"), head.number("Q")
     fields = {}
     for _ in range(num_fields):
-        name = head.string()
+        name = head.name()
         fields[name] = head.value(head.number("I"))
     found = [_tensor_at(head) for _ in range(num_tensors)]
     alignment = fields.get("general.alignment", 32)
@@ -148,7 +154,7 @@ def _read(file: Path, data: np.ndarray) -> GgufFile:
 
 
 def _tensor_at(head: _Head) -> tuple[str, tuple[int, ...], int, int]:
-    name, num_dimensions = head.string(), head.number("I")
+    name, num_dimensions = head.name(), head.number("I")
     if num_dimensions > _MOST_DIMENSIONS:
         raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
     return name, tuple(head.number("Q") for _ in range(num_dimensions)), head.number("I"), head.number("Q")
@@ -160,6 +166,8 @@ def _tensor(file: Path, size: int, begin: int, name: str, shape: tuple[int, ...]
     form = GGMLQuantizationType(kind)
     block, block_bytes = GGML_QUANT_SIZES[form]
     count = math.prod(shape)
+    if not count:
+        raise ValueError(f"tensor {name} is empty: its shape is {list(reversed(shape))}")
     if count % block or (shape and shape[0] % block):
         raise ValueError(f"tensor {name} of {form.name} has rows of {shape[0]} numbers, which are no whole blocks")
     num_bytes = count // block * block_bytes

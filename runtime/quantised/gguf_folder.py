@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wingbeat.kernels.disk_cache import cache_dir
 from wingbeat.runtime.folder_kinds import gguf_problem
-from wingbeat.runtime.quantised.gguf_config import config_of
+from wingbeat.runtime.quantised.gguf_config import HEAD, config_of
 from wingbeat.runtime.quantised.gguf_file import parts_of, read_gguf
 from wingbeat.runtime.quantised.gguf_tokenizer import write_tokenizer
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
@@ -67,6 +67,7 @@ def folder_of(source: Path) -> Path | None:
             LookupError,
             TypeError,
             AttributeError,
+            ArithmeticError,
         ) as error:
             raise ModelCheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
         try:
@@ -97,6 +98,11 @@ def _write_metadata(file: Path, folder: Path) -> None:
     found = read_gguf(file)
     metadata = found.fields
     name = f"{file.name} ({metadata.get('general.architecture')})"
+    if metadata.get("general.architecture") == HEAD:
+        from wingbeat.runtime.quantised.gguf_head import head_fields
+
+        (folder / "config.json").write_text(json.dumps(head_fields(found, name)))
+        return
     config = config_of(found, name)
     ids = {end: metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", *_ENDS)}
     ends = sorted({ids[end] for end in _ENDS} - {None})

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.runtime.quantised.gguf_blocks import FORMS, grouped_rows
-from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES
+from wingbeat.runtime.quantised.gguf_config import ARCHITECTURES, HEAD
 from wingbeat.runtime.quantised.gguf_experts import experts_of
 from wingbeat.runtime.quantised.gguf_file import GgufTensor, read_gguf
+from wingbeat.runtime.quantised.gguf_head import head_shapes
 from wingbeat.runtime.quantised.packed_loading import empty_model, load_packed, plain_config
 from wingbeat.runtime.tensor_files import GGUF_FILE, ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -84,10 +85,14 @@ def lent_tensors(folder: Path) -> dict[str, Callable[[], Tensor]] | None:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the tensors of a folder that stands for a GGUF file, by the file's names; None for other folders."""
+    """Shapes of the tensors of a folder that stands for a GGUF file, by the file's names, of a head by a head's; None
+    for other folders."""
     if not (folder / GGUF_FILE).exists():
         return None
-    return {one.name: tuple(map(int, reversed(one.shape))) for one in read_gguf(folder / GGUF_FILE).tensors}
+    file = read_gguf(folder / GGUF_FILE)
+    if file.fields.get("general.architecture") == HEAD:
+        return head_shapes(file)
+    return {one.name: tuple(map(int, reversed(one.shape))) for one in file.tensors}
 
 
 def _as_floats(tensor: GgufTensor) -> Tensor:
