@@ -1,4 +1,5 @@
-// A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
+// A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals; of
+// the Gemma kind what attention and MLP make is normed as well.
 // Whatever kind its weights and caches are of, it computes in floats: what it stores and what it leaves is rounded once.
 #pragma once
 
@@ -26,6 +27,9 @@ struct Layer {
     int64_t kind;
     const void *added_qkv, *added_output, *added_gate_up, *added_down;  // read where a batch has `add`
     Convolution attention_conv, mlp_conv;  // around either sublayer, where a layer has them
+    const float *attended_norm, *left_norm;  // of what attention and MLP make, or null
+    float attended_eps, left_eps;
+    int64_t gate_kind;  // a `Gate`
 };
 
 struct Batch {
@@ -53,6 +57,21 @@ static void norm_row(const float* x, const float* weight, float eps, int64_t wid
         vec normed = load_upto(x + i, width - i) * scale * load_upto(weight + i, width - i);
         store_upto(out + i, normed, width - i);
     }
+}
+
+// out[row] = residual[row] + x[row] / rms(x[row]) * weight
+static void add_normed(const float* x, const float* weight, float eps, const float* residual, int64_t num_rows,
+                       int64_t width, float* out) {
+    by_row(num_rows, width, [&](int64_t row) {
+        static thread_local std::vector<float> made;
+        if ((int64_t)made.size() < width) made.resize(width);
+        norm_row(x + row * width, weight, eps, width, made.data());
+        const float* own = residual + row * width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            int64_t left = width - i;
+            store_upto(out + row * width + i, load_upto(own + i, left) + load_upto(made.data() + i, left), left);
+        }
+    });
 }
 
 // Halves turned against each other, as in GPT-NeoX; in place. Of the angles the second halves are read, so that the
@@ -117,10 +136,13 @@ static void added_gate_up(const Layer& layer, const Batch& batch, const float* x
     batch.add(layer.added_gate_up, batch.added, x, layer.hidden, both, width);
     by_row(batch.num_rows, width, [&](int64_t row) {
         const float *gate = both + row * width, *up = gate + half;
-        for (int64_t i = 0; i < half; i += LANES) {
-            int64_t left = half - i;
-            store_upto(active + row * half + i, silu(load_upto(gate + i, left)) * load_upto(up + i, left), left);
-        }
+        by_gate(layer.gate_kind, [&](auto activated) {
+            for (int64_t i = 0; i < half; i += LANES) {
+                int64_t left = half - i;
+                vec gated = activated(load_upto(gate + i, left)) * load_upto(up + i, left);
+                store_upto(active + row * half + i, gated, left);
+            }
+        });
     });
 }
 
@@ -173,10 +195,13 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
                (const Stored*)layer.value_cache, batch.block_size, attended, attended_width);
     });
     const Convolution &around = layer.attention_conv, &within = layer.mlp_conv;
-    products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, around ? nullptr : x, hidden,
-             around ? mixed : middle, hidden);
+    bool apart = around || layer.attended_norm;
+    products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, apart ? nullptr : x, hidden,
+             apart ? mixed : middle, hidden);
     if (around) leave(around, mixed, x, middle);
-    if (adds) batch.add(layer.added_output, batch.added, attended, attended_width, middle, hidden);
+    if (adds)
+        batch.add(layer.added_output, batch.added, attended, attended_width, layer.attended_norm ? mixed : middle, hidden);
+    if (layer.attended_norm) add_normed(mixed, layer.attended_norm, layer.attended_eps, x, num_rows, hidden, middle);
     by_row(num_rows, hidden, [&](int64_t row) {
         norm_row(middle + row * hidden, layer.output_norm, layer.output_eps, hidden, normed + row * hidden);
     });
@@ -184,11 +209,13 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
         added_gate_up(layer, batch, normed, active + num_rows * layer.intermediate, active);
     else
         products(enter(within, normed), hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active,
-                 layer.intermediate);
+                 layer.intermediate, layer.gate_kind);
+    apart = within || layer.left_norm;
     products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr,
-             within ? nullptr : middle, hidden, within ? mixed : out, hidden);
+             apart ? nullptr : middle, hidden, apart ? mixed : out, hidden);
     if (within) leave(within, mixed, middle, out);
-    if (adds) batch.add(layer.added_down, batch.added, active, layer.intermediate, out, hidden);
+    if (adds) batch.add(layer.added_down, batch.added, active, layer.intermediate, layer.left_norm ? mixed : out, hidden);
+    if (layer.left_norm) add_normed(mixed, layer.left_norm, layer.left_eps, middle, num_rows, hidden, out);
 }
 
 // `run_layer` of rows in the layer's kind.

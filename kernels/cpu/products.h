@@ -229,6 +229,15 @@ template <class T>
 static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS>());
 
 // One product, as its tiles see it.
+// The function of a gated MLP's gate: as Python has them.
+enum Gate : int64_t { SILU, GELU_TANH };
+
+template <class Run>
+static inline void by_gate(int64_t gate, const Run& run) {
+    if (gate == GELU_TANH) run(gelu_tanh);
+    else run(silu);
+}
+
 struct Tile {
     const float* x;
     int64_t x_stride, inputs;
@@ -237,7 +246,8 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     const Matrix* matrix;
-    const Matrix* gated;  // silu(matrix) * gated where given; of the same kind
+    const Matrix* gated;  // gate(matrix) * gated where given; of the same kind
+    int64_t gate;         // a `Gate`
     int64_t skipped;      // columns before those that the matrices have
 };
 
@@ -280,7 +290,9 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         if (tile.gated) {
             multiplied(*tile.gated, others, again ? *tile.gated : *tile.matrix, width);
             biased(*tile.gated, others);
-            for (int64_t i = 0; i < count * vectors; i++) sums[i] = silu(sums[i]) * others[i];
+            by_gate(tile.gate, [&](auto active) {
+                for (int64_t i = 0; i < count * vectors; i++) sums[i] = active(sums[i]) * others[i];
+            });
         }
         for (int64_t r = 0; r < count; r++) {
             for (int64_t v = 0; v < vectors && v * LANES < left; v++) {
@@ -377,10 +389,10 @@ static const float* as_rounded(const float* x, int64_t x_stride, int64_t num_row
 }
 
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
-// one matrix, silu(x * matrix) * (x * gated).
+// one matrix, gate(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
                      int num_matrices, const Matrix* gated, const float* residual, int64_t residual_stride, float* out,
-                     int64_t out_stride) {
+                     int64_t out_stride, int64_t gate = SILU) {
     struct Part {
         int matrix;
         int64_t begin, end, offset;
@@ -410,7 +422,7 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         Part part = all_parts[index];
         bool rounds = matrices[part.matrix].is_rounded();
         Tile tile{rounds ? rounded : x, rounds ? rounded_stride : x_stride, inputs, out + part.offset, out_stride, residual ? residual + part.offset : nullptr,
-                  residual_stride, matrices + part.matrix, gated, 0};
+                  residual_stride, matrices + part.matrix, gated, gate, 0};
         all_rows(tile, num_rows, part.begin, part.end);
     });
 }

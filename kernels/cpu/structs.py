@@ -117,6 +117,11 @@ class Layer(Structure):
         ("added_down", c_void_p),
         ("attention_conv", Convolution),
         ("mlp_conv", Convolution),
+        ("attended_norm", c_void_p),
+        ("left_norm", c_void_p),
+        ("attended_eps", c_float),
+        ("left_eps", c_float),
+        ("gate_kind", c_int64),
     ]
 
 

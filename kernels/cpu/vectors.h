@@ -312,6 +312,11 @@ static inline vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(
 // x / (1 + e^-x)
 static inline vec silu(vec x) { return x / (1.0f + exponential(-x)); }
 
+// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+static inline vec gelu_tanh(vec x) {
+    return x / (1.0f + exponential(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+}
+
 #if defined(__AVX512F__)
 #define LOW_PAIRS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH_PAIRS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31

@@ -16,6 +16,21 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.fused import SwappedLayer
 
+GEMMA_LAYERS = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
+    for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3"}.items()
+)
+"""What attention and MLP make is normed, and norms multiply by one more than their weights."""
+LLAMA_NORMS = {"input": "input_layernorm", "output": "post_attention_layernorm"}
+GEMMA_NORMS = {
+    "input": "input_layernorm",
+    "attended": "post_attention_layernorm",
+    "output": "pre_feedforward_layernorm",
+    "left": "post_feedforward_layernorm",
+}
+"""Modules of a layer's norms, by the names of the kernels' fields."""
+GATES = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
+"""Functions of gates as the kernels have them, by the names of their classes."""
 MOST_AHEAD = 1 << 20
 """Numbers that layers may leave before they are asked for."""
 
@@ -43,7 +58,7 @@ class Additions(NamedTuple):
 
 
 class LayerStack:
-    """The layers of a model that run by our kernels.
+    """The layers of a model that run by our kernels, of the Llama or the Gemma kind.
 
     A layer's call runs those behind it too, and their calls give what is there already; each one's output passes
     through the model's own code, and its hooks.
@@ -54,11 +69,13 @@ class LayerStack:
         self.additions: Additions | None = None
         self._layers: dict[int, Layer] = {}
         self._held: dict[int, list[object]] = {}
+        self._kinds: dict[int, str | None] = {}
+        """Kinds of layers that may have rotations of their own."""
         self._at: tuple[Any, ctypes.Array] | None = None
         self._ahead: _Ahead | None = None
 
     def add(self, layer: nn.Module, attention: LayerAttention) -> None:
-        """Take a layer of the Llama kind as it now is, and pack its weights.
+        """Take a layer as it now is, and pack its weights.
 
         Raises:
             ValueError: its weights are not plain ones on the CPU.
@@ -67,10 +84,14 @@ class LayerStack:
         # What the pointers point to must not be freed while the stack lives.
         held: list[object] = []
 
-        def wide(vector: Tensor | None) -> Tensor | None:
-            held.append(None if vector is None else vector.data.float())
-            return held[-1]
+        def norm(module: nn.Module | None) -> tuple[int | None, float]:
+            if module is None:
+                return None, 0.0
+            held.append(module.weight.data.float() + one_more)
+            return held[-1].data_ptr(), module.eps if is_gemma else module.variance_epsilon
 
+        is_gemma = hasattr(layer, GEMMA_NORMS["left"])
+        one_more = 1.0 if is_gemma else 0.0
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         # Gate and up are multiplied together, so that they must be of one kind.
         gated = (mlp.gate_proj, mlp.up_proj)
@@ -84,35 +105,35 @@ class LayerStack:
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
         if matrices[4].kind != matrices[5].kind:
             raise ValueError("gate and up hold numbers of unlike kinds")
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        head_norms = [attn.q_norm, attn.k_norm] if hasattr(attn, "q_norm") else []
+        fields: dict[str, Any] = {}
+        for name, place in (GEMMA_NORMS if is_gemma else LLAMA_NORMS).items():
+            fields[f"{name}_norm"], fields[f"{name}_eps"] = norm(getattr(layer, place))
+        fields["query_norm"], fields["query_eps"] = norm(getattr(attn, "q_norm", None))
+        fields["key_norm"], _ = norm(getattr(attn, "k_norm", None))
+        hidden = layer.input_layernorm.weight
         heads = Heads(
             attention.num_heads,
             attention.num_kv_heads,
             attention.key_dim,
             attention.value_dim,
             attn.scaling,
-            0.0,
+            getattr(attn, "attn_logit_softcapping", None) or 0.0,
             attention.sliding_window or 0,
             None,
         )
+        self._kinds[attn.layer_idx] = getattr(attn, "layer_type", None) if is_gemma else None
         self._layers[attn.layer_idx] = layer_of(
             heads,
-            len(norms[0].weight),
+            len(hidden),
             matrices[4].columns,
-            input_norm=wide(norms[0].weight).data_ptr(),
-            input_eps=norms[0].variance_epsilon,
-            query_eps=head_norms[0].variance_epsilon if head_norms else 0.0,
-            output_eps=norms[1].variance_epsilon,
-            query_norm=wide(head_norms[0].weight).data_ptr() if head_norms else None,
-            key_norm=wide(head_norms[1].weight).data_ptr() if head_norms else None,
             query_key_value=matrices[:3],
             output=matrices[3],
-            output_norm=wide(norms[1].weight).data_ptr(),
             gate=matrices[4],
             up=matrices[5],
             down=matrices[6],
-            kind=KINDS[norms[0].weight.dtype],
+            kind=KINDS[hidden.dtype],
+            gate_kind=GATES[type(mlp.act_fn).__name__],
+            **fields,
         )
         self._held[attn.layer_idx] = held
         self._at = None
@@ -136,6 +157,7 @@ class LayerStack:
     def remove(self, index: int) -> None:
         """Forget a layer."""
         self._layers.pop(index, None)
+        self._kinds.pop(index, None)
         self._held.pop(index, None)
         self._at = None
 
@@ -162,7 +184,7 @@ class LayerStack:
         """Outputs of the layer and of as many behind it as run with it; see `run`."""
         array = self._array(rows.caches)
         count, most = 1, MOST_AHEAD // hidden.numel()
-        while index + count in self._layers and count < most:
+        while index + count in self._layers and count < most and self._kinds[index] == self._kinds[index + count]:
             count += 1
         captured = rows.captured or {}
         for layer in range(index, index + count):
@@ -215,7 +237,13 @@ class CpuLayer(SwappedLayer):
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         if stack is None or rows is None or not stack.fits(rows):
             return super().forward(
-                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
+                hidden_states,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=position_embeddings,
+                **kwargs,
             )
         return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, rows)
 

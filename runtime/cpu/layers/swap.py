@@ -6,18 +6,20 @@ from torch import Tensor, nn
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels, norm_rows
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.cpu.layers.eight_bits import pack_rounded
-from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer, LayerStack, cpu_class
+from wingbeat.runtime.cpu.layers.layer_stack import GATES, GEMMA_LAYERS, CpuLayer, LayerStack, cpu_class
 from wingbeat.runtime.cpu.layers.packed_linears import pack_linear
 from wingbeat.runtime.cpu.layers.packed_modules import PackedRows
 from wingbeat.runtime.cpu.layers.stacked_model import join_model
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.layers.fused import LayerOps, Swap
+from wingbeat.runtime.verifier.layers.fused import KNOWN_LAYERS, LayerOps, Swap
 
 
 class StackSwap(Swap):
     """Layers as those of one stack."""
 
     ops = LayerOps(norm_rows, reference.rotate_and_store, reference.silu_mul)
+    known = KNOWN_LAYERS | GEMMA_LAYERS
+    gates = frozenset(GATES)
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._stack = LayerStack(kernels)

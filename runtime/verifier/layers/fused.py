@@ -55,6 +55,9 @@ class Swap(ABC):
 
     ops: LayerOps
     """Steps of the norms beside them."""
+    known = KNOWN_LAYERS
+    gates = frozenset({"SiLU", "SiLUActivation"})
+    """Functions of MLPs, by the names of their classes."""
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
@@ -127,12 +130,12 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
     """Swap one layer; the reason where it is left as it is."""
     kind = type(layer)
-    if f"{kind.__module__}.{kind.__qualname__}" not in KNOWN_LAYERS:
+    if f"{kind.__module__}.{kind.__qualname__}" not in swap.known:
         return f"{kind.__qualname__} is not known"
     attn, act = layer.self_attn, layer.mlp.act_fn
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
         return f"their heads have {attention.key_dim} and {attention.value_dim} elements"
-    if type(act).__name__ not in ("SiLU", "SiLUActivation"):
+    if type(act).__name__ not in swap.gates:
         return f"{type(act).__name__} in their MLPs"
     expected = _trial(layer, attention)
     try:

@@ -45,7 +45,7 @@ pytestmark = [
 LENGTH = 40
 CPU = torch.device("cpu")
 SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
-OWN_LAYERS = ("llama", "qwen3", "mistral")
+OWN_LAYERS = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
 pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
-OURS = ("llama", "mistral", "qwen3")
+OURS = ("llama", "mistral", "qwen3", "gemma2", "gemma3")
 
 
 def prepared(name: str, **overrides):
@@ -79,14 +79,15 @@ def test_an_embedding_that_the_output_matrix_was_tied_to_stays_a_table():
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_layers_of_the_llama_kind_are_ours_and_give_the_models_numbers(name, num_calls):
+def test_layers_of_known_kinds_are_ours_and_give_the_models_numbers(name, num_calls):
     loaded = prepared(name)
     ours = [isinstance(layer, CpuLayer) for layer in loaded.decoder_layers]
     assert all(ours) if name in OURS else not any(ours)
     model = VerifierModel(loaded, tap_layers=(1, 3))
     num_calls.clear()
     found, expected = both_ways(model, loaded)
-    assert num_calls == ([len(loaded.layers)] if name in OURS else [])
+    assert sum(num_calls) == (len(loaded.layers) if name in OURS else 0)
+    assert name.startswith("gemma") or len(num_calls) <= 1, "layers of one rotation are one call"
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-5)
 
