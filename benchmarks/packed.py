@@ -8,8 +8,9 @@ A MODEL is a folder, a GGUF file or a name; DTYPE is one of `--dtype`, float32 u
 DRAFTER is given, with each of its own drafts that need no model (`LLAMA_DRAFTS`). Both peers read the first MODEL that
 is a GGUF file, by a PYTHON that has `xllamacpp` or `openvino-genai`; OpenVINO reads DIR instead where one is given, as
 `optimum-cli export openvino` makes it. With FORM, one of GGUF's such as Q8_0 or F32, that file's matrices are
-rewritten in it first. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine meets all alike, each with prompts that nobody has answered yet;
-figures are medians over the repeats, with the least and the most. Perplexity is of Spec-Bench's questions.
+rewritten in it first. Each engine has a process of its own, and their blocks alternate, so that a drift of the machine
+meets all alike, each with prompts that nobody has answered yet; figures are medians over the repeats, with the least
+and the most. Perplexity is of Spec-Bench's questions.
 """
 
 import argparse

@@ -285,7 +285,7 @@ def norm_rows(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: floa
     """`wingbeat.kernels.layer.reference.add_rms_norm` of rows without a residual."""
     kernels = cpu_kernels()
     if kernels is None:
-        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
+        return torch.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), eps), hidden
     return kernels.rms_norm(hidden, weight, eps), hidden
 
 

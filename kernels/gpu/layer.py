@@ -46,10 +46,11 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
         ValueError: a tensor is not contiguous, of another shape or dtype, or a row is larger than a program holds.
     """
     size = hidden.shape[-1]
-    parts = [("hidden", hidden, hidden.shape), ("weight", weight, (size,))]
+    parts = [("hidden", hidden, hidden.shape)]
     if residual is not None:
         parts.append(("residual", residual, hidden.shape))
     _check(parts, hidden.dtype)
+    _check_weights([("weight", weight, (size,))], hidden.dtype)
     if size > MOST_HIDDEN:
         raise ValueError(f"hidden has rows of {size}: a norm takes {MOST_HIDDEN} at most")
     normed = torch.empty_like(hidden)
@@ -169,10 +170,9 @@ def rotate_and_store(
     num_kv_heads = key_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
     parts = [("qkv", qkv, qkv.shape), ("cos", cos, (num_tokens, dim)), ("sin", sin, (num_tokens, dim))]
-    parts += [
-        (name, norm, (dim,)) for name, norm in (("query_norm", query_norm), ("key_norm", key_norm)) if norm is not None
-    ]
     _check(parts, qkv.dtype)
+    norms = {"query_norm": query_norm, "key_norm": key_norm}
+    _check_weights([(name, norm, (dim,)) for name, norm in norms.items() if norm is not None], qkv.dtype)
     _check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if (
@@ -259,3 +259,8 @@ def _check(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype)
                 f"{name} is {part.dtype} {tuple(part.shape)}, strides {part.stride()}: "
                 f"contiguous {dtype} {tuple(shape)} needed"
             )
+
+
+def _check_weights(parts: list[tuple[str, Tensor, tuple[int, ...]]], dtype: torch.dtype) -> None:
+    """Check weights of norms, which may be float32 beside any dtype."""
+    _check(parts, torch.float32 if parts and parts[0][1].dtype == torch.float32 else dtype)

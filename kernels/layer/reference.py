@@ -21,7 +21,7 @@ def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: f
     Args:
         hidden: [num_tokens, hidden_size], contiguous.
         residual: what to add first; None norms `hidden` alone.
-        weight: [hidden_size] in the same dtype.
+        weight: [hidden_size] in the same dtype or float32.
 
     Returns:
         [num_tokens, hidden_size] each, of which the second is `hidden` itself where nothing was added.
@@ -61,7 +61,8 @@ def rotate_and_store(
         key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype, or float8_e4m3fn, which is stored as
             `store_kv` does; `value_cache` likewise.
         slot_mapping: int64 [num_tokens], as for `store_kv`.
-        query_norm: [dim], the weight of a norm over each query head, before it is rotated; None has no norm.
+        query_norm: [dim] in the same dtype or float32, the weight of a norm over each query head, before it is rotated;
+            None has no norm.
         key_norm: [dim], likewise of the keys; given where the other one is.
 
     Returns:
@@ -93,7 +94,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = values.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * wide.to(values.dtype)
+    return (weight * wide.to(values.dtype)).to(values.dtype)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from wingbeat.runtime.parts import first, hooks
 from wingbeat.runtime.round.rows import Rows
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, SwappedLayer
+from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
 
 JOINED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -88,9 +89,9 @@ class ModelAdapters(AdapterPlaces):
             place.stack.clear(adapter_id)
 
     def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
-        joins = isinstance(layer, SwappedLayer)
+        joined = JOINED if isinstance(layer, SwappedLayer) else JOINED[:2] if _has_fused_attention(layer) else ()
         linears: dict[str, Any] = {path: module for path, module in layer.named_modules() if module in whole}
-        groups = list(JOINED) if joins else []
+        groups = list(joined)
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
         stacks = [self._stack([linears[path] for path in group]) for group in groups]
         for group, stack in zip(groups, stacks, strict=True):
@@ -100,8 +101,8 @@ class ModelAdapters(AdapterPlaces):
                 add = first("adapt_product", linear) or add_adapters
                 linear.__dict__["_adapters"] = _Adapters(self, stack.part(part), add)
                 linear.__class__ = adapted_class(type(linear))
-        if joins:
-            _add_to(layer, tuple(stacks[: len(JOINED)]))
+        if joined:
+            _add_to(layer, tuple(stacks[: len(joined)]))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
         parts, weight = tuple(linear.out_features for linear in linears), linears[0].weight
@@ -109,10 +110,15 @@ class ModelAdapters(AdapterPlaces):
         return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
 
 
+def _has_fused_attention(layer: nn.Module) -> bool:
+    return isinstance(getattr(layer, "self_attn", None), FusedAttention)
+
+
 def _add_to(layer: Any, stacks: tuple[StackedAdapters, ...]) -> None:
     """Let adapters act on the products of a layer that is swapped."""
-    if isinstance(layer, FusedLayer):
-        layer.add_by(partial(_add, stacks))
+    fused = layer.self_attn if _has_fused_attention(layer) else layer
+    if isinstance(fused, FusedLayer | FusedAttention):
+        fused.add_by(partial(_add, stacks))
     for adapt_layer in hooks("adapt_layer"):
         adapt_layer(layer, stacks)
 

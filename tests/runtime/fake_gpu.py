@@ -330,9 +330,13 @@ def place(module: nn.Module) -> nn.Module:
                 setattr(part, name, torch.empty(value.shape, dtype=value.dtype, device=CUDA))
             elif isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
                 like = (
-                    None if each is None else torch.empty(each.shape, dtype=each.dtype, device=CUDA) for each in value
+                    torch.empty(each.shape, dtype=each.dtype, device=CUDA) if isinstance(each, Tensor) else each
+                    for each in value
                 )
                 part.__dict__[name] = tuple(like)
+    for part in module.modules():
+        if hasattr(part, "join"):  # products of one input, whose weights are parts of one
+            part.join()
     return module
 
 

@@ -7,12 +7,26 @@ import sys
 from collections import Counter
 
 import torch
+from transformers import Gemma3TextConfig, Qwen3MoeConfig
 
 from tests.optional import kept
 from tests.runtime.draft_world import taps_size
 from tests.runtime.fake_gpu import CUDA, FakeGpu, fake_gpu, why_not
 from tests.runtime.fake_gpu_graphs import FakeGraphDevice
-from tests.runtime.gpu_world import ALTERED, CHAIN, GREEDY, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
+from tests.runtime.gpu_world import (
+    ALTERED,
+    CHAIN,
+    GREEDY,
+    IDS,
+    SAMPLED,
+    SHAPE,
+    TREE,
+    engine_config,
+    new_drafter,
+    placed_verifier,
+    serve,
+    verifier,
+)
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
@@ -23,6 +37,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.choice import Choosing
 from wingbeat.runtime.round.shapes import num_graphs
 from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {
@@ -31,6 +46,7 @@ WHOLE_DRAFTS = {
     "an assistant of four layers": ("shared_keys", 4),
 }
 """Kinds whose drafts are counted whole, and layers of each."""
+FULL = ["full_attention"] * 2
 SERVED = EngineConfig(
     max_num_seqs=256, speculation=SpeculationConfig(draft_steps=7, verify_tree_size=60, adaptive=True)
 )
@@ -38,6 +54,8 @@ SERVED = EngineConfig(
 
 LIMITS: dict[str, int] = {
     "layer": 9,
+    "layer of Gemma 3, with fused attention": 15,
+    "layer of Qwen3-MoE, with fused attention": 29,
     "decoding beside its layers, greedy": 39,
     "decoding beside its layers, sampled": 66,
     "decoding beside its layers, altered": 102,
@@ -85,6 +103,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, shape in SHAPES.items():
         found |= _verifier_counts(gpu, name, shape)
+    found |= _other_layers(gpu)
     for name, shape in SHAPES.items():
         found |= _drafter_counts(gpu, name, shape)
     found |= _whole_drafts(gpu)
@@ -101,7 +120,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
 
 def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
     """Of a layer, and of everything beside layers, by the difference between a model of one and of two."""
-    one, two = (_captured(gpu, shape, num_layers) for num_layers in (1, 2))
+    one, two = (_captured(gpu, shape, verifier(num_layers)) for num_layers in (1, 2))
     per_layer = max(two[key] - one[key] for key in one)
     found = {"layer": per_layer}
     for (stage, choosing), total in one.items():
@@ -110,10 +129,27 @@ def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[
     return found
 
 
-def _captured(gpu: FakeGpu, shape: SpeculationConfig, num_layers: int) -> dict[tuple[Stage, Choosing], int]:
+def _other_layers(gpu: FakeGpu) -> dict[str, int]:
+    """Of layers whose attention alone is fused."""
+    shape = SHAPE | IDS | {"tie_word_embeddings": False}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    made = {
+        "Gemma 3": lambda count: Gemma3TextConfig(
+            **shape, num_hidden_layers=count, layer_types=["full_attention"] * count
+        ),
+        "Qwen3-MoE": lambda count: Qwen3MoeConfig(**shape, **experts, num_hidden_layers=count),
+    }
+    found = {}
+    for name, config in made.items():
+        one, two = (_captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
+        found[f"layer of {name}, with fused attention"] = max(two[key] - one[key] for key in one)
+    return found
+
+
+def _captured(gpu: FakeGpu, shape: SpeculationConfig, loaded: LoadedModel) -> dict[tuple[Stage, Choosing], int]:
     """Launches of a verifier's rounds at batch 1: of a forward pass, and of a choice behind it."""
     device = FakeGraphDevice(gpu)
-    engine = Engine(verifier(num_layers), engine_config(shape, 1), DrafterNeeds((0,)), device)
+    engine = Engine(loaded, engine_config(shape, 1), DrafterNeeds((0,)), device)
     engine.runner.prepare_trees()
     found: dict[tuple[Stage, Choosing], int] = {}
     stages = [stage for stage, _ in engine.runner.graphs.stats.captured]

@@ -30,10 +30,10 @@ class StackSwap(Swap):
         layer.__class__ = cpu_class(type(layer))
         layer.__dict__["_stack"] = self._stack
 
-    def take_back(self, layer: nn.Module, kind: type[nn.Module]) -> None:
+    def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
         """See `Swap.take_back`."""
         layer.leave_stack()
-        super().take_back(layer, kind)
+        super().take_back(layer, kind, attention)
 
 
 def swap_layers(parameter: Tensor, deterministic: bool) -> StackSwap | None:

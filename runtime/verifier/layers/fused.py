@@ -8,35 +8,33 @@ q, k and v, and those of gate and up, are joined, and what the model has under t
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows, Segment
-from wingbeat.runtime.verifier.layers.attention import attend_segments
+from wingbeat.runtime.verifier.layers import speed_up
 from wingbeat.runtime.verifier.layers.division import Division
-from wingbeat.runtime.verifier.layers.linears import PackableLinear, add_product, product
+from wingbeat.runtime.verifier.layers.fused_attention import (
+    KNOWN_ATTENTIONS,
+    Add,
+    AttentionHalf,
+    FusedAttention,
+    LayerOps,
+    joined,
+    norm_of,
+)
+from wingbeat.runtime.verifier.layers.linears import add_product, product
 
 logger = logging.getLogger(__name__)
 
 
-class LayerOps(NamedTuple):
-    """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
-
-    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
-    rotate_and_store: Callable[..., Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
-
-
-OPS: dict[str, LayerOps] = {
-    "cuda": LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul),
-}
+OPS: dict[str, LayerOps] = {"cuda": LayerOps()}
 """By type of device. Layers on other devices are left to parts (`runtime.parts: swap_layers`)."""
 
 KNOWN_LAYERS = frozenset(
@@ -56,16 +54,22 @@ class Swap(ABC):
     ops: LayerOps
     """Steps of the norms beside them."""
     known = KNOWN_LAYERS
+    known_attentions: frozenset[str] = frozenset()
+    """Of other layers, whose attention alone is swapped."""
     gates = frozenset({"SiLU", "SiLUActivation"})
     """Functions of MLPs, by the names of their classes."""
+
+    def knows(self, layer: nn.Module) -> bool:
+        """Whether a whole layer is swapped."""
+        return name_of(type(layer)) in self.known
 
     @abstractmethod
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
         """Give a layer another class; raises ValueError, the layer left as it is, for what that does not cover."""
 
-    def take_back(self, layer: nn.Module, kind: type[nn.Module]) -> None:
-        """Give a swapped layer its own class again."""
-        layer.__class__ = kind
+    def take_back(self, layer: nn.Module, kind: type[nn.Module], attention: type[nn.Module]) -> None:
+        """Give a swapped layer, and its attention, their own classes again."""
+        layer.__class__, layer.self_attn.__class__ = kind, attention
 
 
 class OpsSwap(Swap):
@@ -73,12 +77,19 @@ class OpsSwap(Swap):
 
     def __init__(self, ops: LayerOps, division: Division | None) -> None:
         self.ops, self._division = ops, division
+        # An output matrix that is divided has sums behind it, which are its module's.
+        self.known_attentions = KNOWN_ATTENTIONS if division is None else frozenset()
 
     def swap(self, layer: nn.Module, attention: LayerAttention) -> None:
         """See `Swap.swap`."""
-        layer.__class__ = _fused_class(type(layer), FusedLayer)
-        layer.__dict__.update(_ops=self.ops, _window=attention.sliding_window or 0, _division=self._division)
-        layer.join()
+        half = AttentionHalf(layer.self_attn, self.ops, attention)
+        if self.knows(layer):
+            layer.__class__ = _fused_class(type(layer), FusedLayer)
+            layer.__dict__.update(_ops=self.ops, _half=half, _division=self._division)
+            layer.join()
+        else:
+            layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
+            layer.self_attn.__dict__["_half"] = half
         # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator
         # they would be a second copy of the layers in the end, while the drafter loads on the same card.
         torch.cuda.empty_cache()
@@ -113,7 +124,7 @@ def fuse(
         if "_ops" not in vars(module):
             _fuse_norm(module, swap.ops)
     num_fused = len(layers) - sum(left.values())
-    reasons = "; ".join(f"{count} run as they are: {reason}" for reason, count in left.items())
+    reasons = "; ".join(f"{count} are not: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
     return num_fused
 
@@ -129,14 +140,17 @@ def _swap_of(parameter: Tensor, ops: LayerOps | None, deterministic: bool, divis
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, division: Division | None) -> str | None:
     """Swap one layer; the reason where it is left as it is."""
-    kind = type(layer)
-    if f"{kind.__module__}.{kind.__qualname__}" not in swap.known:
+    kind, attn = type(layer), getattr(layer, "self_attn", None)
+    is_whole, attention_kind = swap.knows(layer), type(attn)
+    # `speed_up` has put a class of its own before some.
+    is_ours = attention_kind.__module__ == speed_up.__name__
+    if not is_whole and name_of(attention_kind.__base__ if is_ours else attention_kind) not in swap.known_attentions:
         return f"{kind.__qualname__} is not known"
-    attn, act = layer.self_attn, layer.mlp.act_fn
     if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
         return f"their heads have {attention.key_dim} and {attention.value_dim} elements"
-    if type(act).__name__ not in swap.gates:
-        return f"{type(act).__name__} in their MLPs"
+    gate = type(layer.mlp.act_fn).__name__ if is_whole else None
+    if is_whole and gate not in swap.gates:
+        return f"{gate} in their MLPs"
     expected = _trial(layer, attention)
     try:
         swap.swap(layer, attention)
@@ -148,12 +162,13 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     if division is not None:
         problem = division.agree(problem)
     if problem is not None:
-        swap.take_back(layer, kind)
-    return problem
+        swap.take_back(layer, kind, attention_kind)
+    return problem or (None if is_whole else f"attention alone is, since {kind.__qualname__} is not known")
 
 
-Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
-"""Adds to a product of inputs, in place; products are of q, k and v, of the output, of gate and up, and of down."""
+def name_of(kind: type) -> str:
+    """Module and name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class SwappedLayer(nn.Module):
@@ -167,8 +182,8 @@ class FusedLayer(SwappedLayer):
     """A layer of `LayerOps`."""
 
     _ops: LayerOps
-    _window: int
-    _add: "Add | None" = None
+    _half: AttentionHalf
+    _add: Add | None = None
     _division: Division | None = None
 
     def forward(
@@ -190,25 +205,10 @@ class FusedLayer(SwappedLayer):
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
         ops, before = self._ops, hidden_states[0]
-        cos, sin = (part[0] for part in position_embeddings)
-        normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
-        qkv = self._added(self._qkv(normed), normed, 0, rows)
-        qkv = qkv.unflatten(-1, (-1, attn.head_dim))
-        cache, norms = rows.caches[attn.layer_idx], ()
-        if hasattr(attn, "q_norm"):
-            norms = (attn.q_norm.weight, *_norm_of(attn.k_norm))
-        query = ops.rotate_and_store(qkv, cos, sin, *cache, rows.slot_mapping, *norms)
-        mixed = attend_segments(
-            query,
-            *cache,
-            rows.segments,
-            attn.scaling,
-            sliding_window=self._window,
-            packed=rows.packed,
-        )
-        attended = mixed.flatten(1)
+        normed, _ = ops.add_rms_norm(before, None, *norm_of(self.input_layernorm))
+        attended = self._half(normed, position_embeddings, rows)
         mixed = self._summed(self._added(product(attn.o_proj, attended), attended, 1, rows))
-        normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
+        normed, total = ops.add_rms_norm(mixed, before, *norm_of(self.post_attention_layernorm))
         active = ops.silu_mul(self._added(self._gate_up(normed), normed, 2, rows))
         if self._division is not None and not self._division.first:
             out = functional.linear(active, mlp.down_proj.weight)
@@ -224,15 +224,14 @@ class FusedLayer(SwappedLayer):
         """A product with what is added to it, in place."""
         return out if self._add is None else self._add(out, x, product, rows)
 
-    def add_by(self, add: "Add") -> None:
+    def add_by(self, add: Add) -> None:
         """Let a part of the runtime add to the layer's products."""
-        self.__dict__["_add"] = add
+        self.__dict__["_add"] = self._half.add = add
 
     def join(self) -> None:
         """Take the projections as they now are."""
-        attn, mlp = self.self_attn, self.mlp
-        self.__dict__["_qkv"] = joined([attn.q_proj, attn.k_proj, attn.v_proj])
-        self.__dict__["_gate_up"] = joined([mlp.gate_proj, mlp.up_proj])
+        self._half.join()
+        self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedLayer":
         super()._apply(fn, recurse)
@@ -248,56 +247,40 @@ class FusedNorm(nn.Module):
     """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
 
     _ops: LayerOps | None = None
+    _wide: tuple[Tensor, float] | None = None
+    """Weight and epsilon where the weight is another one than the module's."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
         if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)
+        return self._ops.add_rms_norm(rows, None, *(self._wide or norm_of(self)))[0].view(hidden_states.shape)
 
+    def join(self) -> None:
+        """Take the weight as it now is."""
+        self.__dict__["_wide"] = None if hasattr(self, "variance_epsilon") else norm_of(self)
 
-def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
-    """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
-
-    The linears keep their shapes and their values; their memory is now part of the result's.
-    """
-    packed = first("join_packed", linears)
-    if packed is not None:
-        return packed
-    weights = [linear.weight.data for linear in linears]
-    by_input = not weights[0].is_contiguous()
-    weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
-    begin = 0
-    for linear in linears:
-        rows = slice(begin, begin + len(linear.weight))
-        linear.weight.data = weight[rows]
-        if bias is not None:
-            linear.bias.data = bias[rows]
-        if isinstance(linear, PackableLinear):
-            linear.lay()
-        begin = rows.stop
-    return partial(functional.linear, weight=weight, bias=bias)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedNorm":
+        super()._apply(fn, recurse)
+        self.join()
+        return self
 
 
 def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
     weight, kind = getattr(module, "weight", None), type(module)
     if not kind.__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return
-    if not hasattr(module, "variance_epsilon"):
+    if not hasattr(module, "variance_epsilon") and not (kind.__name__.startswith("Gemma") and hasattr(module, "eps")):
         return
     rows = _rows(len(weight), weight)
     expected = module(rows)
     module.__class__ = _fused_class(kind, FusedNorm)
     module.__dict__["_ops"] = ops
+    module.join()
     if not _alike(module(rows), expected):
         module.__class__ = kind
-        del module.__dict__["_ops"]
-
-
-def _norm_of(module: nn.Module) -> tuple[Tensor, float]:
-    return module.weight, module.variance_epsilon
+        del module.__dict__["_ops"], module.__dict__["_wide"]
 
 
 @cache

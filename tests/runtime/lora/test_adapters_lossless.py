@@ -17,10 +17,9 @@ from tests.runtime.models import (
 )
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.layers.fused import LayerOps
+from wingbeat.runtime.verifier.layers.fused_attention import LayerOps
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
@@ -109,10 +108,10 @@ def test_without_the_kernels_of_cpus_texts_are_the_same():
 
 
 @pytest.mark.slow
-def test_layers_that_join_their_products_join_their_adapters(monkeypatch):
-    ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
-    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
-    world = LoraWorld("llama", kinds={"all": KINDS["all"], "patterned": KINDS["patterned"]})
+@pytest.mark.parametrize("name", ["llama", "gemma3"], ids=["layers", "attention alone"])
+def test_layers_that_join_their_products_join_their_adapters(monkeypatch, name):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": LayerOps()})
+    world = LoraWorld(name, kinds={"all": KINDS["all"], "patterned": KINDS["patterned"]})
     with engine_of(world, TREE, on_host=False) as engine:
         check_mixed(engine, world)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.packed import modules
 from wingbeat.runtime.parts import first
 from wingbeat.runtime.quantised import packed_loading
@@ -16,7 +15,7 @@ def as_on_a_gpu(monkeypatch):
     def first_of_all(name, *given):
         return getattr(modules, name)(*given) if name in ("pack_weight", "pack_experts") else first(name, *given)
 
-    ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+    ops = LayerOps()
     monkeypatch.setattr(modules, "DEVICES", {"cpu"})
     monkeypatch.setattr(packed_loading, "first", first_of_all)
     monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})

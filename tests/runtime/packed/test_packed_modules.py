@@ -34,7 +34,7 @@ def test_text_of_a_file_is_that_of_its_numbers(tmp_path, form):
     loaded = load_model(checkpoint_folder(tmp_path), torch.float32, CPU)
     assert packed_of(loaded.model)
     assert all(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
-    assert isinstance(loaded.decoder_layers[0]._qkv, JoinedProduct)
+    assert isinstance(loaded.decoder_layers[0]._half.qkv, JoinedProduct)
     state, expected = loaded.model.state_dict(), meant.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], weight) for name, weight in expected.items())
@@ -62,12 +62,12 @@ def test_checkpoints_stay_packed_in_half_precision(tmp_path, case):
 def test_projections_of_one_form_are_one_launch(tmp_path):
     write_model(tmp_path / "tiny.gguf", "Q4_0")
     layer = load_model(checkpoint_folder(tmp_path), torch.float32, CPU).decoder_layers[0]
-    (part,) = layer._qkv._parts
+    (part,) = layer._half.qkv._parts
     attention = layer.self_attn
     assert attention.q_proj.held.values.data_ptr() == part[1].values.data_ptr()
     rows = torch.randn(3, attention.q_proj.in_features)
     each = torch.cat([one(rows) for one in (attention.q_proj, attention.k_proj, attention.v_proj)], dim=1)
-    assert torch.equal(layer._qkv(rows), each)
+    assert torch.equal(layer._half.qkv(rows), each)
 
 
 def test_a_copy_shares_what_is_packed_and_moves_as_a_whole(tmp_path):

@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork, Work
 
 from tests.runtime.recorded_graphs import Call, Recorder, RecordingDevice
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.verifier.layers.fused import LayerOps
 
-OPS = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+OPS = LayerOps()
 """Steps of fused layers on the CPU: those of CUDA are Triton's."""
 
 

@@ -115,7 +115,7 @@ def test_layers_are_fused_on_all_ranks_or_none(wrong, second, tmp_path, monkeypa
     with led_model(second, model, tmp_path, LIMITS, ops=steps[1]) as led:
         assert Run(led_engine(led, led.limits), PROMPTS, PARAMS).finish() == expected
     [line] = [line for line in caplog.messages if "decoder layers are fused" in line]
-    assert line == "0 of 4 decoder layers are fused; 4 run as they are: rank 0: a trial gives other numbers"
+    assert line == "0 of 4 decoder layers are fused; 4 are not: rank 0: a trial gives other numbers"
 
 
 def test_experts_of_ranks_are_captured(second, tmp_path):

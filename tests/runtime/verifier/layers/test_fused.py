@@ -10,12 +10,13 @@ from torch import nn
 from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.models import CONFIGS, noisy, random_model
-from wingbeat.kernels.layer import reference
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, LayerOps, fuse
+from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
-OPS = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+OPS = LayerOps()
 FUSED = ("llama", "mistral", "qwen3")
+ATTENTION_FUSED = ("gemma2", "gemma3", "qwen3_moe", "mixtral")
 
 
 def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
@@ -30,6 +31,15 @@ def test_known_layers_are_fused_and_pass_the_trial_against_transformers(monkeypa
     loaded = prepared(monkeypatch, name)
     fused = [isinstance(layer, FusedLayer) for layer in loaded.decoder_layers]
     assert all(fused) if name in FUSED else not any(fused)
+    halves = [isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers]
+    assert all(halves) if name in ATTENTION_FUSED else not any(halves)
+
+
+@pytest.mark.parametrize("name", ATTENTION_FUSED)
+def test_attention_of_other_layers_is_fused_in_half_precision(monkeypatch, name):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": OPS})
+    loaded = prepare_model(noisy(name).bfloat16(), name)
+    assert all(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
 
 
 def test_layers_with_biases_are_fused(monkeypatch):
@@ -47,7 +57,7 @@ def test_weights_keep_names_and_values_and_lie_in_the_joined_ones(monkeypatch):
     with torch.no_grad():
         layer.self_attn.k_proj.weight.fill_(7)
     num_queries = len(layer.self_attn.q_proj.weight)
-    assert bool((layer._qkv.keywords["weight"][num_queries : num_queries + 4] == 7).all())
+    assert bool((layer._half.qkv.keywords["weight"][num_queries : num_queries + 4] == 7).all())
 
 
 def test_a_copy_has_its_own_weights(monkeypatch):
@@ -61,7 +71,7 @@ def test_a_copy_has_its_own_weights(monkeypatch):
 
 def test_a_model_that_moves_takes_its_joined_weights_along(monkeypatch):
     layer = prepared(monkeypatch, "llama").decoder_layers[0].to(torch.bfloat16)
-    qkv, gate_up = (joined.keywords["weight"] for joined in (layer._qkv, layer._gate_up))
+    qkv, gate_up = (joined.keywords["weight"] for joined in (layer._half.qkv, layer._gate_up))
     assert qkv.dtype == gate_up.dtype == torch.bfloat16
     assert layer.self_attn.q_proj.weight.data_ptr() == qkv.data_ptr()
 
@@ -76,7 +86,7 @@ def test_a_layer_that_a_step_would_change_is_left_and_said(monkeypatch, caplog, 
         loaded = prepared(monkeypatch, "llama", OPS._replace(**{broken: wrong}))
     assert not any(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
     [line] = [record.getMessage() for record in caplog.records if "decoder layers are fused" in record.getMessage()]
-    assert line == "0 of 4 decoder layers are fused; 4 run as they are: a trial gives other numbers"
+    assert line == "0 of 4 decoder layers are fused; 4 are not: a trial gives other numbers"
 
 
 def test_another_activation_is_left(monkeypatch):
@@ -88,9 +98,25 @@ def test_the_norm_behind_the_layers_is_fused_too(monkeypatch):
     assert isinstance(prepared(monkeypatch, "llama").model.model.norm, FusedNorm)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_that_multiply_by_one_more_than_their_weight_are_fused(monkeypatch, dtype):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": OPS})
+    model = prepare_model(noisy("gemma2").to(dtype), "gemma2").model
+    norm, rows = model.model.norm, torch.randn(3, model.config.hidden_size).to(dtype)
+    assert isinstance(norm, FusedNorm)
+    with torch.no_grad():
+        norm.weight.fill_(1.0)
+        expected = 2 * rows.float() * rows.float().square().mean(-1, keepdim=True).rsqrt()
+        torch.testing.assert_close(norm.to(torch.float32)(rows.float()), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_norms_of_another_formula_are_left(monkeypatch):
-    """Gemma's weight is a difference to one."""
-    assert not any(isinstance(part, FusedNorm) for part in prepared(monkeypatch, "gemma2").model.modules())
+    model = noisy("llama")
+    kind = type(model.model.norm)
+    doubled = type("DoubledRMSNorm", (kind,), {"forward": lambda self, rows: 2 * kind.forward(self, rows)})
+    model.model.norm.__class__ = doubled
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": OPS})
+    assert type(prepare_model(model, "llama").model.model.norm) is doubled
 
 
 def test_devices_without_such_steps_are_left_alone():

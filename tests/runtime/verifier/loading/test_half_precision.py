@@ -18,7 +18,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.trained_like import MODELS, trained_like
 from wingbeat.runtime.round.rows import Rows, Segment
-from wingbeat.runtime.verifier.layers import attention, fused
+from wingbeat.runtime.verifier.layers import attention, fused_attention
 from wingbeat.runtime.verifier.loading import exact, loader, trial
 from wingbeat.runtime.verifier.loading.exact import exact_copy, in_float32
 from wingbeat.runtime.verifier.loading.reference import reference_logits, trial_texts
@@ -148,7 +148,7 @@ def test_a_mistake_in_attention_is_found(monkeypatch, mistake, name, dtype):
         return original(query, keys, values, segments, scaling, packed=packed, **options)
 
     model = trained_like(name, dtype)
-    for module in (attention, fused):
+    for module in (attention, fused_attention):
         monkeypatch.setattr(module, "attend_segments", wrong)
     refusal(model)
 

@@ -1,0 +1,146 @@
+"""The attention half of a decoder layer as few steps of its device, for whole fused layers and for attention modules of
+layers whose other half is transformers' own."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wingbeat.kernels.layer import reference
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.parts import first
+from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
+from wingbeat.runtime.verifier.layers.attention import attend_segments
+from wingbeat.runtime.verifier.layers.linears import PackableLinear, product
+
+KNOWN_ATTENTIONS = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}Attention"
+    for family, name in {
+        "gemma2": "Gemma2",
+        "gemma3": "Gemma3",
+        "granite": "Granite",
+        "granitemoe": "GraniteMoe",
+        "mixtral": "Mixtral",
+        "qwen2_moe": "Qwen2Moe",
+        "qwen3_moe": "Qwen3Moe",
+    }.items()
+)
+"""Products of q, k and v, norms of queries and keys or none, a rotation in halves, attention, a product."""
+
+Add = Callable[[Tensor, Tensor, int, Rows], Tensor]
+"""Adds to a product of inputs, in place; products are of q, k and v, of the output, of gate and up, and of down."""
+
+
+class LayerOps(NamedTuple):
+    """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
+
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = reference.add_rms_norm
+    rotate_and_store: Callable[..., Tensor] = reference.rotate_and_store
+    silu_mul: Callable[[Tensor], Tensor] = reference.silu_mul
+
+
+class AttentionHalf:
+    """From the normed inputs of a layer to what its heads attend to."""
+
+    add: "Add | None" = None
+
+    def __init__(self, attn: nn.Module, ops: LayerOps, attention: LayerAttention) -> None:
+        self.attn, self.ops, self.window = attn, ops, attention.sliding_window or 0
+        self.join()
+
+    def join(self) -> None:
+        """Take the projections and the norms as they now are."""
+        attn: Any = self.attn
+        self.qkv, self.norms = joined([attn.q_proj, attn.k_proj, attn.v_proj]), ()
+        if hasattr(attn, "q_norm"):
+            self.norms = (norm_of(attn.q_norm)[0], *norm_of(attn.k_norm))
+
+    def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
+        attn: Any = self.attn
+        qkv = self.qkv(normed)
+        if self.add is not None:
+            qkv = self.add(qkv, normed, 0, rows)
+        cos, sin = (part[0] for part in position_embeddings)
+        cache = rows.caches[attn.layer_idx]
+        query = self.ops.rotate_and_store(
+            qkv.unflatten(-1, (-1, attn.head_dim)), cos, sin, *cache, rows.slot_mapping, *self.norms
+        )
+        mixed = attend_segments(
+            query,
+            *cache,
+            rows.segments,
+            attn.scaling,
+            sliding_window=self.window,
+            softcap=getattr(attn, "attn_logit_softcapping", None),
+            packed=rows.packed,
+        )
+        return mixed.flatten(1)
+
+
+class FusedAttention(nn.Module):
+    """A forward that an attention module has before its own class's. Weights, names and submodules stay."""
+
+    _half: AttentionHalf
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """As the module's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
+        rows: Rows | None = kwargs.get(ROWS_KEYWORD)
+        if rows is None or self.layer_idx in (rows.captured or ()) or torch.compiler.is_compiling():
+            return super().forward(hidden_states, position_embeddings=position_embeddings, **kwargs)
+        attended = self._half(hidden_states[0], position_embeddings, rows)
+        out, add = product(self.o_proj, attended), self._half.add
+        return (out if add is None else add(out, attended, 1, rows))[None], None
+
+    def add_by(self, add: Add) -> None:
+        """Let a part of the runtime add to the products."""
+        self._half.add = add
+
+    def join(self) -> None:
+        """Take the projections and the norms as they now are."""
+        self._half.join()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedAttention":
+        super()._apply(fn, recurse)
+        self.join()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.join()  # a copy of a view is memory of its own
+
+
+def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """Products of one input as one [num_rows, in] -> [num_rows, out], weights in the first one's layout.
+
+    The linears keep their shapes and their values; their memory is now part of the result's.
+    """
+    packed = first("join_packed", linears)
+    if packed is not None:
+        return packed
+    weights = [linear.weight.data for linear in linears]
+    by_input = not weights[0].is_contiguous()
+    weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    begin = 0
+    for linear in linears:
+        rows = slice(begin, begin + len(linear.weight))
+        linear.weight.data = weight[rows]
+        if bias is not None:
+            linear.bias.data = bias[rows]
+        if isinstance(linear, PackableLinear):
+            linear.lay()
+        begin = rows.stop
+    return partial(functional.linear, weight=weight, bias=bias)
+
+
+def norm_of(module: nn.Module) -> tuple[Tensor, float]:
+    """The weight and the epsilon of a norm; Gemma's multiply by one more than their weights, in float32."""
+    if hasattr(module, "variance_epsilon"):
+        return module.weight, module.variance_epsilon
+    return module.weight.data.float() + 1.0, module.eps
