@@ -9,7 +9,6 @@ drafter_kinds = (
     DrafterKind(
         "assistant",
         "wingbeat.runtime.assistants.shared_kv_drafter:build_shared_kv",
-        "wingbeat.runtime.assistants.shared_kv_drafter:check_shared_kv",
         folder="",
         claims="wingbeat.runtime.assistants.part:is_assistant",
     ),

@@ -32,8 +32,6 @@ from wingbeat.runtime.hugging_face import read_config
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.round.rows import Segment
-from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 
 class SharedKvDrafter(StagedDrafter):
@@ -177,9 +175,3 @@ def build_shared_kv(
     return SharedKvDrafter(
         head, kv_layers, layers, speculation, target.num_layers, graph_device_of(options, head.embedding.device)
     )
-
-
-def check_shared_kv(source: str, target: TargetDescription) -> int:
-    """Refuse an assistant whose files are not all there."""
-    check_files(ConfigFile.read(Path(source)))
-    return target.hidden_size

@@ -29,8 +29,6 @@ from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.round.rows import Rows, Segment, joined
-from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
@@ -267,17 +265,3 @@ def build_draft_model(
     check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
     loaded = load_model(folder, options.dtype, torch.device(options.device))
     return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device))
-
-
-def check_draft_model(source: str, target: TargetDescription) -> int:
-    """Refuse a model that could not be loaded beside a verifier; reads no weights.
-
-    Raises:
-        ValueError: a file or a size is wrong; one line that names it.
-    """
-    file = ConfigFile.read(checkpoint_folder(source))
-    config = load_config(file).get_text_config()
-    check_same_vocabulary(file.folder, config.vocab_size, target.path, target.vocab_size)
-    check_files(file)
-    check_weights(file)
-    return 0

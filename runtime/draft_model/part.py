@@ -6,7 +6,6 @@ drafter_kinds = (
     DrafterKind(
         "draft_model",
         "wingbeat.runtime.draft_model.model_drafter:build_draft_model",
-        "wingbeat.runtime.draft_model.model_drafter:check_draft_model",
         folder="a draft model",
     ),
 )

@@ -16,7 +16,6 @@ from wingbeat.runtime.tensor_files import read_fields, tensor_files
 EAGLE = DrafterKind(
     "eagle",
     "wingbeat.runtime.drafters.eagle:build_eagle",
-    check="wingbeat.runtime.checks.drafter_fit:check_eagle_head",
     folder="an EAGLE head",
     claims="wingbeat.runtime.heads.layouts:holds_head",
     readings="wingbeat.runtime.heads.load:head_conventions",

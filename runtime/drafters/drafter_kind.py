@@ -12,9 +12,6 @@ class DrafterKind(NamedTuple):
     name: str
     build: str
     """The function (what the user gave, verifier, shape of the trees, options) -> drafter."""
-    check: str | None = None
-    """The function (what the user gave, verifier) -> values per position that the drafter taps; raises ValueError where
-    the drafter could not be loaded. None taps none, and can always be loaded."""
     folder: str | None = None
     """A folder's content, as errors list it; empty for a special case of another kind's."""
     claims: str | None = None

@@ -4,7 +4,7 @@ Knows nothing of what the tensors mean. Nothing in a file is run: pickles are re
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,24 +117,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     found = _apart("stored_tensors", folder, None)
     return _read(folder, load_file, _torch_tensors) if found is None else found
-
-
-def read_named(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of the named tensors that are there, without the values of others where the format allows that.
-
-    Raises:
-        CheckpointError: as for `read_tensors`.
-    """
-    wanted = frozenset(names)
-    if (apart := _apart("stored_tensors", folder, wanted)) is not None:
-        return apart
-
-    def from_safetensors(file: Path) -> dict[str, Tensor]:
-        with safe_open(file, framework="pt") as tensors:
-            return {name: tensors.get_tensor(name) for name in wanted.intersection(tensors.keys())}
-
-    found = _read(folder, from_safetensors, _torch_tensors)
-    return {name: tensor for name, tensor in found.items() if name in wanted}
 
 
 def _apart(hook: str, folder: Path, *more: Any) -> Any:

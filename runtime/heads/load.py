@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.eagle1 import Eagle1Head
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.files import (
     CheckpointError,
     fields_refused,
     find_folder,
     read_config,
-    read_named,
     read_shapes,
     read_tensors,
 )
@@ -159,9 +158,12 @@ def load_eagle_head(
         convention = convention or readings[0]
         config = checkpoint.config(target_hidden_size, convention)
         tensors = plain_tensors(checkpoint.raw, read_tensors(checkpoint.folder))
-        head, state, token_ids, borrowed = _fit(
-            checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
-        )
+        with torch.device("meta"), fields_refused():
+            head = config.new_head()
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in checkpoint.layout.ignored}
+        token_ids, borrowed = fit_vocabulary(tensors, config, target_vocab_size, target_embedding, target_lm_head)
+        state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
+        state = in_turning_order(state, config)
     # `assign` keeps a borrowed embedding shared with the target.
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
@@ -170,59 +172,6 @@ def load_eagle_head(
     head = head.to(device).eval().requires_grad_(False).with_convention(convention)
     _log(path, checkpoint, head, len(readings), borrowed)
     return head
-
-
-def check_head(
-    path: str | Path,
-    *,
-    target_hidden_size: int,
-    target_num_layers: int,
-    target_vocab_size: int,
-    lends_embedding: bool = True,
-    lends_lm_head: bool = True,
-) -> HeadConvention:
-    """Everything that `load_eagle_head` checks, from the names and shapes of the tensors; the likeliest reading.
-
-    Args:
-        lends_embedding: whether the target has an embedding [target_vocab_size, target_hidden_size] to lend.
-        lends_lm_head: whether it has an output matrix of that shape.
-
-    Raises:
-        CheckpointError: as `load_eagle_head`.
-    """
-    checkpoint = read_checkpoint(path)
-    with checkpoint.says_whose(Sizes(target_hidden_size, target_vocab_size, target_num_layers)):
-        convention = checkpoint.conventions(target_num_layers, target_hidden_size)[0]
-        config = checkpoint.config(target_hidden_size, convention)
-        tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
-        tensors |= read_named(checkpoint.folder, ("d2t", "t2d"))
-        lent = torch.empty(target_vocab_size, target_hidden_size, device="meta")
-        lent_embedding, lent_lm_head = lent if lends_embedding else None, lent if lends_lm_head else None
-        _fit(checkpoint, config, tensors, target_vocab_size, lent_embedding, lent_lm_head)
-    return convention
-
-
-def _fit(
-    checkpoint: HeadCheckpoint,
-    config: EagleHeadConfig | Eagle1HeadConfig,
-    found: Mapping[str, Tensor],
-    target_vocab_size: int,
-    target_embedding: Lent,
-    target_lm_head: Lent,
-) -> tuple[EagleHead | Eagle1Head, dict[str, Tensor], Tensor, list[str]]:
-    """A head on the meta device, its state, its token map, and the names of what the target lends."""
-    if config.vocab_size != target_vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
-    with torch.device("meta"), fields_refused():
-        head = config.new_head()
-    tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
-    token_ids = draft_token_ids(tensors, config)
-    lent = {"embed_tokens.weight": target_embedding}
-    if config.draft_vocab_size == config.vocab_size:
-        lent["lm_head.weight"] = target_lm_head
-    borrowed = borrow(tensors, lent)
-    state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
-    return head, in_turning_order(state, config), token_ids, borrowed
 
 
 def _log(
@@ -251,6 +200,23 @@ def _log(
         "one reading" if num_readings == 1 else f"one of {num_readings} readings",
         ", ".join(borrowed) or "nothing",
     )
+
+
+def fit_vocabulary(
+    tensors: dict[str, Tensor], config: Vocabularies, target_vocab_size: int, embedding: Lent, lm_head: Lent
+) -> tuple[Tensor, list[str]]:
+    """Fit a file's tensors to the target's vocabulary: the head's token map, and the names of what the target lends.
+
+    Raises:
+        CheckpointError: the target has another vocabulary, or the token map leads elsewhere.
+    """
+    if config.vocab_size != target_vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
+    token_ids = draft_token_ids(tensors, config)
+    lent = {"embed_tokens.weight": embedding}
+    if config.draft_vocab_size == config.vocab_size:
+        lent["lm_head.weight"] = lm_head
+    return token_ids, borrow(tensors, lent)
 
 
 def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:

@@ -84,17 +84,6 @@ class TargetDescription:
         names = (*self.tensor_files, *self._read_apart)
         return sorted((name for name in names if name.endswith(suffix)), key=len)
 
-    @property
-    def holds_embedding(self) -> bool:
-        """Whether there is an input embedding to lend."""
-        return bool(self._names_ending(EMBEDDING))
-
-    @property
-    def holds_lm_head(self) -> bool:
-        """Whether there is an output matrix to lend."""
-        tied = self.config.tie_word_embeddings
-        return self.holds_embedding if tied else bool(self._names_ending(LM_HEAD))
-
     def tensor(self, name: str) -> Tensor:
         """One tensor of the checkpoint.
 

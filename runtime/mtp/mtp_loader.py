@@ -72,17 +72,6 @@ def load_mtp_modules(
     return modules.prepare()
 
 
-def check_modules(source: str, target: TargetDescription) -> int:
-    """Refuse a verifier without modules that can be read; values per position that they tap.
-
-    Raises:
-        CheckpointError: one line that says what is missing.
-    """
-    if not num_mtp_modules(target):
-        raise CheckpointError(why_no_modules(target))
-    return target.hidden_size
-
-
 def why_no_modules(target: TargetDescription) -> str:
     """One line for a checkpoint without modules that can be read."""
     return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"

@@ -6,7 +6,6 @@ drafter_kinds = (
     DrafterKind(
         "mtp",
         "wingbeat.runtime.mtp.mtp_drafter:build_mtp",
-        "wingbeat.runtime.mtp.mtp_loader:check_modules",
         modules="wingbeat.runtime.mtp.mtp_names:find_modules",
         modules_title="prediction modules (MTP)",
     ),

@@ -25,7 +25,7 @@ from wingbeat.runtime.heads.files import (
     read_tensors,
     torch_tensors,
 )
-from wingbeat.runtime.heads.load import Lent, borrow, check_shape, draft_token_ids
+from wingbeat.runtime.heads.load import check_shape, fit_vocabulary
 from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import turning_order
 from wingbeat.runtime.heads.target import TargetDescription
@@ -118,9 +118,10 @@ def load_one_pass_head(
     """
     config = checkpoint.config(target.hidden_size, target.num_layers)
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
-    head, state, token_ids, borrowed = fit_one_pass_head(
-        config, tensors, target.vocab_size, target.embedding, target.lm_head
-    )
+    with torch.device("meta"), fields_refused():
+        head = OnePassHead(config)
+    token_ids, borrowed = fit_vocabulary(tensors, config, target.vocab_size, target.embedding, target.lm_head)
+    state = _state(tensors, head)
     # The sum over the taps is made in float32, for which a host has no product of halves.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()
     placed = {name: tensor.to(device, torch.float32 if name in wide else dtype) for name, tensor in state.items()}
@@ -158,26 +159,6 @@ def load_walker(
             state[canonical] = tensors[name].to(device, dtype)
     head.load_state_dict(state | {"draft_token_ids": token_ids.to(device)}, assign=True, strict=False)
     return head.eval().requires_grad_(False)
-
-
-def fit_one_pass_head(
-    config: OnePassConfig, tensors: dict[str, Tensor], vocab_size: int, embedding: Lent, lm_head: Lent
-) -> tuple[OnePassHead, dict[str, Tensor], Tensor, list[str]]:
-    """A head on the meta device, its state, its token map, and the names of what the target lends.
-
-    Raises:
-        CheckpointError: a missing, unexpected or mis-shaped tensor.
-    """
-    if config.vocab_size != vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {vocab_size}")
-    with torch.device("meta"), fields_refused():
-        head = OnePassHead(config)
-    token_ids = draft_token_ids(tensors, config)
-    lent = {"embed_tokens.weight": embedding}
-    if config.draft_vocab_size == config.vocab_size:
-        lent["lm_head.weight"] = lm_head
-    borrowed = borrow(tensors, lent)
-    return head, _state(tensors, head), token_ids, borrowed
 
 
 def _state(tensors: Mapping[str, Tensor], head: OnePassHead) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.files import CheckpointError, fields_refused, read_tensors
 from wingbeat.runtime.heads.head_config import conventions, head_config
 from wingbeat.runtime.heads.layouts import MODELOPT, SPECULATORS, Layout, Theta, file_tensors
-from wingbeat.runtime.heads.load import Lent, borrow, canonical_state, draft_token_ids
+from wingbeat.runtime.heads.load import canonical_state, fit_vocabulary
 from wingbeat.runtime.heads.rotary import in_turning_order
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.load import OnePassCheckpoint
@@ -79,43 +79,20 @@ def parallel_conventions(
     return conventions(checkpoint.raw, layout, checkpoint.shapes, target_num_layers, target_hidden_size)
 
 
-def fit_parallel_head(
-    checkpoint: OnePassCheckpoint,
-    tensors: dict[str, Tensor],
-    target: TargetDescription,
-    embedding: Lent,
-    lm_head: Lent,
-) -> tuple[ParallelEagleHead, dict[str, Tensor], Tensor, list[str]]:
-    """A head on the meta device, its state, its token map, and the names of what the target lends.
-
-    Raises:
-        CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.
-    """
-    config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)
-    if config.vocab_size != target.vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
-    with torch.device("meta"), fields_refused():
-        head = ParallelEagleHead(config, mask_token_id(checkpoint.raw)).with_convention(convention)
-    token_ids = draft_token_ids(tensors, config)
-    lent = {"embed_tokens.weight": embedding}
-    if config.draft_vocab_size == config.vocab_size:
-        lent["lm_head.weight"] = lm_head
-    borrowed = borrow(tensors, lent)
-
-    state = canonical_state(tensors, head, partial(file_tensors, layout, config))
-    return head, in_turning_order(state, config), token_ids, borrowed
-
-
 def load_parallel_head(
     checkpoint: OnePassCheckpoint, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
 ) -> ParallelEagleHead:
     """Read a P-EAGLE head in evaluation mode.
 
     Raises:
-        CheckpointError: as `fit_parallel_head`.
+        CheckpointError: a bad config, or a missing, unexpected or mis-shaped tensor.
     """
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
-    head, state, token_ids, borrowed = fit_parallel_head(checkpoint, tensors, target, target.embedding, target.lm_head)
+    config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)
+    with torch.device("meta"), fields_refused():
+        head = ParallelEagleHead(config, mask_token_id(checkpoint.raw)).with_convention(convention)
+    token_ids, borrowed = fit_vocabulary(tensors, config, target.vocab_size, target.embedding, target.lm_head)
+    state = in_turning_order(canonical_state(tensors, head, partial(file_tensors, layout, config)), config)
     placed: dict[str, Any] = {name: tensor.to(device, dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
     head.reset_rope(device)

@@ -6,7 +6,6 @@ drafter_kinds = (
     DrafterKind(
         "one_pass",
         "wingbeat.runtime.one_pass.one_pass_drafter:build_one_pass",
-        "wingbeat.runtime.one_pass.check:check_one_pass_drafter",
         folder="a one-pass head",
         claims="wingbeat.runtime.heads.families:one_pass_family",
         readings="wingbeat.runtime.one_pass.readings:one_pass_readings",

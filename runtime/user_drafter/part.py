@@ -8,7 +8,6 @@ drafter_kinds = (
     DrafterKind(
         "user",
         "wingbeat.runtime.user_drafter.user_drafter:load_user_drafter",
-        "wingbeat.runtime.user_drafter.user_drafter:check_user_drafter",
         find_problem="wingbeat.runtime.user_drafter.part:find_problem",
     ),
 )

@@ -35,12 +35,6 @@ def load_user_drafter(
     return drafter
 
 
-def check_user_drafter(path: str, target: TargetDescription) -> int:
-    """Raises as `find_class`; a class tells what it taps only once there is an object."""
-    find_class(path)
-    return 0
-
-
 def find_class(path: str) -> type[Drafter]:
     """Import a drafter's class; raises as `load_user_drafter`."""
     module_name, dot, class_name = path.rpartition(".")

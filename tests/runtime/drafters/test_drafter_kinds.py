@@ -95,5 +95,5 @@ def test_auto_is_the_fallback_where_nothing_better_is_known(tmp_path):
 
 def test_every_kind_can_be_loaded():
     for kind in KINDS.values():
-        paths = (kind.build, kind.check, kind.claims, kind.find_problem, kind.modules)
+        paths = (kind.build, kind.claims, kind.find_problem, kind.modules)
         assert all(callable(load_function(path)) for path in paths if path is not None), kind.name

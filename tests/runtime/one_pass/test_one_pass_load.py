@@ -21,7 +21,6 @@ from tests.runtime.one_pass.one_pass_world import (
 )
 from tests.runtime.one_pass.parallel_eagle_world import parallel_config, parallel_tensors
 from wingbeat.runtime.heads.files import CheckpointError
-from wingbeat.runtime.one_pass.check import check_one_pass_head
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
 from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 
@@ -175,8 +174,6 @@ def test_a_tensor_that_is_missing_or_strange_is_named(tmp_path, family, name, me
     del tensors[name]
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path / "less", raw, tensors)
-    with pytest.raises(CheckpointError, match=message):
-        check_one_pass_head(tmp_path / "less", TARGET)
 
 
 def test_a_vocabulary_of_another_verifier_is_refused(tmp_path):
@@ -185,15 +182,6 @@ def test_a_vocabulary_of_another_verifier_is_refused(tmp_path):
     other = SimpleNamespace(**vars(TARGET) | {"vocab_size": 101})
     with pytest.raises(CheckpointError, match="vocab_size=97 differs from the target's 101"):
         load_one_pass_head(checkpoint, other, torch.float32, "cpu")
-
-
-def test_a_check_reads_no_weights_and_says_the_taps(tmp_path):
-    raw = raw_config("dspark-rnn", TAPS, 2, enable_confidence_head=True)
-    folder = save_head(tmp_path / "dspark", raw, random_tensors(raw))
-    assert check_one_pass_head(folder, TARGET) == (0, 3, 6)
-    raw = parallel_config((0, 3, 6), 4)
-    folder = save_head(tmp_path / "peagle", raw, parallel_tensors(raw))
-    assert check_one_pass_head(folder, TARGET) == (0, 3, 6)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 
 from tests.runtime.heads.head_folder import edit_config, edit_tensors, load
 from wingbeat.runtime.heads.files import CheckpointError
-from wingbeat.runtime.heads.load import check_head
 from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 
 LAYERS = ("fc", "midlayer.self_attn.q_proj", "midlayer.self_attn.o_proj")
@@ -119,7 +118,6 @@ def test_shapes_are_told_without_values(name, folder):
     raw, tensors = {"quantization_config": settings}, load_file(folder / "model.safetensors")
     shapes = plain_shapes(raw, {key: tuple(tensor.shape) for key, tensor in tensors.items()})
     assert shapes == {key: tuple(tensor.shape) for key, tensor in plain_tensors(raw, tensors).items()}
-    check_head(folder, target_hidden_size=16, target_num_layers=8, target_vocab_size=40)
 
 
 @pytest.mark.parametrize(
