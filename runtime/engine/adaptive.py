@@ -4,14 +4,12 @@ Nobody waits to look at trees on a device: the plan says how many nodes of each 
 and what it picked from comes with the tokens.
 """
 
-import logging
 from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wingbeat.runtime.engine.speculation import Speculation, Trees
-from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
 from wingbeat.runtime.round.pruning import DevicePruner
@@ -24,8 +22,6 @@ from wingbeat.runtime.speculation.acceptance import (
 )
 from wingbeat.runtime.speculation.following import Following
 from wingbeat.runtime.speculation.policy import HOLD, DraftPlan, PolicyStats, Reason, SpeculationPolicy
-
-logger = logging.getLogger(__name__)
 
 NOT_ASKED = DraftPlan(0, Reason.IDLE)
 
@@ -58,14 +54,11 @@ class AdaptiveSpeculation(Speculation):
         self.policy = policy
         self.acceptance, self._following = Acceptance(), Following()
         self._pruner = pruner
-        self._plan = DraftPlan(0, Reason.IDLE)
+        self._plan = NOT_ASKED
         self._pruned: LaunchedRound | None = None
         """The round that is being launched."""
         self._launched: deque[LaunchedRound] = deque()
         self._num_drafted = 0
-
-    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Costs are known."""
 
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1

@@ -10,8 +10,8 @@ from wingbeat.runtime.engine.clocks import RoundClock
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.measured import MeasuredSpeculation
-from wingbeat.runtime.engine.round_kind import DEVICE_ROUND, RoundKind
-from wingbeat.runtime.engine.speculation import FixedSpeculation
+from wingbeat.runtime.engine.round_kind import DEVICE_ROUND
+from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache, kv_dtype
@@ -38,7 +38,7 @@ class EngineParts(NamedTuple):
     scheduler: Scheduler
     runner: ModelRunner
     clock: RoundClock
-    policy: MeasuredSpeculation | FixedSpeculation
+    policy: Speculation
     contexts: RecordedContexts
     drafting: DrafterClient
 
@@ -74,10 +74,20 @@ def assemble(
     round_kind = DEVICE_ROUND
     if loaded.device.type == "cpu" and graph_device is None and False not in (on_host, backend.on_host):
         round_kind = first("host_round", kv_dtype(config, loaded.dtype)) or DEVICE_ROUND
-    runner = _model_runner(round_kind, loaded, config, model, cache, slots, features, graph_device)
-    fixed = FixedSpeculation(config.speculation.max_path - 1)
-    measured = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
-    policy = measured if config.speculation.adaptive else fixed
+    runner = round_kind.runner(
+        model=model,
+        cache=cache,
+        slots=slots,
+        config=config,
+        last_position=loaded.max_position_embeddings - 1,
+        graph_device=graph_device,
+        features=features,
+    )
+    if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
+        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
+    policy = Speculation(config.speculation.max_path - 1)
+    if config.speculation.adaptive:
+        policy = MeasuredSpeculation(loaded, runner, config, round_kind.adaptive)
     clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
     drafting = DrafterClient(
         config=config,
@@ -104,31 +114,6 @@ def assemble(
         contexts=contexts,
         drafting=drafting,
     )
-
-
-def _model_runner(
-    round_kind: RoundKind,
-    loaded: LoadedModel,
-    config: EngineConfig,
-    model: VerifierModel,
-    cache: KVCache,
-    slots: SlotState,
-    features: tuple[Feature, ...],
-    graph_device: GraphDevice | None,
-) -> ModelRunner:
-    """What runs rounds of the model; refuses `deterministic` where they are not."""
-    runner = round_kind.runner(
-        model=model,
-        cache=cache,
-        slots=slots,
-        config=config,
-        last_position=loaded.max_position_embeddings - 1,
-        graph_device=graph_device,
-        features=features,
-    )
-    if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
-        raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
-    return runner
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:

@@ -63,7 +63,7 @@ class DrafterClient(RoundObserver):
         clock: told what is waiting for the drafter.
         inbox: of the `ModelRunner`: where trees go as they come.
         features: of the engine: each may move the position at which a replay begins.
-        contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
+        contexts: what is recorded of saved prefixes, which needs no replay.
         tell_inputs: see `OutcomeWriter`.
     """
 
@@ -75,14 +75,14 @@ class DrafterClient(RoundObserver):
         speculation: Speculation,
         clock: RoundClock,
         inbox: Any,
-        features: tuple[Feature, ...] = (),
-        contexts: RecordedContexts | None = None,
-        tell_inputs: TellInputs | None = None,
+        features: tuple[Feature, ...],
+        contexts: RecordedContexts,
+        tell_inputs: TellInputs | None,
     ) -> None:
         self.config, self.block_manager, self.slots = config, block_manager, slots
         self._inbox = inbox
         self._features = features
-        self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
+        self._contexts = contexts
         self._tell_inputs = tell_inputs
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.calibration import draft_curve, pass_curve
-from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation, Trees
+from wingbeat.runtime.engine.speculation import Speculation, Trees
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.round.flight import RoundInFlight, RoundResult
@@ -35,7 +35,7 @@ class MeasuredSpeculation(Speculation):
     ) -> None:
         self._loaded, self._runner, self._adaptive = loaded, runner, adaptive
         self._config = config
-        self._fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self._fixed = Speculation(config.speculation.max_path - 1)
         self.current: Speculation = self._fixed
         """What decides now."""
 

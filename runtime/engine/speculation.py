@@ -1,6 +1,5 @@
-"""What an engine asks about speculation, round by round, and the answers of one that never decides."""
+"""What an engine asks about speculation, round by round; as it stands here, nothing is ever decided."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ Trees = Any
 """Trees of a round's decodes, as its kind of round keeps them; None where all are bare roots."""
 
 
-class Speculation(RoundObserver, ABC):
+class Speculation(RoundObserver):
     """Decides how much is drafted and verified. An engine is built with one and shares it with its drafter client.
 
     It is asked in this order, for a round and the draft behind it: `prune` and `num_nodes` before the launch;
@@ -23,10 +22,19 @@ class Speculation(RoundObserver, ABC):
     (`RoundInFlight.times`). With overlap a round is settled after the next one was launched. Where no drafter is asked,
     `plan` and `write_rule` are left out; the other calls come in every round.
 
-    Decisions change speed and never tokens.
+    Decisions change speed and never tokens. This class decides nothing: drafts have one shape in every round, and all
+    of it is verified. `AdaptiveSpeculation` decides.
+
+    Args:
+        max_levels: of each draft.
     """
 
-    @abstractmethod
+    num_nodes: int | None = None
+    """Nodes to keep of each tree where the device chooses them; None keeps all."""
+
+    def __init__(self, max_levels: int) -> None:
+        self._plan = DraftPlan(max_levels, "fixed")
+
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """A drafter is about to be attached: measure what is not known yet. No round is in flight.
 
@@ -34,7 +42,11 @@ class Speculation(RoundObserver, ABC):
             patience_s: silence after which the drafter counts as stuck.
         """
 
-    @abstractmethod
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
+        yield
+
     def plan(
         self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
     ) -> DraftPlan:
@@ -46,29 +58,24 @@ class Speculation(RoundObserver, ABC):
             num_unfollowed: others could be, if the drafter had their context.
             num_rounds: since the latest plan; more than one where nobody was drafted for.
         """
+        return self._plan
 
-    @abstractmethod
     def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
         """Which of the running sequences that the drafter is not told of it is told of from now on."""
+        return unfollowed
 
-    @abstractmethod
     def follows_next(self) -> bool:
         """Whether it is told of the request that is admitted now; asked once of each."""
+        return True
 
-    @abstractmethod
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
         """Hand the drafter its growth rule for the latest plan: 1, or 0 where every level is grown.
 
         Args:
             num_context_tokens: context that the drafter takes in first, beside what the round accepted.
         """
+        return 0
 
-    @property
-    @abstractmethod
-    def num_nodes(self) -> int | None:
-        """Nodes to keep of each tree where the device chooses them; None keeps all."""
-
-    @abstractmethod
     def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
         """Nodes to verify of the trees of a round; None where all are bare roots.
 
@@ -76,54 +83,8 @@ class Speculation(RoundObserver, ABC):
             trees: as `ModelRunner.check` gives them, what is certain included.
             drafted: those that the drafter brought; None where it brought none.
         """
-
-    @abstractmethod
-    def stats(self) -> PolicyStats | None:
-        """Decisions so far; None where nothing is decided."""
-
-
-class FixedSpeculation(Speculation):
-    """Drafts of one shape in every round, all of which is verified.
-
-    Args:
-        max_levels: of each draft.
-    """
-
-    num_nodes: int | None = None
-
-    def __init__(self, max_levels: int) -> None:
-        self._plan = DraftPlan(max_levels, "fixed")
-
-    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
-        """Nothing is measured."""
-
-    @contextmanager
-    def fixed(self) -> Iterator[None]:
-        """As it is anyway; see `MeasuredSpeculation.fixed`."""
-        yield
-
-    def plan(
-        self, running: list[Sequence], proposals: list[Sequence], num_unfollowed: int = 0, num_rounds: int = 1
-    ) -> DraftPlan:
-        """Always the same."""
-        return self._plan
-
-    def to_follow(self, unfollowed: list[Sequence]) -> list[Sequence]:
-        """All."""
-        return unfollowed
-
-    def follows_next(self) -> bool:
-        """Always."""
-        return True
-
-    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """Every level is grown."""
-        return 0
-
-    def prune(self, trees: Trees, decodes: list[Sequence], drafted: Trees) -> Trees:
-        """All of them."""
         return trees
 
     def stats(self) -> PolicyStats | None:
-        """Nothing is decided."""
+        """Decisions so far; None where nothing is decided."""
         return None
