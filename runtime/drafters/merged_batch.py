@@ -225,17 +225,9 @@ def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.dev
     num_blocks = max(a.end.spec.max_blocks_per_seq for a in attached)
     tables: dict[str, Tensor] = {}
     for attachment, outcome, _ in rounds:
-        columns = {
-            "epochs": outcome.epochs,
-            "committed_lens": outcome.committed_lens,
-            "block_tables": outcome.block_tables + attachment.block_offset,
-            "temperatures": outcome.temperatures,
-            "seeds": outcome.seeds,
-            "last_token_ids": outcome.last_token_ids,
-            "position_deltas": outcome.position_deltas,
-        }
-        for name, value in columns.items():
-            _place(tables, name, value, attachment, (num_slots, num_blocks), device)
+        moved = outcome._replace(block_tables=outcome.block_tables + attachment.block_offset)
+        for name in SLOT_COLUMNS:
+            _place(tables, name, getattr(moved, name), attachment, (num_slots, num_blocks), device)
     return tables
 
 

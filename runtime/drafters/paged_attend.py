@@ -1,5 +1,7 @@
 """Storage and attention of a drafter's rows in one layer of its pool."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
@@ -7,29 +9,21 @@ from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 
 
-class PagedAttend:
-    """An `Attend` over rows [..., heads, dim], side by side or flat.
+class PagedAttend(NamedTuple):
+    """An `Attend` over rows [..., heads, dim], side by side or flat."""
 
-    Args:
-        cache: the layer's keys and values in the pool.
-        slot_mapping: int64 [num_rows]: where the rows are stored.
-        segments: of all rows.
-        scaling: of the products of queries and keys.
-        window: 0 stands for none.
-        sinks: [num_heads], where the layer has them.
-    """
-
-    def __init__(
-        self,
-        cache: tuple[Tensor, Tensor],
-        slot_mapping: Tensor,
-        segments: list[Segment],
-        scaling: float,
-        window: int = 0,
-        sinks: Tensor | None = None,
-    ) -> None:
-        self.cache, self.slot_mapping, self.segments = cache, slot_mapping, segments
-        self.scaling, self.window, self.sinks = scaling, window, sinks
+    cache: tuple[Tensor, Tensor]
+    """The layer's keys and values in the pool."""
+    slot_mapping: Tensor
+    """int64 [num_rows]: where the rows are stored."""
+    segments: list[Segment]
+    """Of all rows."""
+    scaling: float
+    """Of the products of queries and keys."""
+    window: int = 0
+    """0 stands for none."""
+    sinks: Tensor | None = None
+    """[num_heads], where the layer has them."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attend`."""

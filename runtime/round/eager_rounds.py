@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.round.buffers import ForwardResult
@@ -13,24 +14,17 @@ from wingbeat.runtime.round.slots import DecodeRows, SlotState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 
 
+@dataclass
 class EagerRounds:
-    """Runs the operations of a round one by one; `DecodeGraphs` has the same two verbs.
+    """Runs the operations of a round one by one; `DecodeGraphs` has the same two verbs."""
 
-    Args:
-        pruner: where trees are pruned on the device.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        builder: BatchBuilder,
-        slots: SlotState,
-        chooser: TokenChooser,
-        acceptance: PathAcceptance,
-        pruner: DevicePruner | None,
-    ) -> None:
-        self.model, self.builder, self.slots = model, builder, slots
-        self.chooser, self.acceptance, self.pruner = chooser, acceptance, pruner
+    model: Model
+    builder: BatchBuilder
+    slots: SlotState
+    chooser: TokenChooser
+    acceptance: PathAcceptance
+    pruner: DevicePruner | None
+    """Where trees are pruned on the device."""
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from wingbeat.runtime.round.builder import BatchBuilder
 from wingbeat.runtime.round.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.round.prompt_chunks import ChunkRows
 from wingbeat.runtime.round.pruning import DevicePruner, verified_nodes
-from wingbeat.runtime.round.rows import Decodes, Model, ModelOutput
+from wingbeat.runtime.round.rows import Model, ModelOutput
 from wingbeat.runtime.round.slots import SlotState
 
 
@@ -54,20 +54,16 @@ class FixedRound:
             num_nodes: of each tree, those to verify.
             chunks: as for `BatchBuilder.fixed`.
         """
-        decodes, evidence = self._pruned(slots, trees, num_nodes)
+        evidence = None
+        if trees is not None and self.pruner is not None:
+            trees, evidence = self.pruner.prune(trees, slots, num_nodes)
+        decodes = self.builder.decodes(slots, trees)
         own, behind = self.model(self.builder.fixed(decodes, chunks)).split(decodes.num_rows)
         return ForwardResult(decodes, own, evidence, None if chunks is None else behind)
 
     def prompts(self, chunks: ChunkRows) -> ModelOutput:
         """What the model says of prompt chunks in pieces, and nothing else."""
         return self.model(self.builder.fixed(None, chunks))
-
-    def _pruned(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> tuple[Decodes, Tensor | None]:
-        """Decodes, with the evidence of trees that were pruned."""
-        evidence = None
-        if trees is not None and self.pruner is not None:
-            trees, evidence = self.pruner.prune(trees, slots, num_nodes)
-        return self.builder.decodes(slots, trees), evidence
 
     def decide(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
         """What such a forward pass leads to.
