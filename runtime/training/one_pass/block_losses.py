@@ -16,7 +16,7 @@ class BlockLoss(nn.Module):
     Cross-entropy to the verifier's distribution, later slots weighted down by `step_decay ** slot`.
     """
 
-    def __init__(self, head: OnePassHead, step_decay: float) -> None:
+    def __init__(self, head: OnePassHead | ParallelEagleHead, step_decay: float) -> None:
         super().__init__()
         self.head = head
         self.step_decay = step_decay
@@ -99,7 +99,7 @@ class LatticeLoss(BlockLoss):
         return own + wanted.among(candidates).cross_entropy(scores)
 
 
-class ParallelLoss(nn.Module):
+class ParallelLoss(BlockLoss):
     """P-EAGLE's: every pair predicts the token after its own, and masked slots behind some of them what follows.
 
     Cross-entropy to the verifier's distribution, later tokens weighted down by `step_decay ** depth`.
@@ -109,11 +109,8 @@ class ParallelLoss(nn.Module):
     """
 
     def __init__(self, head: ParallelEagleHead, num_drafted: int, step_decay: float) -> None:
-        super().__init__()
-        self.head = head
+        super().__init__(head, step_decay)
         self.num_drafted = num_drafted
-        self.step_decay = step_decay
-        self.wanted = DraftedIds(head.draft_token_ids, head.config.vocab_size)
 
     def forward(
         self,

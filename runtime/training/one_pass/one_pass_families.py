@@ -13,7 +13,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.one_pass.blocks import block_matches
 from wingbeat.runtime.one_pass.config import LayerMask, MarkovConfig, MarkovKind, OnePassConfig, Slots
 from wingbeat.runtime.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
-from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_parallel_head
+from wingbeat.runtime.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.one_pass.save import save_one_pass_head, save_parallel_head
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.family import Family, TrainedHead
@@ -34,6 +34,8 @@ from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 class BlockFamily(Family):
     """A head that drafts a block: blocks begin at tokens of the text drawn at random."""
+
+    kind: OnePassFamily
 
     def shapes(self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights) -> dict[str, Any]:
         """Fields of the head's config that follow the verifier's and what a user may change of them."""
@@ -63,18 +65,25 @@ class BlockFamily(Family):
         """See `Family.chain`; no longer than a block."""
         return min(super().chain(config), self.num_drafted(config))
 
+    def continued(
+        self, config: TrainDrafterConfig, target: TargetDescription, shape: OnePassConfig | EagleHeadConfig
+    ) -> TrainedHead:
+        """The head that a run starts from, which has to be of this family and shape."""
+        name = f"initial_head={str(config.initial_head)!r}"
+        if read_one_pass_checkpoint(config.initial_head).family is not self.kind:
+            raise ValueError(f"{name} is not of family={config.family!r}")
+        head = self.load(config.initial_head, target)
+        different = [field for field in vars(shape) if getattr(shape, field) != getattr(head.config, field)]
+        if different:
+            raise ValueError(f"{name} has another {', '.join(different)}")
+        return self.free(head)
+
 
 class DFlashFamily(BlockFamily):
-    """DFlash's body with marginals alone.
+    """DFlash's body with marginals alone."""
 
-    Args:
-        kind: DFlash, or JetSpec, whose slots see those to their left.
-    """
-
+    kind = OnePassFamily.DFLASH
     slots = Slots.FILL_IN
-
-    def __init__(self, kind: OnePassFamily = OnePassFamily.DFLASH) -> None:
-        self.kind = kind
 
     def num_drafted(self, config: TrainDrafterConfig) -> int:
         """See `BlockFamily.num_drafted`."""
@@ -85,16 +94,9 @@ class DFlashFamily(BlockFamily):
     ) -> TrainedHead:
         """See `Family.new_head`."""
         shape = self._shape(config, target, weights, token_weights)
-        if config.initial_head is None:
-            return initial_one_pass_head(weights, shape, token_weights, config.seed)
-        checkpoint = read_one_pass_checkpoint(config.initial_head)
-        if checkpoint.family is not self.kind:
-            raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
-        head = load_one_pass_head(checkpoint, target, torch.float32, "cpu")
-        different = [name for name in vars(shape) if getattr(shape, name) != getattr(head.config, name)]
-        if different:
-            raise ValueError(f"initial_head={str(config.initial_head)!r} has another {', '.join(different)}")
-        return for_training(head)
+        if config.initial_head is not None:
+            return self.continued(config, target, shape)
+        return initial_one_pass_head(weights, shape, token_weights, config.seed)
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
@@ -137,18 +139,17 @@ class DFlashFamily(BlockFamily):
         return {}
 
 
-def jetspec_family() -> DFlashFamily:
+class JetSpecFamily(DFlashFamily):
     """DFlash's body whose slots see those to their left."""
-    return DFlashFamily(OnePassFamily.JETSPEC)
+
+    kind = OnePassFamily.JETSPEC
 
 
 class DSparkFamily(DFlashFamily):
     """DSpark: what the token before adds to a slot's scores, and how sure the head is."""
 
+    kind = OnePassFamily.DSPARK
     slots = Slots.SHIFT
-
-    def __init__(self) -> None:
-        super().__init__(OnePassFamily.DSPARK)
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
@@ -163,8 +164,7 @@ class DSparkFamily(DFlashFamily):
 class DFlash2Family(DFlashFamily):
     """DFlash2: convolutions over the slots, and scores of pairs of candidates."""
 
-    def __init__(self) -> None:
-        super().__init__(OnePassFamily.DFLASH2)
+    kind = OnePassFamily.DFLASH2
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
@@ -178,6 +178,8 @@ class DFlash2Family(DFlashFamily):
 class ParallelEagleFamily(BlockFamily):
     """P-EAGLE: EAGLE-3's pairs, and masked slots behind them."""
 
+    kind = OnePassFamily.PEAGLE
+
     def num_drafted(self, config: TrainDrafterConfig) -> int:
         """See `BlockFamily.num_drafted`."""
         return config.block_size
@@ -188,7 +190,7 @@ class ParallelEagleFamily(BlockFamily):
         """See `Family.new_head`."""
         shape = EagleHeadConfig(**self.shapes(config, target, weights), num_layers=config.num_layers)
         if config.initial_head is not None:
-            return self._continued(config, target, shape)
+            return self.continued(config, target, shape)
         return initial_parallel_head(
             weights,
             shape,
@@ -213,15 +215,3 @@ class ParallelEagleFamily(BlockFamily):
     def export(self, head: TrainedHead, config: TrainDrafterConfig, verifier: Path, path: Path) -> None:
         """See `Family.export`."""
         save_parallel_head(head, path, verifier=config.verifier)
-
-    def _continued(
-        self, config: TrainDrafterConfig, target: TargetDescription, shape: EagleHeadConfig
-    ) -> ParallelEagleHead:
-        checkpoint = read_one_pass_checkpoint(config.initial_head)
-        if checkpoint.family is not OnePassFamily.PEAGLE:
-            raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
-        head = load_parallel_head(checkpoint, target, torch.float32, "cpu")
-        different = [name for name in vars(shape) if getattr(shape, name) != getattr(head.config, name)]
-        if different:
-            raise ValueError(f"initial_head={str(config.initial_head)!r} has another {', '.join(different)}")
-        return self.free(head)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 trained_families = {
     "dflash": "wingbeat.runtime.training.one_pass.one_pass_families:DFlashFamily",
-    "jetspec": "wingbeat.runtime.training.one_pass.one_pass_families:jetspec_family",
+    "jetspec": "wingbeat.runtime.training.one_pass.one_pass_families:JetSpecFamily",
     "dspark": "wingbeat.runtime.training.one_pass.one_pass_families:DSparkFamily",
     "dflash2": "wingbeat.runtime.training.one_pass.one_pass_families:DFlash2Family",
     "p-eagle": "wingbeat.runtime.training.one_pass.one_pass_families:ParallelEagleFamily",
