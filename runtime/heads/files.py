@@ -159,7 +159,7 @@ def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, 
 
 
 def _damaged(file: Path, error: Exception) -> DamagedCheckpointError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = first_line(error)
     return DamagedCheckpointError(f"{file} is truncated or damaged ({file.stat().st_size} bytes): {reason}")
 
 

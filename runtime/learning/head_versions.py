@@ -43,8 +43,8 @@ class HeadLedger:
         verifier: name of the verifier, for people.
     """
 
-    def __init__(self, folder: Path, configured: Path, verifier: str, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self._configured, self._verifier, self._clock = folder, configured, verifier, clock
+    def __init__(self, folder: Path, configured: Path, verifier: str) -> None:
+        self.folder, self._configured, self._verifier = folder, configured, verifier
         self._by_copy = False
         """Whether the last look was at the copy, which is logged once."""
 
@@ -161,7 +161,7 @@ class HeadLedger:
                     folder=name,
                     state="waiting",
                     reason=reason,
-                    made_at=self._clock(),
+                    made_at=time.time(),
                     source=source,
                     digest=digest,
                 )
@@ -267,7 +267,7 @@ class HeadLedger:
             yield True
 
     def _decide(self, ledger: Ledger, number: int, what: State, reason: str, marks: bool = True) -> None:
-        decision = Decision(at=self._clock(), number=number, what=what, served=ledger.served, reason=reason)
+        decision = Decision(at=time.time(), number=number, what=what, served=ledger.served, reason=reason)
         if marks and number:
             ledger = ledger.updated(number, state=what, reason=reason)
         counts = ledger.counts | {what: ledger.counts.get(what, 0) + 1}

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from wingbeat.runtime.learning.candidate_test import CandidateTest
 from wingbeat.runtime.learning.gate import Verdict
@@ -37,7 +36,6 @@ class Learner:
 
     Args:
         load: of the machine, as `os.getloadavg()[0]`.
-        sleep: seconds.
         worked: seconds of a core that this process has had.
     """
 
@@ -45,7 +43,6 @@ class Learner:
         self,
         settings: LearnerSettings,
         load: Callable[[], float] = lambda: os.getloadavg()[0],
-        sleep: Callable[[float], Any] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.process_time,
     ) -> None:
@@ -53,7 +50,7 @@ class Learner:
         self.ledger = HeadLedger(settings.root, settings.configured_head, settings.verifier_name)
         self.ring = RoundRing(settings.rounds, settings.max_bytes, settings.expire_s)
         self.trainer = OnlineTrainer(settings)
-        self._load, self._sleep, self._clock, self._worked = load, sleep, clock, worked
+        self._load, self._clock, self._worked = load, clock, worked
         self._served: tuple[int, TrainedHead] | None = None
         self._base = 0
         """Version that is trained from: the one that is served, as of the last look."""
@@ -67,7 +64,7 @@ class Learner:
         """Learn until the process ends."""
         self.resume()
         while True:
-            self._sleep(self.turn())
+            time.sleep(self.turn())
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if the version behind it is still served; otherwise start from that one."""

@@ -16,16 +16,14 @@ SCORE_BY_MATCH = -0.5
 
 
 class NgramDrafter(Drafter):
-    """Chains copied from the sequence's own history.
+    """Chains copied from the sequence's own history."""
 
-    Args:
-        max_ngram: longest suffix looked up first; shorter ones follow down to `min_ngram`.
-    """
+    ngrams = (4, 3, 2)
+    """Lengths of the suffixes that are looked up, in this order."""
 
-    def __init__(self, speculation: SpeculationConfig, max_ngram: int = 4, min_ngram: int = 2) -> None:
+    def __init__(self, speculation: SpeculationConfig) -> None:
         self.num_nodes = speculation.num_nodes
         self.chain = speculation.max_path - 1
-        self.ngrams = range(max_ngram, min_ngram - 1, -1)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """Holds no state of its own; see `Drafter.resize`."""

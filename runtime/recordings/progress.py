@@ -3,7 +3,6 @@
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -43,9 +42,7 @@ class RunProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._bar.stop()
 
     def show(self, done: int, note: str) -> None:

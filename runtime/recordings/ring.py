@@ -47,11 +47,9 @@ class RoundRing:
         clock: seconds since 1970.
     """
 
-    def __init__(
-        self, folder: Path, max_bytes: int, expire_s: float, clock: Callable[[], float] = time.time, seed: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, max_bytes: int, expire_s: float, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.max_bytes, self._expire_s, self._clock = folder, max_bytes, expire_s, clock
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._checked: set[str] = set()
         """Names of the shards that were compared with their checksums."""
 

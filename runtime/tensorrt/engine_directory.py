@@ -40,7 +40,6 @@ TOKENIZER_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-_CHUNK_BYTES = 1 << 22
 
 
 class EngineDirectory:
@@ -200,11 +199,8 @@ def copy_tokenizer(model: Path, folder: Path) -> list[str]:
 
 def file_digest(file: Path) -> str:
     """SHA-256 in hexadecimal."""
-    digest = hashlib.sha256()
     with file.open("rb") as source:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def clear(folder: Path) -> None:

@@ -38,6 +38,7 @@ class SizeRange(NamedTuple):
     largest: int
 
 
+_ONE = SizeRange(1, 1, 1)
 Profile = dict[str, SizeRange]
 """By the free dimension's name."""
 
@@ -146,7 +147,7 @@ def base_profiles(limits: Limits) -> dict[EngineStage, Profile]:
     rows = {
         EngineStage.PREFILL: (_up_to(largest), SizeRange(1, 1, largest)),
         EngineStage.VERIFY: (_up_to(tree), _up_to(tree)),
-        EngineStage.PLAIN: (_just(1), _just(1)),
+        EngineStage.PLAIN: (_ONE, _ONE),
     }
     return _profiles(BASE_STAGES, rows, limits)
 
@@ -155,9 +156,9 @@ def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
     """Sizes of the drafter's stages."""
     tree, path = limits.max_draft_tree_size, limits.max_verify_tree_size
     rows = {
-        EngineStage.PREFILL: (_up_to(limits.max_input_len), _just(1)),
+        EngineStage.PREFILL: (_up_to(limits.max_input_len), _ONE),
         EngineStage.PROPOSAL: (_up_to(tree), _up_to(tree)),
-        EngineStage.ACCEPT: (_up_to(path), _just(1)),
+        EngineStage.ACCEPT: (_up_to(path), _ONE),
     }
     return _profiles(DRAFT_STAGES, rows, limits)
 
@@ -207,7 +208,3 @@ def _profiles(
 
 def _up_to(largest: int) -> SizeRange:
     return SizeRange(1, largest, largest)
-
-
-def _just(size: int) -> SizeRange:
-    return SizeRange(size, size, size)

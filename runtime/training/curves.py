@@ -1,7 +1,6 @@
 """Curves of a run: a PNG of loss and acceptance, and TensorBoard's event files. Both are optional extras."""
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from wingbeat.runtime.recordings.format import write_atomically
@@ -33,9 +32,7 @@ class Curves:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._writer is not None:
             self._writer.close()
 
