@@ -10,9 +10,9 @@ import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.prometheus import BINARY, Prometheus, dashboard_queries
 from tests.deployments.http_world import TOKENIZER, FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from tests.deployments.metrics.prometheus_server import BINARY, Prometheus, dashboard_queries
 from tests.ports import free_port
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app

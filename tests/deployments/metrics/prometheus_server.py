@@ -19,9 +19,7 @@ START_S = 30.0
 STOP_S = 20.0
 RATE_INTERVAL_S = 15
 """What a dashboard's `$__rate_interval` stands for."""
-ON_GPUS_ALONE = frozenset({"wingbeat_stages"})
-"""Families without a row on CPUs: nothing is captured there."""
-DASHBOARD = Path(__file__).resolve().parents[1] / "examples" / "grafana.json"
+DASHBOARD = Path(__file__).resolve().parents[3] / "examples" / "grafana.json"
 
 
 def dashboard_queries(dashboard: Path = DASHBOARD) -> list[str]:
