@@ -5,6 +5,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.layer.reference import rotate_and_store
+from wingbeat.runtime.heads.contract import Rotary
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_segments
 
@@ -34,6 +36,22 @@ class PagedAttend(NamedTuple):
     def in_fused_steps(self) -> bool:
         """Whether a layer rotates and stores by itself, and asks for attention alone."""
         return self.cache[0].is_cuda
+
+    def fused(self, qkv: Tensor, rotary: Rotary, norms: tuple = (), rows: Tensor | None = None) -> Tensor:
+        """Attention of products of inputs side by side, which are rotated and stored on the way.
+
+        Args:
+            qkv: [..., num_heads + 2 * num_kv_heads, dim].
+            norms: of queries and of keys, and their epsilon, where they are normed by head.
+            rows: int64 [n]: those of the flattened inputs whose queries are wanted; None stands for all.
+
+        Returns:
+            [num_rows or n, num_heads, dim]
+        """
+        flat = qkv.reshape(-1, *qkv.shape[-2:])
+        cos, sin = (factors.expand(*qkv.shape[:-2], 1, -1).reshape(len(flat), -1) for factors in rotary)
+        query = rotate_and_store(flat, cos, sin, *self.cache, self.slot_mapping, *norms)
+        return self.over(query if rows is None else query[rows])
 
     def over(self, query: Tensor) -> Tensor:
         """Attention of queries [num_rows, heads, dim] over what is stored."""

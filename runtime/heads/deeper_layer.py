@@ -2,9 +2,9 @@
 
 from torch import Tensor, nn
 
-from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
+from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.heads.contract import Attend, Rotary
-from wingbeat.runtime.heads.layer import DecoderHeadConfig, HeadNorm
+from wingbeat.runtime.heads.layer import DecoderHeadConfig, HeadNorm, norm_weights
 from wingbeat.runtime.heads.rotary import rotate
 
 
@@ -30,7 +30,7 @@ class DeeperLayer(nn.Module):
         qkv = self.qkv_proj(self.input_layernorm(stream)).unflatten(-1, (sum(self.heads), self.head_dim))
         stream = stream if rows is None else stream[rows]
         if getattr(attend, "in_fused_steps", False):
-            mixed = self._fused(qkv, rotary, attend, rows)
+            mixed = attend.fused(qkv, rotary, norm_weights(self), rows)
         else:
             query, key, value = qkv.split(self.heads, dim=-2)
             if self.q_norm is not None and self.k_norm is not None:
@@ -40,13 +40,3 @@ class DeeperLayer(nn.Module):
         stream = stream + self.o_proj(mixed.flatten(-2)).view(stream.shape)
         gate_up = self.gate_up_proj(self.post_attention_layernorm(stream))
         return stream + self.down_proj(silu_mul(gate_up.flatten(0, -2))).view(stream.shape)
-
-    def _fused(self, qkv: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
-        """Attention over products side by side [..., T, heads, head_dim] -> [num_queries, num_heads, head_dim]."""
-        norms = ()
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        flat = qkv.reshape(-1, *qkv.shape[-2:])
-        cos, sin = (factors.reshape(len(flat), self.head_dim) for factors in rotary)
-        query = rotate_and_store(flat, cos, sin, *attend.cache, attend.slot_mapping, *norms)
-        return attend.over(query if rows is None else query[rows])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, rotate_and_store, silu_mul
+from wingbeat.kernels.layer.reference import add_rms_norm, rms_norm, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
 
@@ -207,17 +207,11 @@ class DecoderHead(DraftHead):
         self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
     ) -> Tensor:
         """`_layer` in as few launches as the steps of `wingbeat.kernels.layer` allow, whose roundings these are."""
-        qkv = self.qkv_proj(inputs).view(-1, self._qkv_heads, self.head_dim)
-        cos, sin = (factors.expand(*inputs.shape[:-1], 1, self.head_dim).reshape(len(qkv), -1) for factors in rotary)
-        norms = ()
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        query = rotate_and_store(qkv, cos, sin, *attend.cache, attend.slot_mapping, *norms)
-        if rows is not None:
-            query, residual = query[rows], residual[rows]
+        qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
+        mixed = self.o_proj(attend.fused(qkv, rotary, norm_weights(self), rows).flatten(-2))
+        residual = residual if rows is None else residual[rows]
         before = residual.reshape(-1, residual.shape[-1])
         norm = self.post_attention_layernorm
-        mixed = self.o_proj(attend.over(query).flatten(-2))
         normed, hidden = add_rms_norm(mixed, before, norm.weight, norm.eps)
         active = silu_mul(self.gate_up_proj(normed))
         if not isinstance(self.down_proj, nn.Linear):
@@ -243,6 +237,11 @@ class DecoderHead(DraftHead):
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
         signed, self._rope_scale = rotary_frequencies(self.config)
         self.signed_inv_freq = signed.to(device)
+
+
+def norm_weights(layer: nn.Module) -> tuple:
+    """Weights of a layer's norms of queries and of keys, and their epsilon; empty where it has none."""
+    return () if layer.q_norm is None else (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
 
 
 def frequency_axes(config: DecoderHeadConfig) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
+from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
 from wingbeat.runtime.heads.layer import HeadNorm
 from wingbeat.runtime.heads.rotary import rotary_frequencies, rotate
@@ -73,7 +73,8 @@ class BlockLayer(nn.Module):
         query = self.q_proj(inputs)
         both = functional.linear(inputs, projection.weight, projection.bias)
         if getattr(attend, "in_fused_steps", False):
-            mixed = self._fused(torch.cat([query, both], dim=-1), projection.norm, rotary, attend)
+            norms = () if self.q_norm is None else (self.q_norm.weight, projection.norm, self.eps)
+            mixed = attend.fused(torch.cat([query, both], dim=-1).unflatten(-1, (-1, self.head_dim)), rotary, norms)
             return self.o_proj(mixed.flatten(-2)).view(*inputs.shape[:-1], -1)
         query = query.unflatten(-1, (-1, self.head_dim))
         key, value = both.unflatten(-1, (2, self.num_key_value_heads, self.head_dim)).unbind(-3)
@@ -81,13 +82,6 @@ class BlockLayer(nn.Module):
             query = self.q_norm(query)
             key = functional.rms_norm(key, (self.head_dim,), projection.norm.to(key.dtype), self.eps)
         return self.o_proj(attend(rotate(query, *rotary), rotate(key, *rotary), value).flatten(-2))
-
-    def _fused(self, qkv: Tensor, key_norm: Tensor | None, rotary: Rotary, attend: Attend) -> Tensor:
-        """What attention makes of products side by side [num_reqs, num_slots, size]: [rows, num_heads, head_dim]."""
-        norms = () if self.q_norm is None else (self.q_norm.weight, key_norm, self.eps)
-        rows = qkv.view(-1, qkv.shape[-1] // self.head_dim, self.head_dim)
-        cos, sin = (part.reshape(len(rows), self.head_dim) for part in rotary)
-        return attend.over(rotate_and_store(rows, cos, sin, *attend.cache, attend.slot_mapping, *norms))
 
     def _mlp(self, inputs: Tensor) -> Tensor:
         active = silu_mul(self.gate_up_proj(inputs).flatten(0, -2))

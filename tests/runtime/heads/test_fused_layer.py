@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 
@@ -23,6 +24,8 @@ SHAPE = {
 
 class Attended:
     """Stores keys and values, and mixes something of both into the queries."""
+
+    fused = PagedAttend.fused
 
     def __init__(self, *, in_fused_steps: bool) -> None:
         self.in_fused_steps = in_fused_steps
