@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaRuntime, IpcEvent
+from wingbeat.cluster.channels.cuda.cuda_runtime import HANDLE_BYTES, CudaRuntime
 from wingbeat.cluster.channels.header import REPLY_EVENTS, Word
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class DeviceEvents:
     pass is enqueued by the time the verifier's device is done; one whose verifier is gone has nobody to work for.
     """
 
-    def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[IpcEvent]) -> None:
+    def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[torch.cuda.Event]) -> None:
         self._runtime = runtime
         self._device = device
         self._events = events
@@ -52,13 +52,13 @@ class DeviceEvents:
         self.last_stream = None
 
 
-def new_events(runtime: CudaRuntime, device: torch.device) -> tuple[list[IpcEvent], bytes]:
+def new_events(runtime: CudaRuntime, device: torch.device) -> tuple[list[torch.cuda.Event], bytes]:
     """Two events of `device`, by parity, and the handles by which another process opens them. Raises CudaError."""
     made = [runtime.create_event(device) for _ in PAIR]
     return made, b"".join(event.ipc_handle() for event in made)
 
 
-def open_events(runtime: CudaRuntime, device: torch.device, handles: bytes) -> list[IpcEvent]:
+def open_events(runtime: CudaRuntime, device: torch.device, handles: bytes) -> list[torch.cuda.Event]:
     """The events of `new_events`, made in another process. Raises CudaError."""
     return [runtime.open_event(device, handles[parity * HANDLE_BYTES : (parity + 1) * HANDLE_BYTES]) for parity in PAIR]
 

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, poll
 from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
@@ -153,7 +153,7 @@ class CudaIpcChannel:
         made or exported, the name is not a plain file name or belongs to a live verifier, or /dev/shm is too full.
         """
         try:
-            runtime = runtime or TorchCudaRuntime()
+            runtime = runtime or CudaRuntime()
             _check_device(runtime, device, "verifier")
             mapping, details = _export(spec, device, runtime)
         except ChannelError:
@@ -184,7 +184,7 @@ class CudaIpcChannel:
             raise ChannelError(f"channel {name!r}: its verifier has closed it or is gone")
         details = segment.header.details
         try:
-            runtime = runtime or TorchCudaRuntime()
+            runtime = runtime or CudaRuntime()
             _check_device(runtime, device, "drafter")
             check_reach(runtime, device, details["uuid"], details["device"])
             mapping, handles = _open(segment.header, incarnation, device, runtime)

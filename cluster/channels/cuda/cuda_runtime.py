@@ -13,7 +13,7 @@ mapped it, and kernels of that GPU read it over NVLink or PCIe.
 import ctypes
 import functools
 import time
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,113 +32,40 @@ class CudaError(RuntimeError):
     """A CUDA call failed; one line that names the call, the device and CUDA's own reason."""
 
 
-class IpcEvent(Protocol):
-    """An interprocess event, in the process that made it or in one that opened it (`torch.cuda.Event`)."""
-
-    def record(self, stream: Any) -> None: ...
-    def wait(self, stream: Any) -> None: ...
-    def query(self) -> bool: ...
-    def ipc_handle(self) -> bytes: ...
-
-
-class CudaRuntime(Protocol):
-    """CUDA as a channel needs it; a test's fake stands in where there is no GPU. Every call may raise CudaError."""
+class CudaRuntime:
+    """CUDA as a channel needs it, by torch and the CUDA runtime library that torch has loaded; a test's fake stands in
+    where there is no GPU. Every call may raise CudaError."""
 
     def count(self) -> int:
         """CUDA devices that this process sees."""
-        ...
-
-    def describe(self, device: torch.device) -> str:
-        """The device for people to read: index, name and UUID."""
-        ...
-
-    def uuid(self, device: torch.device) -> str:
-        """What names the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
-        ...
-
-    def find(self, uuid: str) -> torch.device | None:
-        """The GPU of that UUID, or None where this process does not see it."""
-        ...
-
-    def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
-        """Whether kernels on `device` can use memory of `peer`."""
-        ...
-
-    def shares_events(self, device: torch.device) -> bool:
-        """Whether its events can be opened by other processes, which its memory then can be too."""
-        ...
-
-    def allocate(self, device: torch.device, num_bytes: int) -> int:
-        """Address of new zeroed memory that can be exported."""
-        ...
-
-    def free(self, device: torch.device, address: int) -> None:
-        """Free what `allocate` returned; waits for the device's work."""
-        ...
-
-    def allocation_of(self, device: torch.device, address: int) -> int:
-        """Where the allocation begins that an address lies in, whoever has made it."""
-        ...
-
-    def export_memory(self, device: torch.device, address: int) -> bytes:
-        """A handle of the allocation that begins there, which other processes open, HANDLE_BYTES long."""
-        ...
-
-    def open_memory(self, device: torch.device, handle: bytes) -> int:
-        """Map another process's memory for use by `device`, which need not be the GPU it lies on; its address here."""
-        ...
-
-    def close_memory(self, device: torch.device, address: int) -> None:
-        """Unmap what `open_memory` returned."""
-        ...
-
-    def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] over memory on, or mapped for, the device; keeps nothing alive."""
-        ...
-
-    def create_event(self, device: torch.device) -> IpcEvent:
-        """A new interprocess event of the device."""
-        ...
-
-    def open_event(self, device: torch.device, handle: bytes) -> IpcEvent:
-        """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
-        ...
-
-    def current_stream(self, device: torch.device) -> Any:
-        """The calling thread's stream on the device."""
-        ...
-
-    def drain(self, device: torch.device, stream: Any, timeout_s: float) -> bool:
-        """Wait until the stream has done what it was given so far; False if it has not after `timeout_s`."""
-        ...
-
-
-class TorchCudaRuntime:
-    """`CudaRuntime` by torch and the CUDA runtime library that torch has loaded."""
-
-    def count(self) -> int:
         return torch.cuda.device_count()
 
     def describe(self, device: torch.device) -> str:
+        """The device for people to read: index, name and UUID."""
         return f"cuda:{device.index} ({torch.cuda.get_device_name(device)}, {self.uuid(device)})"
 
     def uuid(self, device: torch.device) -> str:
+        """What names the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
     def find(self, uuid: str) -> torch.device | None:
+        """The GPU of that UUID, or None where this process does not see it."""
         devices = (torch.device("cuda", index) for index in range(self.count()))
         return next((device for device in devices if self.uuid(device) == uuid), None)
 
     def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
+        """Whether kernels on `device` can use memory of `peer`."""
         return torch.cuda.can_device_access_peer(device, peer)
 
     def shares_events(self, device: torch.device) -> bool:
+        """Whether its events can be opened by other processes, which its memory then can be too."""
         value = ctypes.c_int()
         attribute, index = ctypes.c_int(_IPC_EVENT_SUPPORT), ctypes.c_int(device.index)
         _call(device, "cudaDeviceGetAttribute", ctypes.byref(value), attribute, index)
         return bool(value.value)
 
     def allocate(self, device: torch.device, num_bytes: int) -> int:
+        """Address of new zeroed memory that can be exported."""
         address = ctypes.c_void_p()
         size = -(-num_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
         _call(device, "cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
@@ -147,9 +74,11 @@ class TorchCudaRuntime:
         return _number(address)
 
     def free(self, device: torch.device, address: int) -> None:
+        """Free what `allocate` returned; waits for the device's work."""
         _call(device, "cudaFree", ctypes.c_void_p(address))
 
     def allocation_of(self, device: torch.device, address: int) -> int:
+        """Where the allocation begins that an address lies in, whoever has made it."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         driver = _driver()
         with torch.cuda.device(device):
@@ -159,35 +88,43 @@ class TorchCudaRuntime:
         return base.value
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
+        """A handle of the allocation that begins there, which other processes open, HANDLE_BYTES long."""
         handle = _Handle()
         _call(device, "cudaIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
         return bytes(handle.reserved)
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
+        """Map another process's memory for use by `device`, which need not be the GPU it lies on; its address here."""
         address = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(handle)
         _call(device, "cudaIpcOpenMemHandle", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return _number(address)
 
     def close_memory(self, device: torch.device, address: int) -> None:
+        """Unmap what `open_memory` returned."""
         _call(device, "cudaIpcCloseMemHandle", ctypes.c_void_p(address))
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] over memory on, or mapped for, the device; keeps nothing alive."""
         return tensor_at(address, num_bytes, device)
 
-    def create_event(self, device: torch.device) -> IpcEvent:
+    def create_event(self, device: torch.device) -> torch.cuda.Event:
+        """A new interprocess event of the device."""
         with torch.cuda.device(device):
             event = torch.cuda.Event(interprocess=True)
             event.ipc_handle()  # an event comes to be when it is first exported, on the device that is current then
         return event
 
-    def open_event(self, device: torch.device, handle: bytes) -> IpcEvent:
+    def open_event(self, device: torch.device, handle: bytes) -> torch.cuda.Event:
+        """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
         return torch.cuda.Event.from_ipc_handle(device, handle)
 
     def current_stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The calling thread's stream on the device."""
         return torch.cuda.current_stream(device)
 
     def drain(self, device: torch.device, stream: torch.cuda.Stream, timeout_s: float) -> bool:
+        """Wait until the stream has done what it was given so far; False if it has not after `timeout_s`."""
         done = torch.cuda.Event()
         done.record(stream)
         deadline = time.monotonic() + timeout_s

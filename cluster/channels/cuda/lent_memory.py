@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaError, CudaRuntime
 
 SYNCHRONISED_S = 60.0
 """For a device to do what it was given before."""
@@ -47,7 +47,7 @@ def lend(tensors: Mapping[str, Tensor | str], device: torch.device, runtime: Cud
         tensors: by name, each for as long as borrowers live; or the reason why there is none to lend.
         runtime: of CUDA; None takes torch's.
     """
-    runtime = runtime or TorchCudaRuntime()
+    runtime = runtime or CudaRuntime()
     lent = {name: one if isinstance(one, str) else _lend(one, device, runtime) for name, one in tensors.items()}
     # Another process's streams know nothing of what this one's still have to write.
     if not runtime.drain(device, runtime.current_stream(device), SYNCHRONISED_S):
@@ -76,7 +76,7 @@ class Borrower:
 
     def __init__(self, loan: Loan, device: torch.device, runtime: CudaRuntime | None = None) -> None:
         self._loan, self._device = loan, device
-        self._runtime = runtime or TorchCudaRuntime()
+        self._runtime = runtime or CudaRuntime()
         self._mapped: dict[bytes, int] = {}
         """Addresses here, by handle: an allocation may hold several of the tensors."""
 

@@ -6,7 +6,7 @@ from tests.cluster.channels.cuda.fake_cuda import FakeCuda, FakeMachine
 from tests.cluster.peers import DEVICE, SPEC
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda.cuda_runtime import TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 
@@ -14,7 +14,7 @@ class CudaChannels:
     """Channels through the memory of a fake GPU, which needs none, or of the real one."""
 
     def __init__(self, kind: str) -> None:
-        self._runtime = FakeCuda() if kind == "fake-cuda" else TorchCudaRuntime()
+        self._runtime = FakeCuda() if kind == "fake-cuda" else CudaRuntime()
 
     def create(self, name: str, spec: ChannelSpec) -> CudaIpcChannel:
         return CudaIpcChannel.create(name, spec, DEVICE, self._runtime)

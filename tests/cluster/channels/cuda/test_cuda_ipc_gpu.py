@@ -20,7 +20,7 @@ from tests.cluster.peers import DEVICE, LONG_S, Nursery, ProcessRig, eventually,
 from tests.cluster.peers import SPEC as SMALL_SPEC
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.cuda.cuda_runtime import IpcEvent, TorchCudaRuntime
+from wingbeat.cluster.channels.cuda.cuda_runtime import CudaRuntime
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, buffer_bytes
 from wingbeat.runtime.protocol.messages import ChannelSpec, ReplyHeader
 
@@ -51,23 +51,23 @@ LIMIT_S = 40.0
 class CountedEvent:
     """An event that can be referred to weakly: torch does not tell references to its own that they are gone."""
 
-    def __init__(self, event: IpcEvent) -> None:
+    def __init__(self, event: torch.cuda.Event) -> None:
         self.record, self.wait, self.query, self.ipc_handle = event.record, event.wait, event.query, event.ipc_handle
 
 
-class CountingCuda(TorchCudaRuntime):
+class CountingCuda(CudaRuntime):
     """Knows which of its events still exist."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: weakref.WeakSet[CountedEvent] = weakref.WeakSet()
 
-    def create_event(self, device: torch.device) -> IpcEvent:
+    def create_event(self, device: torch.device) -> torch.cuda.Event:
         event = CountedEvent(super().create_event(device))
         self.events.add(event)
         return event
 
-    def open_event(self, device: torch.device, handle: bytes) -> IpcEvent:
+    def open_event(self, device: torch.device, handle: bytes) -> torch.cuda.Event:
         event = CountedEvent(super().open_event(device, handle))
         self.events.add(event)
         return event
@@ -283,7 +283,7 @@ def test_ten_lives_of_a_channel_leak_neither_memory_nor_events(name: str):
 
 def test_torch_still_launches_after_a_refused_call(name: str):
     """A failed runtime call must not be reported again by torch's next kernel."""
-    cuda = TorchCudaRuntime()
+    cuda = CudaRuntime()
     with pytest.raises(RuntimeError, match="cudaIpcOpenMemHandle on cuda:0 failed"):
         cuda.open_memory(DEVICE, bytes(64))
     assert torch.ones(3, device=DEVICE).sum().item() == 3
