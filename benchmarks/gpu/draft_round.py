@@ -45,7 +45,8 @@ class Pass:
         self, bench: Bench, head: EagleHead, speculation: SpeculationConfig, num_reqs: int, context: int, captured: bool
     ) -> None:
         graph_device = CudaGraphDevice(bench.device) if captured else None
-        self.drafter = EagleDrafter(head, speculation, graph_device, fixed_shapes=True)
+        self.drafter = EagleDrafter(head, speculation, graph_device)
+        self.drafter.fixed_shapes = True
         width = -(-(context + speculation.num_nodes) // BLOCK_SIZE)
         spec = ChannelSpec(
             num_slots=num_reqs,

@@ -42,7 +42,6 @@ class SharedKvDrafter(StagedDrafter):
         layers: attention of those layers, in the same order.
         num_layers: of the verifier: the index of its final norm's output among the taps.
         graph_device: see `StagedDrafter`.
-        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class SharedKvDrafter(StagedDrafter):
         speculation: SpeculationConfig,
         num_layers: int,
         graph_device: GraphDevice | None = None,
-        fixed_shapes: bool = False,
     ) -> None:
         self.head = head
         self.types = tuple(kv_layers)
@@ -62,7 +60,7 @@ class SharedKvDrafter(StagedDrafter):
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
         growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=device))
         # Nothing is stored for drafted tokens.
-        pool = DraftPool(layers, 0, dtype, device, fixed_shapes or graph_device is not None)
+        pool = DraftPool(layers, 0, dtype, device)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
             (num_layers,), keeps_context=True, kv_layers=tuple(kv_layers.values()), token_bytes=pool.token_bytes
@@ -81,24 +79,18 @@ class SharedKvDrafter(StagedDrafter):
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Keep the keys and values of the chunks, and the last hidden state of each."""
-        taken = 0
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            taps = batch.chunk_taps[None, taken : taken + length]
-            positions = torch.arange(start, start + length, device=self.device)[None]
-            self._keep(taps, slot_mapping(batch.block_tables[slot : slot + 1], positions, self.pool.block_size))
-            self._hidden[slot] = taps[0, -1, : self.hidden_size]
-            taken += length
+        for chunk in self.pool.chunks(batch):
+            taps = batch.chunk_taps[None, chunk.rows]
+            self._keep(taps, chunk.slot_mapping)
+            self._hidden[chunk.slot] = taps[0, -1, : self.hidden_size]
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Keep the keys and values of what counts, and the last hidden states."""
-        num_reqs, width = rows.token_ids.shape
-        steps = torch.arange(width, device=self.device)
-        counted = steps < rows.num_tokens[:, None]
-        positions = rows.positions[:, None] + steps
+        positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted)
         self._keep(rows.taps, mapping)
         last = (rows.num_tokens - 1).clamp_min(0)
-        hidden = rows.taps[torch.arange(num_reqs, device=self.device), last, : self.hidden_size]
+        hidden = rows.taps[torch.arange(len(last), device=self.device), last, : self.hidden_size]
         self._hidden[rows.slots] = hidden.to(self.dtype)
 
     def _keep(self, taps: Tensor, mapping: Tensor) -> None:

@@ -44,7 +44,6 @@ class ModelDrafter(StagedDrafter):
         speculation: shape of the trees.
         vocab_size: of the verifier; rows of the model's output beyond it are padding and never drafted.
         graph_device: see `StagedDrafter`.
-        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     reads_history = True
@@ -55,7 +54,6 @@ class ModelDrafter(StagedDrafter):
         speculation: SpeculationConfig,
         vocab_size: int | None = None,
         graph_device: GraphDevice | None = None,
-        fixed_shapes: bool = False,
     ) -> None:
         if loaded.keeps_states:
             raise UnsupportedModelError(
@@ -68,8 +66,7 @@ class ModelDrafter(StagedDrafter):
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
-        fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device, fixed_shapes)
+        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device)
         growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(tap_layers=(), keeps_context=True, token_bytes=pool.token_bytes)
@@ -202,17 +199,15 @@ class ModelDrafter(StagedDrafter):
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list[Rows]:
         """One segment per chunk."""
-        parts = []
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            storage = torch.arange(start, start + length, device=self.device)[None]
-            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
-            context = torch.full((1,), start, device=self.device)
-            segment = self.pool.causal_segment(begin, storage, context, tables)
-            token_ids = batch.token_ids[slot, start : start + length]
-            mapping = slot_mapping(tables, storage, self.pool.block_size)
-            parts.append(self._flat(token_ids, storage, mapping, segment))
-            begin += length
-        return parts
+        return [
+            self._flat(
+                batch.token_ids[chunk.slot, chunk.positions],
+                chunk.positions,
+                chunk.slot_mapping,
+                self.pool.chunk_segment(chunk, begin),
+            )
+            for chunk in self.pool.chunks(batch)
+        ]
 
     def _forward(self, parts: list[Rows], wanted: Tensor | None) -> Tensor:
         """Logits [num_wanted, vocab_size] of a flattened batch; None wants those of all rows."""

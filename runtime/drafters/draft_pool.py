@@ -5,11 +5,14 @@ of its last block lies in private blocks, which one pass alone writes and reads.
 share, and nothing that the verifier reserves, is ever touched by a draft.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.drafters.paged_attend import PagedAttend
 from wingbeat.runtime.heads.contract import Attend
@@ -18,13 +21,26 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.round.rows import Segment
 
 
+class Chunk(NamedTuple):
+    """Piece of a prompt, and where its rows are stored."""
+
+    slot: int
+    rows: slice
+    """Among the rows of all chunks."""
+    positions: Tensor
+    """int64 [length]"""
+    tables: Tensor
+    """int64 [1, num_blocks], which hold the chunk and what is before it."""
+    slot_mapping: Tensor
+    """int64 [length]"""
+
+
 class DraftPool:
     """Keys and values by layer, and whatever else is kept per row.
 
     Args:
         layers: attention shapes of the drafter's layers.
         num_drafted: most rows a sequence drafts in one pass.
-        fixed_shapes: run what other devices run on the CPU too.
         extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
     """
 
@@ -34,14 +50,12 @@ class DraftPool:
         num_drafted: int,
         dtype: torch.dtype,
         device: torch.device,
-        fixed_shapes: bool = False,
         extra_sizes: tuple[int, ...] = (),
     ) -> None:
         self.layers = layers
         self.num_drafted = num_drafted
         self.dtype = dtype
         self.device = device
-        self.fixed_shapes = fixed_shapes or device.type != "cpu"
         self.block_size = 0
         self.num_private = 0
         self.num_slots = self.num_blocks = 0
@@ -103,6 +117,21 @@ class DraftPool:
         full = ((num_context + self.block_size - 1) // self.block_size).clamp(0, num_blocks)
         columns = full[:, None] + torch.arange(self.num_private, device=self.device)
         return tables.scatter_(1, columns, self._private[: len(tables)])
+
+    def chunks(self, batch: DraftBatch) -> list[Chunk]:
+        """Chunks of a batch."""
+        chunks, begin = [], 0
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            positions = torch.arange(start, start + length, device=self.device)
+            tables = self.reaching(batch.block_tables[slot : slot + 1], start + length)
+            mapping = slot_mapping(tables, positions[None], self.block_size)[0]
+            chunks.append(Chunk(slot, slice(begin, begin + length), positions, tables, mapping))
+            begin += length
+        return chunks
+
+    def chunk_segment(self, chunk: Chunk, begin: int = 0) -> Segment:
+        """Rows of a chunk, where those of all chunks begin at `begin`, with all rows before each."""
+        return self.causal_segment(begin + chunk.rows.start, chunk.positions[None], chunk.positions[:1], chunk.tables)
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> Segment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""

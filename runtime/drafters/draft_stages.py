@@ -48,6 +48,11 @@ class DecidedRows(NamedTuple):
         """Positions that pairs at int64 [num_reqs, width] are rotated by."""
         return positions if self.position_deltas is None else positions + self.position_deltas[:, None]
 
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Positions int64 [num_reqs, width] of the columns, and bool [num_reqs, width] which of them count."""
+        steps = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return self.positions[:, None] + steps, steps < self.num_tokens[:, None]
+
     def trimmed(self) -> "DecidedRows":
         """Without the columns that count for no sequence; numbers of the rows must lie on the host."""
         width = max(int(self.num_tokens.max()), 1)

@@ -37,7 +37,6 @@ class EagleDrafter(HeadDrafter):
         head: weights, on the device to draft on.
         speculation: shape of the trees.
         graph_device: see `StagedDrafter`.
-        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     head: DraftHead
@@ -45,11 +44,7 @@ class EagleDrafter(HeadDrafter):
     """Whether one pass drafts all levels of a tree, with one row for a level."""
 
     def __init__(
-        self,
-        head: DraftHead,
-        speculation: SpeculationConfig,
-        graph_device: GraphDevice | None = None,
-        fixed_shapes: bool = False,
+        self, head: DraftHead, speculation: SpeculationConfig, graph_device: GraphDevice | None = None
     ) -> None:
         self.head = head.eval().requires_grad_(False)
         lay_out_linears(self.head)
@@ -58,8 +53,7 @@ class EagleDrafter(HeadDrafter):
         heads = head.num_key_value_heads
         layers = [LayerAttention(heads, heads, head.head_dim, head.value_dim, None)] * head.num_layers
         num_drafted = (speculation.max_path - 2) * (1 if self.in_one_pass else speculation.draft_top_k)
-        fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(layers, num_drafted, head.dtype, head.device, fixed_shapes)
+        pool = DraftPool(layers, num_drafted, head.dtype, head.device)
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=self.in_one_pass)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
@@ -77,23 +71,16 @@ class EagleDrafter(HeadDrafter):
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
-        positions, mappings, segments, last_rows, begin = [], [], [], [], 0
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            rows = torch.arange(start, start + length, device=self.device)[None]
-            tables = self.pool.reaching(batch.block_tables[slot : slot + 1], start + length)
-            segments.append(self.pool.causal_segment(begin, rows, rows[:, 0].contiguous(), tables))
-            mappings.append(slot_mapping(tables, rows, self.pool.block_size)[0])
-            positions.append(rows[0])
-            begin += length
-            last_rows.append(begin - 1)
-        slots, last_row = upload([batch.chunk_slots, last_rows], self.device)
+        chunks = self.pool.chunks(batch)
+        positions = [chunk.positions for chunk in chunks]
+        slots, last_row = upload([batch.chunk_slots, [chunk.rows.stop - 1 for chunk in chunks]], self.device)
         tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
         pairs = _Pairs(
             tokens=batch.chunk_tokens(self.head),
             taps=batch.chunk_taps,
             rotated=batch.chunk_rotations(positions),
-            slot_mapping=torch.cat(mappings),
-            segments=segments,
+            slot_mapping=torch.cat([chunk.slot_mapping for chunk in chunks]),
+            segments=[self.pool.chunk_segment(chunk) for chunk in chunks],
             slots=slots,
             last_rows=last_row,
             last_positions=torch.cat(positions)[last_row],
@@ -102,11 +89,10 @@ class EagleDrafter(HeadDrafter):
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Decided pairs, one sequence a row."""
-        if not self.pool.fixed_shapes:
+        if not self.fixed_shapes:
             rows = rows.trimmed()
         num_reqs, width = rows.token_ids.shape
-        steps, tables = torch.arange(width, device=self.device), block_tables[rows.slots]
-        positions, counted = rows.positions[:, None] + steps, steps < rows.num_tokens[:, None]
+        tables, (positions, counted) = block_tables[rows.slots], rows.spread()
         last = (rows.num_tokens - 1).clamp_min(0)
         pairs = _Pairs(
             tokens=rows.token_ids.flatten(),

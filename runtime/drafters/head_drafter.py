@@ -32,7 +32,7 @@ class HeadDrafter(StagedDrafter):
         super().resize(spec, num_slots, num_blocks)
         if self.passes is not None:
             self.passes.resized()
-        elif not self.pool.fixed_shapes:
+        elif not self.fixed_shapes:
             self.passes = first("draft_passes", self)
 
     def prepare_head(self, source: str) -> NextHead:

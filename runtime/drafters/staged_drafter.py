@@ -26,7 +26,7 @@ class StagedDrafter(Drafter):
 
     Args:
         speculation: shape of the trees.
-        pool: on the device of the weights; in fixed shapes where there is a graph device.
+        pool: on the device of the weights.
         graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
     """
 
@@ -39,6 +39,8 @@ class StagedDrafter(Drafter):
         self.speculation = speculation
         self.pool, self.growth = pool, growth
         self.device, self.dtype = pool.device, pool.dtype
+        self.fixed_shapes = graph_device is not None or pool.device.type != "cpu"
+        """Whether shapes do not follow what is decided; on CPUs it may be set before a verifier is attached."""
         self._graph_device = graph_device
         self._stages: DraftStages | None = None
         self._moves = False

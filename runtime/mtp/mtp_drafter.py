@@ -42,7 +42,6 @@ class MtpDrafter(StagedDrafter):
         speculation: shape of the trees.
         num_layers: of the verifier: the index of its final norm's output among the taps.
         graph_device: see `StagedDrafter`.
-        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class MtpDrafter(StagedDrafter):
         speculation: SpeculationConfig,
         num_layers: int,
         graph_device: GraphDevice | None = None,
-        fixed_shapes: bool = False,
     ) -> None:
         self.modules = modules
         self.num_modules = len(modules.items)
@@ -61,8 +59,7 @@ class MtpDrafter(StagedDrafter):
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
         extra_sizes = (self.taps_size,) * (self.num_modules - 1)
-        fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(modules.layers, num_drafted, dtype, device, fixed_shapes, extra_sizes)
+        pool = DraftPool(modules.layers, num_drafted, dtype, device, extra_sizes)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(
             (num_layers,), keeps_context=True, token_bytes=pool.token_bytes, embedding_width=self.taps_size
@@ -80,21 +77,16 @@ class MtpDrafter(StagedDrafter):
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Run every module over the chunks, in shapes that follow the data."""
         spans: list[_Span] = []
-        taken, given = 0, batch.chunk_inputs
-        starts = zip(batch.chunk_positions, batch.chunk_lens, strict=True)
-        rotated = batch.chunk_rotations([torch.arange(at, at + count, device=self.device) for at, count in starts])
-        tokens = batch.chunk_next_token_ids
+        chunks, tokens, given = self.pool.chunks(batch), batch.chunk_next_token_ids, batch.chunk_inputs
+        rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
         if given is not None:
             tokens = given.embedded(self.modules.embed(tokens))
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            rows = slice(taken, taken + length)
-            taken += length
-            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
-            last = tuple(upload([[slot], [length - 1]], self.device))
-            begin, taps = torch.full((1,), start, device=self.device), batch.chunk_taps[rows].to(self.dtype)
+        for chunk, start, length in zip(chunks, batch.chunk_positions, batch.chunk_lens, strict=True):
+            rows, taps = chunk.rows, batch.chunk_taps[chunk.rows].to(self.dtype)
+            last = tuple(upload([[chunk.slot], [length - 1]], self.device))
             counted = torch.ones(1, length, dtype=torch.bool, device=self.device)
-            turned = rotated[..., None, rows]
-            spans.append(_Span(begin, start, tokens[None, rows], turned, taps[None], counted, tables, last))
+            turned, begin = rotated[..., None, rows], chunk.positions[:1]
+            spans.append(_Span(begin, start, tokens[None, rows], turned, taps[None], counted, chunk.tables, last))
         for index in range(self.num_modules):
             now = [
                 span.after(max(index - span.host_start, 0)) for span in spans if span.host_start + span.width > index
@@ -104,11 +96,10 @@ class MtpDrafter(StagedDrafter):
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Run every module over decided tokens."""
-        counted = torch.arange(rows.token_ids.shape[1], device=self.device) < rows.num_tokens[:, None]
+        positions, counted = rows.spread()
         last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
         # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
         start, taps = self.num_modules, rows.taps.to(self.dtype)
-        positions = rows.positions[:, None] + torch.arange(rows.token_ids.shape[1], device=self.device)
         tokens, turned = rows.token_ids, rows.rotated(positions)
         span = _Span(rows.positions, start, tokens, turned, taps, counted, block_tables[rows.slots], last)
         for index in range(self.num_modules):

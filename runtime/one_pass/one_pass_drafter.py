@@ -49,18 +49,13 @@ class OnePassDrafter(HeadDrafter):
         head: weights, on the device to draft on.
         speculation: shape of the trees.
         graph_device: see `StagedDrafter`.
-        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
 
     Raises:
         ValueError: the trees are deeper than the head's block, or wider than its candidates.
     """
 
     def __init__(
-        self,
-        head: OnePassHead,
-        speculation: SpeculationConfig,
-        graph_device: GraphDevice | None = None,
-        fixed_shapes: bool = False,
+        self, head: OnePassHead, speculation: SpeculationConfig, graph_device: GraphDevice | None = None
     ) -> None:
         config = head.config
         check_shape(speculation, config.num_drafted)
@@ -73,8 +68,7 @@ class OnePassDrafter(HeadDrafter):
         self.trained_positions = config.max_position_embeddings
         heads, size = config.num_key_value_heads, config.head_dim
         layers = [LayerAttention(config.num_attention_heads, heads, size, size, mask.window) for mask in config.masks]
-        fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(layers, config.block_size, head.dtype, head.device, fixed_shapes)
+        pool = DraftPool(layers, config.block_size, head.dtype, head.device)
         growth = Growth(speculation, head.draft_token_ids, packed=True, whole=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
@@ -88,18 +82,17 @@ class OnePassDrafter(HeadDrafter):
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
-        positions, mapping = chunk_addresses(batch, self.pool)
-        self._keep(batch.chunk_taps, batch.chunk_rotations(list(positions.split(batch.chunk_lens))), mapping)
+        chunks = self.pool.chunks(batch)
+        rotated = batch.chunk_rotations([chunk.positions for chunk in chunks])
+        self._keep(batch.chunk_taps, rotated, torch.cat([chunk.slot_mapping for chunk in chunks]))
 
     def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
         """Decided positions; what does not count goes to block 0."""
-        steps = torch.arange(rows.token_ids.shape[1], device=self.device)
-        positions = rows.positions[:, None] + steps
-        counted = steps < rows.num_tokens[:, None]
+        positions, counted = rows.spread()
         mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted).flatten()
         # What does not count must be finite: masked rows may read block 0.
         taps, rotated = rows.taps.masked_fill(~counted[..., None], 0).flatten(0, 1), rows.rotated(positions).flatten()
-        if not self.pool.fixed_shapes:
+        if not self.fixed_shapes:
             real = counted.flatten()
             taps, rotated, mapping = taps[real], rotated[real], mapping[real]
         self._keep(taps, rotated, mapping)
@@ -175,16 +168,6 @@ def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
     levels = speculation.max_path - 1
     if levels > num_drafted:
         raise ValueError(f"draft_steps={levels}: this head drafts {num_drafted} tokens at most")
-
-
-def chunk_addresses(batch: DraftBatch, pool: DraftPool) -> tuple[Tensor, Tensor]:
-    """Positions and slots in the pool, int64 [num_chunk_tokens] each, of the chunks of a batch that has some."""
-    positions, mapping = [], []
-    for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-        stored = torch.arange(start, start + length, device=pool.device)
-        positions.append(stored)
-        mapping.append(slot_mapping(batch.block_tables[slot : slot + 1], stored[None], pool.block_size)[0])
-    return torch.cat(positions), torch.cat(mapping)
 
 
 def _segments(

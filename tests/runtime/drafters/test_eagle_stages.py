@@ -28,7 +28,8 @@ by_shape = pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_S
 
 def new_drafter(speculation, graph_device=None, fixed_shapes=False, device="cpu"):
     head = random_head(reference("llama").loaded, draft_vocab_size=48).to(device)
-    drafter = EagleDrafter(head, speculation, graph_device, fixed_shapes)
+    drafter = EagleDrafter(head, speculation, graph_device)
+    drafter.fixed_shapes |= fixed_shapes
     spec = channel_spec(speculation, head.fc.in_features)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     return drafter

@@ -98,7 +98,8 @@ def test_a_head_of_every_format_drafts_by_the_formula(name, way, tmp_path):
     head, recipe = load(name, tmp_path), FORMATS[name].recipe
     assert head.tap_layers == FORMATS[name].taps
     assert head.taps_size == recipe.taps_size
-    drafter = EagleDrafter(head, CHAIN, fixed_shapes=way == "fixed shapes")
+    drafter = EagleDrafter(head, CHAIN)
+    drafter.fixed_shapes = way == "fixed shapes"
     world = World(CHAIN, recipe.taps_size, (20,))
     spec = channel_spec(CHAIN, recipe.taps_size)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)

@@ -112,12 +112,13 @@ def watched(engine):
     return drafts
 
 
-WAYS = {"kernels": {}, "fixed shapes": {"fixed_shapes": True}, "captured": {"graph_device": RecordingDevice()}}
+WAYS = ("kernels", "fixed shapes", "captured")
 
 
 def drafts_of(name, head, way="kernels", drafter_class=EagleDrafter, **limits):
     """Every chain that is drafted behind the prompts of a model, by sequence and length."""
-    ref, drafter = shown(name), drafter_class(head, CHAIN, **WAYS[way])
+    ref, drafter = shown(name), drafter_class(head, CHAIN, RecordingDevice() if way == "captured" else None)
+    drafter.fixed_shapes |= way == "fixed shapes"
     engine = build_engine(ref.loaded, engine_config(CHAIN, **limits), drafter, InProcessChannel)
     try:
         drafts = watched(engine)
