@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from wingbeat.runtime.demo import DemoPair
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 Weights = Mapping[str, Tensor]
@@ -72,15 +73,7 @@ def _narrow_verifier(pair: DemoPair) -> LlamaForCausalLM:
 
 
 def _narrow_head(pair: DemoPair, narrow: LlamaForCausalLM) -> EagleHead:
-    config = narrow.config
-    embedding = narrow.get_input_embeddings().weight
-    return load_eagle_head(
-        pair.drafter,
-        target_hidden_size=config.hidden_size,
-        target_num_layers=config.num_hidden_layers,
-        target_vocab_size=config.vocab_size,
-        target_embedding=lambda: embedding,
-    )
+    return load_eagle_head(pair.drafter, TargetDescription.from_checkpoint(pair.verifier))
 
 
 @torch.no_grad()

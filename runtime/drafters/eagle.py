@@ -177,16 +177,7 @@ def build_eagle(
     """
 
     def load_head(folder: str) -> DraftHead:
-        head = load_eagle_head(
-            folder,
-            target_hidden_size=target.hidden_size,
-            target_num_layers=target.num_layers,
-            target_vocab_size=target.vocab_size,
-            target_embedding=target.embedding,
-            target_lm_head=target.lm_head,
-            dtype=options.dtype,
-            device=options.device,
-        )
+        head = load_eagle_head(folder, target, options.dtype, options.device)
         if options.fp8_weights:
             use_fp8(head)
         return head

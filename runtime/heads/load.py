@@ -32,11 +32,9 @@ from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
 from wingbeat.runtime.heads.plain_weights import plain_shapes, plain_tensors
 from wingbeat.runtime.heads.rotary import in_turning_order
+from wingbeat.runtime.heads.target import TargetDescription
 
 logger = logging.getLogger(__name__)
-
-Lent = Tensor | Callable[[], Tensor | None] | None
-"""A tensor of the target, or how to get it where it is needed."""
 
 
 class Vocabularies(Protocol):
@@ -47,13 +45,6 @@ class Vocabularies(Protocol):
 
     @property
     def draft_vocab_size(self) -> int: ...
-
-
-class Target(Protocol):
-    """What is asked of a verifier's description."""
-
-    num_layers: int
-    hidden_size: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def is_head_folder(path: str | Path) -> bool:
     return holds_head(read_config(folder), read_shapes(folder))
 
 
-def head_conventions(path: str | Path, target: Target, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
+def head_conventions(path: str | Path, target: TargetDescription, num_drafted: int = 1) -> tuple[HeadConvention, ...]:
     """Readings of a head that its files leave open, the likeliest first; one where nothing is ambiguous.
 
     Args:
@@ -132,12 +123,7 @@ def head_conventions(path: str | Path, target: Target, num_drafted: int = 1) -> 
 
 def load_eagle_head(
     path: str | Path,
-    *,
-    target_hidden_size: int,
-    target_num_layers: int,
-    target_vocab_size: int,
-    target_embedding: Lent = None,
-    target_lm_head: Lent = None,
+    target: TargetDescription,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     convention: HeadConvention | None = None,
@@ -145,23 +131,23 @@ def load_eagle_head(
     """Read a head of any supported layout, in evaluation mode, from a folder or a hub name.
 
     Args:
-        target_embedding: [target_vocab_size, target_hidden_size], used (not copied) when the file has no embedding.
-        target_lm_head: [target_vocab_size, hidden_size], used when the file has no lm_head and drafts every token.
+        target: its embedding is used (not copied) when the file has none, and its lm_head when the file has none and
+            drafts every token.
         convention: how to read it where the files leave that open, one of `head_conventions`; None takes the first.
 
     Raises:
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
     """
     checkpoint = read_checkpoint(path)
-    with checkpoint.says_whose(Sizes(target_hidden_size, target_vocab_size, target_num_layers)):
-        readings = checkpoint.conventions(target_num_layers, target_hidden_size)
+    with checkpoint.says_whose(Sizes(target.hidden_size, target.vocab_size, target.num_layers)):
+        readings = checkpoint.conventions(target.num_layers, target.hidden_size)
         convention = convention or readings[0]
-        config = checkpoint.config(target_hidden_size, convention)
+        config = checkpoint.config(target.hidden_size, convention)
         tensors = plain_tensors(checkpoint.raw, read_tensors(checkpoint.folder))
         with torch.device("meta"), fields_refused():
             head = config.new_head()
         tensors = {name: tensor for name, tensor in tensors.items() if name not in checkpoint.layout.ignored}
-        token_ids, borrowed = fit_vocabulary(tensors, config, target_vocab_size, target_embedding, target_lm_head)
+        token_ids, borrowed = fit_vocabulary(tensors, config, target)
         state = canonical_state(tensors, head, partial(file_tensors, checkpoint.layout, config))
         state = in_turning_order(state, config)
     # `assign` keeps a borrowed embedding shared with the target.
@@ -203,20 +189,24 @@ def _log(
 
 
 def fit_vocabulary(
-    tensors: dict[str, Tensor], config: Vocabularies, target_vocab_size: int, embedding: Lent, lm_head: Lent
+    tensors: dict[str, Tensor], config: Vocabularies, target: TargetDescription
 ) -> tuple[Tensor, list[str]]:
     """Fit a file's tensors to the target's vocabulary: the head's token map, and the names of what the target lends.
 
     Raises:
         CheckpointError: the target has another vocabulary, or the token map leads elsewhere.
     """
-    if config.vocab_size != target_vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
+    if config.vocab_size != target.vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
     token_ids = draft_token_ids(tensors, config)
-    lent = {"embed_tokens.weight": embedding}
+    lent = {"embed_tokens.weight": target.embedding}
     if config.draft_vocab_size == config.vocab_size:
-        lent["lm_head.weight"] = lm_head
-    return token_ids, borrow(tensors, lent)
+        lent["lm_head.weight"] = target.lm_head
+    # What a file brings is not asked for.
+    found = {name: lend() for name, lend in lent.items() if name not in tensors}
+    borrowed = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+    tensors |= borrowed
+    return token_ids, list(borrowed)
 
 
 def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
@@ -239,19 +229,6 @@ def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
             raise CheckpointError("t2d marks other target ids than d2t leads to")
     return token_ids
-
-
-def borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
-    """Fill in what the file leaves to the target; the names of what was taken."""
-    borrowed = []
-    for name, source in lent.items():
-        if name in tensors:
-            continue
-        tensor = source() if callable(source) else source
-        if tensor is not None:
-            tensors[name] = tensor.detach()
-            borrowed.append(name)
-    return borrowed
 
 
 def canonical_state(

@@ -120,7 +120,7 @@ def load_one_pass_head(
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
     with torch.device("meta"), fields_refused():
         head = OnePassHead(config)
-    token_ids, borrowed = fit_vocabulary(tensors, config, target.vocab_size, target.embedding, target.lm_head)
+    token_ids, borrowed = fit_vocabulary(tensors, config, target)
     state = _state(tensors, head)
     # The sum over the taps is made in float32, for which a host has no product of halves.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()

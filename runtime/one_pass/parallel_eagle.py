@@ -91,7 +91,7 @@ def load_parallel_head(
     config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)
     with torch.device("meta"), fields_refused():
         head = ParallelEagleHead(config, mask_token_id(checkpoint.raw)).with_convention(convention)
-    token_ids, borrowed = fit_vocabulary(tensors, config, target.vocab_size, target.embedding, target.lm_head)
+    token_ids, borrowed = fit_vocabulary(tensors, config, target)
     state = in_turning_order(canonical_state(tensors, head, partial(file_tensors, layout, config)), config)
     placed: dict[str, Any] = {name: tensor.to(device, dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)

@@ -146,16 +146,7 @@ def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead | OnePassHea
     if kind_of(plan.drafter, plan.model) == "one_pass":
         head = _one_pass_head(plan, target)
     else:
-        head = load_eagle_head(
-            plan.drafter,
-            target_hidden_size=target.hidden_size,
-            target_num_layers=target.num_layers,
-            target_vocab_size=target.vocab_size,
-            target_embedding=target.embedding,
-            target_lm_head=target.lm_head,
-            dtype=plan.dtype,
-            device="cpu",
-        )
+        head = load_eagle_head(plan.drafter, target, plan.dtype)
     head = head if choice is None else head.with_convention(choice.best.convention)
     return head.eval().requires_grad_(False)
 

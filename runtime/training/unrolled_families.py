@@ -1,5 +1,6 @@
 """Families that draft a token per pass and are unrolled over their own predictions, and EAGLE's among them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -36,14 +37,8 @@ class EagleFamily(UnrolledFamily):
 
     def load(self, folder: Path, target: TargetDescription) -> TrainedHead:
         """See `Family.load`."""
-        return load_eagle_head(
-            folder,
-            target_hidden_size=target.hidden_size,
-            target_num_layers=target.num_layers,
-            target_vocab_size=target.vocab_size,
-            target_embedding=lambda: _own(target.embedding()),
-            target_lm_head=lambda: _own(target.lm_head()),
-        )
+        # What is trained is not the verifier's.
+        return load_eagle_head(folder, replace(target, lender=None))
 
     def free(self, head: TrainedHead) -> TrainedHead:
         """See `Family.free`."""
@@ -55,15 +50,8 @@ class EagleFamily(UnrolledFamily):
         """See `Family.export`."""
         save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
 
-    def _continued(self, config: TrainDrafterConfig, taps: tuple[int, ...], weights: VerifierWeights) -> TrainedHead:
-        head = load_eagle_head(
-            config.initial_head,
-            target_hidden_size=weights.config.hidden_size,
-            target_num_layers=weights.config.num_hidden_layers,
-            target_vocab_size=weights.vocab_size,
-            target_embedding=weights.embedding.float().clone(),
-            target_lm_head=weights.lm_head.float().clone(),
-        )
+    def _continued(self, config: TrainDrafterConfig, target: TargetDescription) -> TrainedHead:
+        head, taps = self.load(config.initial_head, target), self.tap_layers(config, target)
         if isinstance(head, Eagle1Head) == self.trains_output:
             raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
         if head.tap_layers != taps:
@@ -85,12 +73,11 @@ class Eagle3Family(EagleFamily):
         self, config: TrainDrafterConfig, target: TargetDescription, weights: VerifierWeights, token_weights: Tensor
     ) -> TrainedHead:
         """See `Family.new_head`."""
-        taps = self.tap_layers(config, target)
         if config.initial_head is not None:
-            return self._continued(config, taps, weights)
+            return self._continued(config, target)
         return initial_eagle3_head(
             weights,
-            taps,
+            self.tap_layers(config, target),
             token_weights,
             draft_vocab_size=config.draft_vocab_size,
             intermediate_size=config.intermediate_size,
@@ -114,13 +101,9 @@ class Eagle1Family(EagleFamily):
     ) -> TrainedHead:
         """See `Family.new_head`."""
         if config.initial_head is not None:
-            return self._continued(config, self.tap_layers(config, target), weights)
+            return self._continued(config, target)
         return initial_eagle1_head(weights, intermediate_size=config.intermediate_size, seed=config.seed)
 
     def loss(self, head: TrainedHead, config: TrainDrafterConfig) -> nn.Module:
         """See `Family.loss`."""
         return DraftLoss(head, config.ttt_steps, config.step_decay, config.feature_weight)
-
-
-def _own(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.float().clone()

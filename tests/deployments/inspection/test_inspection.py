@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, FalconConfig, Gemma4TextConfig
 
 from tests.runtime.eagle_formula import random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
+from tests.runtime.heads.head_folder import target_of
 from tests.runtime.models import WINDOW, random_model
 from wingbeat.deployments.inspection.command import inspect_head, inspect_model
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions, load_eagle_head
@@ -32,14 +33,8 @@ def write_head(name, folder):
 def test_a_head_of_every_format_is_described_as_it_loads(name, tmp_path):
     chosen, weights, target = write_head(name, tmp_path)
     found = inspect_head(tmp_path, target, torch.bfloat16)
-    head = load_eagle_head(
-        tmp_path,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=NUM_LAYERS,
-        target_vocab_size=VOCAB,
-        target_embedding=weights["embed"],
-        target_lm_head=weights["lm_head"],
-    )
+    lends = target_of(target.hidden_size, NUM_LAYERS, VOCAB, weights["embed"], weights["lm_head"])
+    head = load_eagle_head(tmp_path, lends)
     assert found["convention"]["likeliest"] == head.convention._asdict()
     assert found["convention"]["likeliest"]["tap_layers"] == chosen.taps
     assert found["convention"]["readings"] == [one._asdict() for one in head_conventions(tmp_path, target)]

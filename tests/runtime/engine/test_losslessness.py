@@ -29,6 +29,7 @@ from wingbeat.runtime.config import SpeculationConfig, drawn_tree
 from wingbeat.runtime.drafters.choice import TEXT_DRAFTERS
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import build_engine
 
 MODELS = ["llama", "qwen3", "mistral", "gemma3", "qwen3_moe"]
@@ -108,16 +109,8 @@ def scripted(ref, plan, corrupt=None):
 
 
 def demo_drafter(ref, speculation):
-    config = ref.loaded.model.config
-    embedding = ref.loaded.model.get_input_embeddings().weight
-    head = load_eagle_head(
-        DEMO_PAIR / "drafter",
-        target_hidden_size=config.hidden_size,
-        target_num_layers=config.num_hidden_layers,
-        target_vocab_size=config.vocab_size,
-        target_embedding=embedding,
-    )
-    return EagleDrafter(head, speculation)
+    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
+    return EagleDrafter(load_eagle_head(DEMO_PAIR / "drafter", target), speculation)
 
 
 def drafter_of(name, ref, speculation):

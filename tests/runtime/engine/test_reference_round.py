@@ -10,6 +10,7 @@ from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new
 from tests.runtime.reference_round import Sampling, generate
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 LENGTH = 24
@@ -22,14 +23,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def head(model):
-    return load_eagle_head(
-        DEMO_PAIR / "drafter",
-        target_hidden_size=model.config.hidden_size,
-        target_num_layers=model.config.num_hidden_layers,
-        target_vocab_size=model.config.vocab_size,
-        target_embedding=model.get_input_embeddings().weight,
-    )
+def head():
+    return load_eagle_head(DEMO_PAIR / "drafter", TargetDescription.from_checkpoint(DEMO_PAIR / "verifier"))
 
 
 @pytest.mark.few(1)

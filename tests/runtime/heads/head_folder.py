@@ -1,6 +1,7 @@
 """A small EAGLE-3 head in a folder: how tests load it and edit its files."""
 
 import json
+from types import SimpleNamespace
 
 from safetensors.torch import load_file, save_file
 
@@ -10,9 +11,19 @@ from wingbeat.runtime.heads.load import load_eagle_head
 HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
 
 
-def load(folder, **changes) -> EagleHead:
-    target = dict(target_hidden_size=HIDDEN, target_num_layers=LAYERS, target_vocab_size=VOCAB)
-    return load_eagle_head(folder, **target | changes)
+def target_of(hidden_size, num_layers, vocab_size, embedding=None, lm_head=None) -> SimpleNamespace:
+    """A verifier's description, which lends these."""
+    return SimpleNamespace(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        vocab_size=vocab_size,
+        embedding=lambda: embedding,
+        lm_head=lambda: lm_head,
+    )
+
+
+def load(folder, hidden_size=HIDDEN, convention=None, **lent) -> EagleHead:
+    return load_eagle_head(folder, target_of(hidden_size, LAYERS, VOCAB, **lent), convention=convention)
 
 
 def edit_config(folder, drop=(), **fields) -> None:

@@ -9,6 +9,7 @@ from tests.runtime.by_torch import without_cpu
 from tests.runtime.draft_world import World, channel_spec
 from tests.runtime.eagle_formula import Formula, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
+from tests.runtime.heads.head_folder import target_of
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
@@ -29,15 +30,17 @@ def weights_of(name):
 def load(name, folder, **changes):
     chosen, weights = FORMATS[name], weights_of(name)
     chosen.write(folder, weights)
-    target = dict(
-        target_hidden_size=chosen.recipe.target_hidden,
-        target_num_layers=NUM_LAYERS,
-        target_vocab_size=VOCAB,
-        # What a format leaves out is asked for, and nothing else.
-        target_embedding=lambda: weights["embed"] if "embed" in chosen.leaves_out else None,
-        target_lm_head=lambda: weights["lm_head"] if "lm_head" in chosen.leaves_out else None,
+    # What a format leaves out is asked for, and nothing else.
+    left_out = {name: weights[name] for name in chosen.leaves_out}
+    target = target_of(
+        chosen.recipe.target_hidden,
+        NUM_LAYERS,
+        VOCAB,
+        embedding=left_out.get("embed"),
+        lm_head=left_out.get("lm_head"),
     )
-    return load_eagle_head(folder, **target | changes)
+    vars(target).update(changes)
+    return load_eagle_head(folder, target)
 
 
 class Recorder:
@@ -144,8 +147,8 @@ def test_nothing_that_is_there_is_asked_of_the_target(name, tmp_path):
     asked = []
     chosen, weights = FORMATS[name], weights_of(name)
     lent = {
-        "target_embedding": lambda: asked.append("embed") or weights["embed"],
-        "target_lm_head": lambda: asked.append("lm_head") or weights["lm_head"],
+        "embedding": lambda: asked.append("embed") or weights["embed"],
+        "lm_head": lambda: asked.append("lm_head") or weights["lm_head"],
     }
     load(name, tmp_path, **lent)
     assert sorted(asked) == sorted(chosen.leaves_out)

@@ -32,18 +32,6 @@ class Verifier:
         return self.lent.get(name)
 
 
-def head_of(folder, target: TargetDescription, dtype: torch.dtype = BF16):
-    return load_eagle_head(
-        folder,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        target_lm_head=target.lm_head,
-        dtype=dtype,
-    )
-
-
 @pytest.fixture(scope="module")
 def embedding() -> Tensor:
     """The demo verifier's, which the demo's head has none of its own of."""
@@ -53,10 +41,10 @@ def embedding() -> Tensor:
 def test_a_head_reads_an_embedding_where_it_lies_in_the_place_of_a_copy(embedding: Tensor, caplog):
     verifier = Verifier(embed_tokens__weight=embedding.clone())
     with caplog.at_level(logging.INFO):
-        head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+        head = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), BF16)
     assert verifier.asked == [EMBEDDING]
     assert head.embed_tokens.weight.data_ptr() == verifier.lent[EMBEDDING].data_ptr()
-    own = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier))
+    own = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier), BF16)
     assert all(torch.equal(one, other) for one, other in zip(head.parameters(), own.parameters(), strict=True))
     assert "the verifier's embed_tokens.weight is used where it lies (0.00 GB)" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -64,7 +52,7 @@ def test_a_head_reads_an_embedding_where_it_lies_in_the_place_of_a_copy(embeddin
 
 def test_a_verifier_that_lends_nothing_leaves_the_files(embedding: Tensor):
     verifier = Verifier()
-    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+    head = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), BF16)
     assert verifier.asked == [EMBEDDING]
     assert torch.equal(head.embed_tokens.weight, embedding)
 
@@ -83,7 +71,7 @@ def another_last_row(rows: Tensor) -> Tensor:
 def test_memory_that_holds_something_else_is_not_used_and_one_line_says_so(embedding: Tensor, caplog, change):
     """As where another process's memory does not carry, or the verifier scales its embedding as it loads it."""
     verifier = Verifier(embed_tokens__weight=change(embedding))
-    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+    head = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), BF16)
     assert torch.equal(head.embed_tokens.weight, embedding)
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
@@ -94,7 +82,7 @@ def test_memory_that_holds_something_else_is_not_used_and_one_line_says_so(embed
 def test_an_embedding_in_the_dtype_of_the_verifier_is_held_against_the_file_in_that(embedding: Tensor):
     rounded = embedding.to(torch.float16)
     verifier = Verifier(embed_tokens__weight=rounded)
-    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), torch.float16)
+    head = load_eagle_head(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), torch.float16)
     assert head.embed_tokens.weight.data_ptr() == rounded.data_ptr()
 
 
@@ -116,7 +104,7 @@ def test_a_head_without_an_output_matrix_borrows_that_too(tmp_path, tied: bool):
         weights[LM_HEAD] = weights[EMBEDDING]
     verifier = Verifier(**{name.replace(".", "__"): weight for name, weight in weights.items()})
     target = TargetDescription.from_checkpoint(tmp_path / "verifier", verifier)
-    borrower = head_of(tmp_path / "head", target, torch.float32)
+    borrower = load_eagle_head(tmp_path / "head", target, torch.float32)
     assert borrower.embed_tokens.weight.data_ptr() == weights[EMBEDDING].data_ptr()
     assert borrower.lm_head.weight.data_ptr() == weights[LM_HEAD].data_ptr()
     assert verifier.asked == [EMBEDDING, EMBEDDING if tied else LM_HEAD]

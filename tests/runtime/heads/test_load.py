@@ -49,7 +49,7 @@ def test_both_layouts_give_equal_outputs(head, folder, caplog):
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     with caplog.at_level(logging.INFO):
-        theirs = load(folder, target_embedding=embedding)
+        theirs = load(folder, embedding=embedding)
     assert same_head(ours, theirs)
     assert theirs.config == ours.config
     assert "EAGLE-3 in SafeAILab layout, taps enter layers [2, 4, 5] (by default" in caplog.text
@@ -78,7 +78,7 @@ def test_shards_are_joined(head, folder):
 def test_an_absent_embedding_is_shared_with_the_target(head, folder):
     save_eagle_head(head, folder, with_embedding=False)
     target = torch.randn(VOCAB, HIDDEN)
-    loaded = load(folder, target_embedding=target)
+    loaded = load(folder, embedding=target)
     assert loaded.embed_tokens.weight.data_ptr() == target.data_ptr()
 
 
@@ -91,7 +91,7 @@ def test_an_absent_output_matrix_is_the_targets_when_every_token_is_drafted(fold
 
     edit_tensors(folder, full_vocabulary)
     edit_config(folder, draft_vocab_size=VOCAB)
-    loaded = load(folder, target_lm_head=target)
+    loaded = load(folder, lm_head=target)
     assert torch.equal(loaded.lm_head.weight, target)
     assert torch.equal(loaded.draft_token_ids, torch.arange(VOCAB))
 
@@ -175,7 +175,7 @@ def test_a_head_for_another_target_is_refused_by_its_numbers(folder, drop, field
     hidden = fields.pop("target_is", HIDDEN)
     edit_config(folder, drop=drop, **fields)
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        load(folder, target_hidden_size=hidden)
+        load(folder, hidden_size=hidden)
 
 
 def test_ids_beside_eagle_config_name_inputs(folder):

@@ -1,6 +1,7 @@
 """What is written is its tool's layout: names and fields are that tool's, and what is read back is the head."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ from safetensors.torch import load_file
 
 from tests.runtime.eagle_formula import Recipe, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
+from tests.runtime.heads.head_folder import target_of
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
 from wingbeat.runtime.heads.save import save_eagle_head
-from wingbeat.runtime.heads.target import TargetDescription
 
 HIDDEN = 24
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -36,7 +37,7 @@ CASES = {
     "speculators-qwen3-3.1": ("speculators", THREE | EVERYTHING | dict(fc_norm=True)),
     "speculators-whole-vocabulary": ("speculators", THREE | dict(draft_vocab_size=VOCAB, norm_before_fc=True)),
 }
-TARGET = dict(target_hidden_size=HIDDEN, target_num_layers=NUM_LAYERS, target_vocab_size=VOCAB)
+target = partial(target_of, HIDDEN, NUM_LAYERS, VOCAB)
 
 
 def filled(head):
@@ -59,11 +60,10 @@ def test_what_is_written_is_read_back_in_one_reading(name, tmp_path):
     layout, fields = CASES[name]
     head = filled(EagleHead(EagleHeadConfig(**fields)))
     save_eagle_head(head, tmp_path, layout=layout)
-    loaded = load_eagle_head(tmp_path, **TARGET)
+    loaded = load_eagle_head(tmp_path, target())
     assert same(loaded, head)
     assert loaded.config == head.config
-    target = TargetDescription(tmp_path, HIDDEN, NUM_LAYERS, VOCAB)
-    assert head_conventions(tmp_path, target) == (head.convention,)
+    assert head_conventions(tmp_path, target()) == (head.convention,)
 
 
 def test_an_eagle1_head_is_written_as_safeailab_does(tmp_path):
@@ -75,8 +75,7 @@ def test_an_eagle1_head_is_written_as_safeailab_does(tmp_path):
     names = set(load_file(tmp_path / "model.safetensors"))
     assert not {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"} & names
     assert {"fc.weight", "fc.bias", "layers.0.self_attn.q_proj.bias"} <= names
-    lent = {"target_embedding": head.embed_tokens.weight, "target_lm_head": head.lm_head.weight}
-    loaded = load_eagle_head(tmp_path, **TARGET, **lent)
+    loaded = load_eagle_head(tmp_path, target(embedding=head.embed_tokens.weight, lm_head=head.lm_head.weight))
     assert same(loaded, head)
     assert loaded.config == head.config
 
@@ -86,8 +85,8 @@ def test_the_tensors_are_those_of_the_tool(name, tmp_path):
     """Against the names that tests write published formats with."""
     chosen = FORMATS[name]
     chosen.write(tmp_path / "theirs", random_weights(chosen.recipe, VOCAB, chosen.draft_vocab))
-    lent = {"target_embedding": torch.zeros(VOCAB, HIDDEN), "target_lm_head": torch.zeros(VOCAB, HIDDEN)}
-    head = load_eagle_head(tmp_path / "theirs", **TARGET, **lent)
+    zeros = torch.zeros(VOCAB, HIDDEN)
+    head = load_eagle_head(tmp_path / "theirs", target(embedding=zeros, lm_head=zeros))
     layout = {"specforge": "specforge", "speculators-plain": "speculators"}.get(name)
     save_eagle_head(head, tmp_path / "ours", layout=layout)
     theirs = {
@@ -123,8 +122,7 @@ def test_other_engines_readings_are_ours(layout, tmp_path):
     raw = json.loads((tmp_path / "config.json").read_text())
     del raw["wingbeat_convention"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    target = TargetDescription(tmp_path, HIDDEN, NUM_LAYERS, VOCAB)
-    assert head_conventions(tmp_path, target)[0] == head.convention
+    assert head_conventions(tmp_path, target())[0] == head.convention
 
 
 @pytest.mark.parametrize(

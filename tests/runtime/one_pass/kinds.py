@@ -23,7 +23,7 @@ from wingbeat.runtime.one_pass.parallel_eagle import ParallelEagleHead, load_par
 from wingbeat.runtime.one_pass.parallel_eagle_drafter import ParallelEagleDrafter
 
 _ANY_TARGET = SimpleNamespace(
-    hidden_size=HIDDEN_SIZE, num_layers=4, vocab_size=VOCAB_SIZE, embedding=None, lm_head=None
+    hidden_size=HIDDEN_SIZE, num_layers=4, vocab_size=VOCAB_SIZE, embedding=lambda: None, lm_head=lambda: None
 )
 _LAYERS = ["sliding_attention", "full_attention"]
 _MASKED = {"dflash": {"layer_types": _LAYERS, "sliding_window": 8}}

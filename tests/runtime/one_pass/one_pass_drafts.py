@@ -13,7 +13,7 @@ from wingbeat.runtime.one_pass.one_pass_drafter import OnePassDrafter
 NUM_TARGET_LAYERS = 8
 TAPS = (-1, 2, 5)
 TARGET = SimpleNamespace(
-    hidden_size=HIDDEN, num_layers=NUM_TARGET_LAYERS, vocab_size=VOCAB, embedding=None, lm_head=None
+    hidden_size=HIDDEN, num_layers=NUM_TARGET_LAYERS, vocab_size=VOCAB, embedding=lambda: None, lm_head=lambda: None
 )
 LENS = (2, 9, 17, 40, 1 + BLOCK_SIZE, 2 * BLOCK_SIZE)
 FULL, CAUSAL = (False, None), (True, None)

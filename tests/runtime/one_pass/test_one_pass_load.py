@@ -69,7 +69,9 @@ def test_what_the_file_leaves_out_is_the_verifiers(tmp_path):
     tensors = random_tensors(raw)
     expected = drafted(load(tmp_path / "own", raw, tensors))
     lent = {name: tensors.pop(f"{name}.weight") for name in ("embed_tokens", "lm_head")}
-    target = SimpleNamespace(**vars(TARGET) | {"embedding": lent["embed_tokens"], "lm_head": lent["lm_head"]})
+    target = SimpleNamespace(
+        **vars(TARGET) | {"embedding": lambda: lent["embed_tokens"], "lm_head": lambda: lent["lm_head"]}
+    )
     checkpoint = read_one_pass_checkpoint(save_head(tmp_path / "lent", raw, tensors))
     same(drafted(load_one_pass_head(checkpoint, target, torch.float32, "cpu")), expected)
     with pytest.raises(CheckpointError, match=r"missing tensor embed_tokens\.weight"):

@@ -61,13 +61,5 @@ def exported_demo(folder: Path, drafter: str = "drafter") -> ExportedPair:
 def demo_head(dtype: torch.dtype) -> DecoderHead:
     """The demo pair's head."""
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    head = load_eagle_head(
-        DEMO_PAIR / "drafter",
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        dtype=dtype,
-        device="cpu",
-    )
+    head = load_eagle_head(DEMO_PAIR / "drafter", target, dtype)
     return head.eval().requires_grad_(False)

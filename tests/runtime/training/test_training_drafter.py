@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.runtime.heads.head_folder import target_of
 from tests.runtime.training_world import (
     HIDDEN,
     TAPS,
@@ -247,8 +248,7 @@ def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
     config = config.model_copy(update={"steps": 30, "validation_prompts": 2})
     train_drafter(config)
     embedding = torch.randn(VOCAB, HIDDEN)
-    target = dict(target_hidden_size=HIDDEN, target_num_layers=3, target_vocab_size=VOCAB)
-    head = load_eagle_head(config.output, **target, target_embedding=embedding)
+    head = load_eagle_head(config.output, target_of(HIDDEN, 3, VOCAB, embedding=embedding))
     assert head.config.tap_layers == TAPS
     assert head.config.draft_vocab_size == 200
     assert head.embed_tokens.weight.data_ptr() == embedding.data_ptr()

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from tests.runtime.training_world import (
-    HIDDEN,
     NUM_LAYERS,
     TAPS,
     VOCAB,
@@ -66,15 +65,7 @@ def source(config, tap_layers=TAPS) -> RecordedSource:
 
 
 def load(config):
-    target = TargetDescription.from_checkpoint(config.verifier)
-    return load_eagle_head(
-        config.output,
-        target_hidden_size=HIDDEN,
-        target_num_layers=NUM_LAYERS,
-        target_vocab_size=VOCAB,
-        target_embedding=target.embedding(),
-        target_lm_head=target.lm_head(),
-    )
+    return load_eagle_head(config.output, TargetDescription.from_checkpoint(config.verifier))
 
 
 @pytest.mark.parametrize("tap_layers", [TAPS, (NUM_LAYERS,), (1, NUM_LAYERS), ALL_TAPS], ids=str)
