@@ -188,7 +188,7 @@ class AppConfig(
         device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
         share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
         verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
-        weighted = 0 < share <= 1 and not self.drafts_in_engine() and self.choice().needs_gpu
+        weighted = 0 < share <= 1 and not self.drafts_in_engine() and self.choice().has_weights
         where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
         on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
         return (

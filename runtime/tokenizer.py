@@ -48,7 +48,7 @@ class Tokenizer:
     """A Hugging Face tokenizer, reduced to what serving needs; safe to share between threads."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
+        self.hugging_face = tokenizer
         if tokenizer.is_fast:
             # A checkpoint may bring both, and switching them off per call would mutate shared state.
             tokenizer.backend_tokenizer.no_truncation()
@@ -58,14 +58,9 @@ class Tokenizer:
         """The text of a token alone, special ones included."""
 
     @property
-    def hugging_face(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer itself, for libraries that read its vocabulary."""
-        return self._tokenizer
-
-    @property
     def chat_template(self) -> str | None:
         """Of several that a model has, the one for tools; None where it has none."""
-        template = self._tokenizer.chat_template
+        template = self.hugging_face.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")
         return template or None
@@ -109,10 +104,10 @@ class Tokenizer:
         longest = self._longest_token
         if max_tokens is not None and longest is not None and len(text) > max_tokens * longest:
             raise TextTooLong
-        if not self._tokenizer.is_fast:
-            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not self.hugging_face.is_fast:
+            token_ids = self.hugging_face.encode(text, add_special_tokens=add_special_tokens)
             return _at_most(max_tokens, token_ids)
-        backend = self._tokenizer.backend_tokenizer
+        backend = self.hugging_face.backend_tokenizer
         if len(text) <= LONG_TEXT_CHARS:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
         else:
@@ -138,7 +133,7 @@ class Tokenizer:
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages or takes too much.
         """
-        template = chat_template or self._tokenizer.chat_template
+        template = chat_template or self.hugging_face.chat_template
         if not template:
             raise ValueError("the model has no chat template; use a plain completion")
         if "developer" not in str(template):
@@ -146,9 +141,9 @@ class Tokenizer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         variables = {"add_generation_prompt": True, **(variables or {})}
         if chat_template is not None:
-            return first("render_apart", chat_template, messages, variables, self._tokenizer.special_tokens_map)
+            return first("render_apart", chat_template, messages, variables, self.hugging_face.special_tokens_map)
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+            return self.hugging_face.apply_chat_template(list(messages), tokenize=False, **variables)
         except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template computes with what callers send: what it cannot compute with, it refuses.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
@@ -163,11 +158,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids without a piece of text are left out, and by default special tokens."""
-        if len(token_ids) > LONG_TEXT_CHARS and self._tokenizer.is_fast:
-            backend = self._tokenizer.backend_tokenizer
+        if len(token_ids) > LONG_TEXT_CHARS and self.hugging_face.is_fast:
+            backend = self.hugging_face.backend_tokenizer
             # Only the calls for batches release the interpreter lock.
             return backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
-        return self._tokenizer.decode(
+        return self.hugging_face.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
@@ -188,24 +183,24 @@ class Tokenizer:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
-        return self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return self.hugging_face.convert_ids_to_tokens(list(token_ids))
 
     def ends_of_turns(self) -> frozenset[int]:
         """The tokenizer's own end of text, and the special token that its chat template writes behind an answer."""
-        ends = {self._tokenizer.eos_token_id} - {None}
+        ends = {self.hugging_face.eos_token_id} - {None}
         try:
             turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
             written = self.render_chat(turns, {"add_generation_prompt": False}) if self.chat_template else ""
         except ValueError:  # a template that takes other conversations alone
             written = ""
         behind = written.rpartition(_MARK)[2].lstrip()
-        special = {token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        special = {token.content: token_id for token_id, token in self.hugging_face.added_tokens_decoder.items()}
         first = max((text for text in special if text and behind.startswith(text)), key=len, default=None)
         return frozenset(ends if first is None else {*ends, special[first]})
 
     def describe(self) -> dict[str, Any]:
         """What `tokenizer_config.json` says of special tokens and the chat template."""
-        tokenizer = self._tokenizer
+        tokenizer = self.hugging_face
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),

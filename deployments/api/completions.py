@@ -80,15 +80,10 @@ class CompletionService:
         self.turn = asyncio.Lock() if beside is None else beside.turn
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, prompt_reader, takes_templates, aliases)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._reader = chat_reader
         self.figures = figures or RouterFigures()
         self.of_parts = of_parts
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's."""
-        return self._tokenizer
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
         """Tokenize the prompts and fix every choice's parameters.
@@ -158,7 +153,7 @@ class CompletionService:
         asked = body.speculation or SpeculationOptions(enabled=self.speculates)
         shared = body.sampling_params(
             self.pool.info.vocab_size,
-            self._tokenizer,
+            self.tokenizer,
             speculation=asked.enabled,
             learn=asked.learn,
             trace=asked.trace,
@@ -194,7 +189,7 @@ class CompletionService:
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             details=Details(
-                self._tokenizer,
+                self.tokenizer,
                 logprobs=body.asked_logprobs is not None,
                 echo=body.asked_logprobs is not None and body.echoes,
                 prompt_logprobs=body.prompt_logprobs is not None,
@@ -230,7 +225,7 @@ class CompletionService:
     async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
         params = choice.request.params
         stream = TextStream(
-            self._tokenizer,
+            self.tokenizer,
             choice.request.prompt_token_ids,
             choice.stops,
             skip_special_tokens=choice.skip_special_tokens,
@@ -246,7 +241,7 @@ class CompletionService:
                     got, finish, rounds = _NOTHING, output.finish_reason, ()
                 elif output.rounds:
                     hidden = self.pool.info.drafter in REMEMBERING
-                    got, finish, rounds = take_rounds(self._tokenizer, stream, output, hides_rejected=hidden)
+                    got, finish, rounds = take_rounds(self.tokenizer, stream, output, hides_rejected=hidden)
                 else:
                     (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()
                 text, prefix = prefix + got.text, ""

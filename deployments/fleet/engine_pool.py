@@ -76,7 +76,8 @@ class EnginePool:
         self._info: ModelInfo | None = None
         self.every_engine = EveryEngine(source.call, self._open_engines)
         self.names = Names()
-        self._live: frozenset[str] = frozenset()
+        self.engine_ids: frozenset[str] = frozenset()
+        """The engines that are live, whether they take requests or not."""
         self.connections: dict[str, EngineConnection] = {}
         """By engine."""
         self._retired: set[EngineConnection] = set()
@@ -139,7 +140,7 @@ class EnginePool:
 
     def healthy(self) -> bool:
         """Whether some engine takes requests and makes progress, or will once it is asked."""
-        sleeps = self._may_sleep and not self._live
+        sleeps = self._may_sleep and not self.engine_ids
         return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
     def loads(self) -> list[EngineLoad]:
@@ -149,11 +150,6 @@ class EnginePool:
             for engine_id, c in self.connections.items()
             if c.open
         ]
-
-    @property
-    def engine_ids(self) -> frozenset[str]:
-        """The engines that are live, whether they take requests or not."""
-        return self._live
 
     @property
     def max_num_seqs(self) -> int:
@@ -266,7 +262,7 @@ class EnginePool:
                 raise EngineUnavailable(SHUTTING_DOWN)
             if time.monotonic() >= deadline:
                 raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-            await self._wait.until(deadline, ask=not self._live)
+            await self._wait.until(deadline, ask=not self.engine_ids)
         engine_id = choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
         return self.connections[engine_id], num_cached_tokens(engine_id)
 
@@ -303,7 +299,7 @@ class EnginePool:
         self._token_rate.add(num_tokens, time.monotonic())
 
     def _update(self, engine_ids: frozenset[str]) -> None:
-        self._live = engine_ids
+        self.engine_ids = engine_ids
         for engine_id in engine_ids - self.connections.keys():
             self._connect(engine_id)
         for engine_id in self.connections.keys() - engine_ids:
@@ -315,7 +311,7 @@ class EnginePool:
             asyncio.get_running_loop().call_later(self._grace_s, self._move_on, connection)
 
     def _connect(self, engine_id: str) -> None:
-        if not self._closed and engine_id in self._live and engine_id not in self.connections:
+        if not self._closed and engine_id in self.engine_ids and engine_id not in self.connections:
             opened = partial(self._opened, engine_id)
             self.connections[engine_id] = EngineConnection(
                 engine_id, self._source, self._on_end, self._count, opened, self._answers, self.names.merge

@@ -77,7 +77,7 @@ def with_shares(config: AppConfig, nodes: Sequence[Sequence[Gpu]]) -> Placed:
 def _shares(config: AppConfig, free: Sequence[int]) -> tuple[float, float]:
     """Shares of a verifier, or each of its ranks, and of a drafter; `free` has the GPUs of each node."""
     ranks, pairs = config.num_ranks(), config.min_pairs()
-    drafts, shared = config.has_channel() and config.choice().needs_gpu, config.num_shared_drafters()
+    drafts, shared = config.has_channel() and config.choice().has_weights, config.num_shared_drafters()
     apart = shared > 0 or config.may_span_nodes()
     drafters = (shared or pairs) if drafts else 0
     beside = 1 if drafts and not apart else 0

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE, Progress
-from wingbeat.deployments.parsing.message import MessageDelta, NewId, Parser, ToolCallDelta, new_call_id
+from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta, new_call_id
 
 
 class _At(Enum):
@@ -82,9 +82,10 @@ class CallListParser(CallParser):
 class OneCallParser(Parser):
     """All text is the arguments of one call, whose name is known beforehand."""
 
-    def __init__(self, name: str, new_id: NewId = new_call_id) -> None:
+    new_id = staticmethod(new_call_id)
+
+    def __init__(self, name: str) -> None:
         self._name: str | None = name
-        self._new_id = new_id
 
     def push(self, text: str) -> MessageDelta:
         """More of the arguments."""
@@ -92,7 +93,7 @@ class OneCallParser(Parser):
         if not text:
             return MessageDelta()
         name, self._name = self._name, None
-        return MessageDelta(tool_calls=(ToolCallDelta(0, text, self._new_id() if name else None, name),))
+        return MessageDelta(tool_calls=(ToolCallDelta(0, text, self.new_id() if name else None, name),))
 
     def flush(self) -> MessageDelta:
         """Nothing is held back."""

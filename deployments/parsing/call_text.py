@@ -3,7 +3,7 @@
 from abc import abstractmethod
 
 from wingbeat.deployments.parsing.json_call import JsonCall, JsonValue, Progress
-from wingbeat.deployments.parsing.message import MessageDelta, NewId, Parser, ToolCallDelta, new_call_id
+from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta, new_call_id
 
 
 class CallParser(Parser):
@@ -13,9 +13,9 @@ class CallParser(Parser):
     """
 
     keeps_special_tokens = True
+    new_id = staticmethod(new_call_id)
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        self._new_id = new_id
+    def __init__(self) -> None:
         self._pending = ""
         self._ended = False
         """No more text comes: what may be the beginning of a mark is none."""
@@ -110,7 +110,7 @@ class CallParser(Parser):
         if name is not None:
             self._beside_call = True
             self._num_calls += 1
-        index, call_id = self._num_calls - 1, None if name is None else own_id or self._new_id()
+        index, call_id = self._num_calls - 1, None if name is None else own_id or self.new_id()
         self._out = self._out.plus(MessageDelta(tool_calls=(ToolCallDelta(index, arguments, call_id, name),)))
 
     def _send_value(self, value: JsonValue) -> bool:

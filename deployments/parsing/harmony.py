@@ -19,7 +19,7 @@ from wingbeat.deployments.parsing.call_format import (
     text,
 )
 from wingbeat.deployments.parsing.call_text import CallParser
-from wingbeat.deployments.parsing.message import MessageDelta, NewId, new_call_id, unfinished
+from wingbeat.deployments.parsing.message import MessageDelta, unfinished
 
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
@@ -55,8 +55,8 @@ class HarmonyParser(CallParser):
         """Thoughts or none, and what opens the answer."""
         return in_order(_THOUGHTS, text(f"<|channel|>final{MESSAGE}"))
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        super().__init__(new_id)
+    def __init__(self) -> None:
+        super().__init__()
         self._num_messages = 0
 
     def cut(self) -> MessageDelta:

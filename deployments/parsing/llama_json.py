@@ -7,7 +7,7 @@ from typing import Self
 from wingbeat.deployments.parsing.call_format import Format, Function, calls, objects, one_of
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE, Progress
-from wingbeat.deployments.parsing.message import MessageDelta, NewId, new_call_id
+from wingbeat.deployments.parsing.message import MessageDelta
 
 TAG = "<|python_tag|>"
 
@@ -33,8 +33,8 @@ class LlamaJsonParser(CallParser):
         """Calls, or text that does not begin as a call does."""
         return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        super().__init__(new_id)
+    def __init__(self) -> None:
+        super().__init__()
         self._names: frozenset[str] = frozenset()
 
     def know(self, functions: Sequence[Function]) -> Self:

@@ -21,7 +21,7 @@ from wingbeat.deployments.parsing.call_format import (
 )
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE, JsonValue
-from wingbeat.deployments.parsing.message import NewId, new_call_id, unfinished
+from wingbeat.deployments.parsing.message import unfinished
 
 MOST_HEADER_CHARS = 256
 
@@ -76,8 +76,8 @@ class MarkedJsonParser(CallParser):
     def _tag(cls, function: Function) -> Format:
         """One call as the format writes it."""
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        super().__init__(new_id)
+    def __init__(self) -> None:
+        super().__init__()
         self._value = JsonValue()
         self._name = ""
         self._id: str | None = None

@@ -2,12 +2,10 @@
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function
-
-NewId = Callable[[], str]
 
 
 def new_call_id() -> str:

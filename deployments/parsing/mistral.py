@@ -23,7 +23,7 @@ from wingbeat.deployments.parsing.call_format import (
 from wingbeat.deployments.parsing.call_list import CallListParser
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import JsonValue
-from wingbeat.deployments.parsing.message import MessageDelta, NewId, unfinished
+from wingbeat.deployments.parsing.message import MessageDelta, unfinished
 
 MARK = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"
@@ -46,6 +46,7 @@ class _At(Enum):
 class MistralParser(CallParser):
     """Text may stand before the calls."""
 
+    new_id = staticmethod(new_mistral_id)
     _at = _At.TEXT
 
     @classmethod
@@ -58,9 +59,10 @@ class MistralParser(CallParser):
         ]
         return one_of(in_order(text(MARK), list_of_calls(functions, several)), calls(tags, "", several))
 
-    def __init__(self, new_id: NewId = new_mistral_id) -> None:
-        super().__init__(new_id)
-        self._list = CallListParser(new_id)
+    def __init__(self) -> None:
+        super().__init__()
+        self._list = CallListParser()
+        self._list.new_id = self.new_id
         self._value = JsonValue()
 
     def _advance(self) -> bool:

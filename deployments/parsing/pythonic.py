@@ -14,7 +14,7 @@ from typing import Any, Self
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE
-from wingbeat.deployments.parsing.message import NewId, new_call_id, unfinished
+from wingbeat.deployments.parsing.message import unfinished
 from wingbeat.deployments.parsing.typed_text import ArgumentTypes, quoted
 
 TAGS = ("<|python_start|>", "<|python_tag|>")
@@ -43,8 +43,8 @@ class PythonicParser(CallParser):
 
     _at = _At.START
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        super().__init__(new_id)
+    def __init__(self) -> None:
+        super().__init__()
         self._types = ArgumentTypes()
         self._ends: tuple[str, ...] = LIST_ENDS
         self._name = ""

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 from wingbeat.deployments.parsing.call_format import Format, Function, between, calls, json_of, text_with_calls
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE
-from wingbeat.deployments.parsing.message import NewId, new_call_id, unfinished
+from wingbeat.deployments.parsing.message import unfinished
 from wingbeat.deployments.parsing.typed_text import ArgumentTypes, as_json, quoted
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -70,8 +70,8 @@ class TaggedTextParser(CallParser):
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
         """A call of each function as the format writes it."""
 
-    def __init__(self, new_id: NewId = new_call_id) -> None:
-        super().__init__(new_id)
+    def __init__(self) -> None:
+        super().__init__()
         self._types = ArgumentTypes()
         self._name = ""
         self._key = ""

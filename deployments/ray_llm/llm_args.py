@@ -101,7 +101,7 @@ def _placed(said: Translated) -> Said:
     accelerator, part = settings.pop(ACCELERATOR, None), settings.pop(GPU_PART, None)
     if part is not None:
         drafter = parse_drafter(settings.get("drafter", "auto"), Path(settings["model"]))
-        own = round(WITH_DRAFTER * part, 4) if drafter.needs_gpu else part
+        own = round(WITH_DRAFTER * part, 4) if drafter.has_weights else part
         shares = {"num_gpus_per_verifier": own, "num_gpus_per_drafter": round(part - own, 4)}
         settings = {**shares, **settings}
     return Said(settings, [accelerator], said.notes)

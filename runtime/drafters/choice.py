@@ -73,11 +73,6 @@ class DrafterChoice(NamedTuple):
         """Whether it is a user's class, which only the machine that drafts need have."""
         return _CLASS is not None and self.kind == _CLASS.name
 
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether it has to have a GPU beside a verifier that has one."""
-        return self.has_weights
-
 
 _FALLBACK = next((kind.name for kind in KINDS.values() if kind.is_fallback), "none")
 FALLBACK = DrafterChoice(_FALLBACK, _FALLBACK, _FALLBACK)

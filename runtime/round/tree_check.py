@@ -32,8 +32,6 @@ class TreeCheck:
     """
 
     def __init__(self, num_nodes: int, vocab_size: int, device: torch.device, *, chains: bool) -> None:
-        self.chains = chains
-        self.vocab_size = vocab_size
         self._num_nodes, self._last_token = num_nodes, vocab_size - 1
         self._index = torch.arange(num_nodes, device=device)
         self._drafted = (self._index > 0).long()

@@ -31,7 +31,7 @@ NORMALIZERS = [
 
 
 def backend_of(tokenizer: Tokenizer) -> BackendTokenizer:
-    return tokenizer._tokenizer.backend_tokenizer
+    return tokenizer.hugging_face.backend_tokenizer
 
 
 @pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])

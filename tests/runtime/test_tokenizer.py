@@ -65,7 +65,7 @@ def test_work_per_token_does_not_grow_with_the_text():
             self.longest = max(self.longest, len(token_ids))
             return super().decode(token_ids, skip_special_tokens)
 
-    tokenizer = Counting(byte_level_tokenizer()._tokenizer)
+    tokenizer = Counting(byte_level_tokenizer().hugging_face)
     detokenizer = IncrementalDetokenizer(tokenizer, context=[1] * 1000)
     for token_id in tokenizer.encode("é") * 300 + [140] * 300:
         detokenizer.push([token_id])
@@ -73,7 +73,7 @@ def test_work_per_token_does_not_grow_with_the_text():
 
 
 def test_special_tokens_leave_no_text(tokenizer):
-    eos = tokenizer._tokenizer.eos_token_id
+    eos = tokenizer.hugging_face.eos_token_id
     stream = TextStream(tokenizer)
     token_ids = [*tokenizer.encode("Hello"), eos]
     assert stream.push(token_ids).text + stream.flush().text == "Hello"
@@ -164,7 +164,7 @@ def test_what_a_template_reads_beside_the_messages_is_handed_to_it():
 
 def test_special_tokens_stay_where_they_are_asked_for_but_for_the_one_that_ends_the_text():
     tokenizer = byte_level_tokenizer()
-    eos = tokenizer._tokenizer.eos_token_id
+    eos = tokenizer.hugging_face.eos_token_id
     token_ids = [*tokenizer.encode("a", add_special_tokens=False), eos, eos]
     mark = tokenizer.decode([eos], skip_special_tokens=False)
     assert mark
@@ -184,8 +184,8 @@ def test_a_folder_without_tokenizer_is_named(tmp_path):
 
 def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
     saved = byte_level_tokenizer()
-    saved._tokenizer.backend_tokenizer.enable_truncation(4)
-    saved._tokenizer.save_pretrained(tmp_path)
+    saved.hugging_face.backend_tokenizer.enable_truncation(4)
+    saved.hugging_face.save_pretrained(tmp_path)
     text = "Hello world"
     for tokenizer in (Tokenizer.load(tmp_path), Tokenizer.find(tmp_path)):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -205,7 +205,7 @@ def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
 def test_a_damaged_tokenizer_is_one_line_that_names_the_folder(tmp_path, monkeypatch, file, content):
     """Whatever transformers raises: a replica that dies of something else is started again and again."""
     monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked whether to run code"))
-    byte_level_tokenizer()._tokenizer.save_pretrained(tmp_path)
+    byte_level_tokenizer().hugging_face.save_pretrained(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=f"no tokenizer in {tmp_path}: .") as caught:
         Tokenizer.load(tmp_path)

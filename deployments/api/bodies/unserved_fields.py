@@ -41,7 +41,7 @@ class IgnoredFields:
     """
 
     def __init__(self, refuses: bool = False) -> None:
-        self._refuses = refuses
+        self.refuses = refuses
         self._names: dict[str, None] = {}
         self._num_more = 0
 
@@ -59,7 +59,7 @@ class IgnoredFields:
         if name in WITHOUT_EFFECT:
             return
         where = f"{path}.{name}" if path else name
-        if self._refuses:
+        if self.refuses:
             raise unknown_parameter(where)
         if value is None or value in ([], {}):
             return
@@ -81,11 +81,6 @@ class IgnoredFields:
         """The fields of an object that are not among the known ones; raises as `pass_over`."""
         for name in sorted(fields.keys() - known):
             self.pass_over(name, fields[name], path, known)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether what this server leaves undone is refused."""
-        return self._refuses
 
     def __str__(self) -> str:
         """Their names as a header's value, empty where there are none; each with the field that may have been meant."""

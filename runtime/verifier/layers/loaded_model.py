@@ -73,11 +73,6 @@ class LoadedModel:
         return torch.float32 if getattr(self.model.get_output_embeddings(), "wide", False) else self.dtype
 
     @property
-    def description(self) -> str:
-        """Everything that its forward pass depends on but the weights."""
-        return self.model.config.to_json_string(use_diff=False) + self.computed_by
-
-    @property
     def weights_bytes(self) -> int:
         """Of its weights as they lie in memory."""
         return held_bytes(self.model)

@@ -199,7 +199,7 @@ class TestChat:
 
     def test_a_model_without_template_says_so(self):
         tokenizer = byte_tokenizer()
-        tokenizer._tokenizer.chat_template = None
+        tokenizer.hugging_face.chat_template = None
         app = create_app(CompletionService(FakePool(), tokenizer))
 
         async def send():

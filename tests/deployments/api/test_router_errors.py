@@ -64,7 +64,7 @@ class TestErrors:
         assert complete(FakePool(), prompt="x" * 20000).json()["error"]["code"] == "context_length_exceeded"
 
     def test_what_cannot_fit_is_not_tokenized(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+        monkeypatch.setattr(TOKENIZER, "hugging_face", None)
         with pytest.raises(TextTooLong):
             TOKENIZER.encode("x" * (64 * 5 + 1), max_tokens=64)
 

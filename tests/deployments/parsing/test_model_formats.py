@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.deployments.parsing.test_parsers import counting
 from wingbeat.deployments.parsing.call_format import Function
 from wingbeat.deployments.parsing.deepseek import (
     CALL,
@@ -44,8 +45,7 @@ CITY = {"city": "Oslo"}
 
 def known(kind: type[Parser]) -> Callable[[], Parser]:
     def new() -> Parser:
-        numbers = itertools.count()
-        return kind(lambda: f"id{next(numbers)}").know(FUNCTIONS)
+        return counting(kind).know(FUNCTIONS)
 
     new.__name__ = kind.__name__
     return new

@@ -17,10 +17,10 @@ from wingbeat.deployments.parsing.thinking import MistralThinkingParser, OpenThi
 ARGUMENTS = '{"city": "Paris \\"é\\" }] </tool_call> [TOOL_CALLS] {", "days": [1, {"a": null}], "x": -1.5e3}'
 
 
-def counted():
-    """Ids in a row, so that two runs can be compared."""
+def counting(kind, *args):
+    """A parser whose calls have ids in a row, so that two runs can be compared."""
     numbers = itertools.count()
-    return lambda: f"id{next(numbers)}"
+    return type(kind.__name__, (kind,), {"new_id": lambda _: f"id{next(numbers)}"})(*args)
 
 
 def call(name: str, key: str = "arguments", arguments: str = ARGUMENTS) -> str:
@@ -28,23 +28,23 @@ def call(name: str, key: str = "arguments", arguments: str = ARGUMENTS) -> str:
 
 
 def hermes():
-    return HermesParser(counted())
+    return counting(HermesParser)
 
 
 def llama():
-    return LlamaJsonParser(counted())
+    return counting(LlamaJsonParser)
 
 
 def mistral():
-    return MistralParser(counted())
+    return counting(MistralParser)
 
 
 def harmony():
-    return HarmonyParser(counted())
+    return counting(HarmonyParser)
 
 
 def call_list():
-    return CallListParser(counted())
+    return counting(CallListParser)
 
 
 def thinking(prompt=""):
@@ -112,7 +112,7 @@ CASES = [
     (call_list, "[]", "[]", "", ()),
     (call_list, " no", " no", "", ()),
     (call_list, "[1, 2]", "[1, 2]", "", ()),
-    (lambda: OneCallParser("f", counted()), f" {ARGUMENTS}", "", "", F),
+    (lambda: counting(OneCallParser, "f"), f" {ARGUMENTS}", "", "", F),
     (thinking, "<think>a</think>b", "b", "a", ()),
     (thinking, "\n<think>a", "", "a", ()),
     (thinking, "no <think>a</think>", "no <think>a</think>", "", ()),

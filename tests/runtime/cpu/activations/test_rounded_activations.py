@@ -61,7 +61,7 @@ def test_a_layer_is_near_that_of_activations_as_they_are(name):
 
 def test_what_is_kept_for_activations_as_they_are_is_not_taken():
     exact, rounded = loaded_in_eight_bits("llama", rounds=False), loaded_in_eight_bits("llama", rounds=True)
-    assert exact.description != rounded.description
+    assert exact.computed_by != rounded.computed_by
 
 
 def test_a_model_without_packed_weights_is_refused():

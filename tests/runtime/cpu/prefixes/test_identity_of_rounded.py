@@ -22,5 +22,5 @@ def test_saved_prefixes_of_the_other_mode_are_others(tmp_path):
 def test_what_is_kept_for_other_weights_is_not_taken(tmp_path):
     (tmp_path / "config.json").touch()
     ours, others = world("llama")[0], prepare_model(random_model("llama"), "llama")
-    assert ours.description != others.description
+    assert ours.computed_by != others.computed_by
     assert identity_of(tmp_path, ours, 16) != identity_of(tmp_path, others, 16)
