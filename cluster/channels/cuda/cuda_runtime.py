@@ -13,7 +13,7 @@ mapped it, and kernels of that GPU read it over NVLink or PCIe.
 import ctypes
 import functools
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class CudaRuntime:
             event.ipc_handle()  # an event comes to be when it is first exported, on the device that is current then
         return event
 
-    def open_event(self, device: torch.device, handle: bytes) -> torch.cuda.Event:
+    def open_event(self, device: torch.device, handle: bytes) -> Any:
         """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
         return torch.cuda.Event.from_ipc_handle(device, handle)
 
@@ -123,7 +123,7 @@ class CudaRuntime:
         """The calling thread's stream on the device."""
         return torch.cuda.current_stream(device)
 
-    def drain(self, device: torch.device, stream: torch.cuda.Stream, timeout_s: float) -> bool:
+    def drain(self, device: torch.device, stream: Any, timeout_s: float) -> bool:
         """Wait until the stream has done what it was given so far; False if it has not after `timeout_s`."""
         done = torch.cuda.Event()
         done.record(stream)
