@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.heads.head_folder import HIDDEN, LAYERS, VOCAB, edit_config, load
+from tests.runtime.heads.head_folder import HIDDEN, edit_config, load
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import CheckpointError
@@ -49,7 +49,6 @@ def test_a_head_of_this_verifier_and_one_that_tells_nothing_are_not_called_anoth
 @pytest.mark.parametrize("hidden", [HIDDEN // 2, HIDDEN * 2])
 def test_another_verifiers_head_is_called_so_where_it_is_loaded(folder, hidden: int):
     edit_config(folder, drop=("target_hidden_size",))
-    sizes = {"target_hidden_size": hidden, "target_num_layers": LAYERS, "target_vocab_size": VOCAB}
     words = f"it belongs to another verifier, one of hidden size {HIDDEN}; this one has hidden size {hidden}: "
     with pytest.raises(CheckpointError, match=words):
-        load(folder, **sizes)
+        load(folder, hidden_size=hidden)
