@@ -56,7 +56,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `render_apart(template, messages, variables, special_tokens)`: a conversation by a template that a request brings.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names, of a draft head by those of the head's layout.
-- `stored_tensors(folder, names)`: tensors of a draft head in such a file, some or all; None for other folders.
+- `stored_tensors(folder)`: tensors of a draft head in such a file; None for other folders.
 - `load_quantised(config, load, packed)`: the model of one that is; see `verifier.checkpoints.checkpoint`.
 - `quantised_head(settings)`: reader of a draft head or MTP module that is quantised, by its `quantization_config`, {}
   where it has none; `shapes(stored)` and `tensors(stored)` are those of plain weights, see `heads.plain_weights`.

@@ -115,14 +115,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         DamagedCheckpointError: a file is truncated.
         UnsafeCheckpointError: a file holds code.
     """
-    found = _apart("stored_tensors", folder, None)
+    found = _apart("stored_tensors", folder)
     return _read(folder, load_file, _torch_tensors) if found is None else found
 
 
-def _apart(hook: str, folder: Path, *more: Any) -> Any:
+def _apart(hook: str, folder: Path) -> Any:
     """Shapes or tensors of a format that a part reads, see `runtime.parts`; None for other folders."""
     try:
-        return first(hook, folder, *more)
+        return first(hook, folder)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
 

@@ -4,7 +4,6 @@ Taps are the inputs of the layers that the file names; `d2t` holds the target's 
 the draft's.
 """
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +86,8 @@ def head_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in found.items() if name != _OF_THE_CONFIG}
 
 
-def stored_tensors(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor] | None:
+def stored_tensors(folder: Path) -> dict[str, Tensor] | None:
     """Tensors of the head that a folder stands for, weights in float32; None for other folders.
-
-    Args:
-        names: those that are wanted; None reads all.
 
     Raises:
         ModelCheckpointError: the file is damaged.
@@ -104,8 +100,6 @@ def stored_tensors(folder: Path, names: Collection[str] | None = None) -> dict[s
     by_name = {_NAMES.get(one.name, one.name): one for one in file.tensors if one.name != _OF_THE_CONFIG}
     found = {}
     for name, tensor in by_name.items():
-        if names is not None and name not in names:
-            continue
         try:
             found[name] = _read(tensor, file)
         except (ValueError, LookupError, TypeError, RuntimeError) as error:
