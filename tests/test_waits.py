@@ -65,6 +65,7 @@ ALLOWED = {
     ("runtime/prefixes/prefix_keeper.py", "done.result"): OWN_FINISHED,
     ("runtime/recordings/live.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/verifier/layers/fused.py", "*.join"): "joins tensors",
+    ("runtime/verifier/layers/fused_attention.py", "*.join"): "joins tensors",
     ("runtime/round/flight.py", "*.wait"): OF_THE_DEVICE,
     ("runtime/round/eager_rounds.py", "masks.result"): OF_THE_ENGINE,
 }

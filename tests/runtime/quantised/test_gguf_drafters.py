@@ -25,8 +25,9 @@ from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.layouts import SPECFORGE, file_tensors
-from wingbeat.runtime.heads.load import check_head, load_eagle_head
+from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.tensor_files import ModelCheckpointError
@@ -142,10 +143,8 @@ def write_head(
     writer.close()
 
 
-def loaded(path: Path, meant: LlamaForCausalLM) -> EagleHead:
-    sizes = {"target_hidden_size": meant.config.hidden_size, "target_vocab_size": meant.config.vocab_size}
-    lent = {"target_embedding": meant.get_input_embeddings().weight, "target_lm_head": meant.lm_head.weight}
-    return load_eagle_head(path, target_num_layers=NUM_LAYERS, **sizes, **lent)
+def loaded(path: Path, pair: Pair) -> EagleHead:
+    return load_eagle_head(path, TargetDescription.from_checkpoint(pair.model))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def loaded(path: Path, meant: LlamaForCausalLM) -> EagleHead:
 def test_a_head_is_read_as_the_numbers_that_its_file_stands_for(form, options, taps, pair, tmp_path):
     head = new_head(pair.meant, **options)
     write_head(tmp_path / "head.gguf", head, form, taps)
-    found = loaded(tmp_path / "head.gguf", pair.meant)
+    found = loaded(tmp_path / "head.gguf", pair)
     assert found.config.rms_norm_eps == pytest.approx(head.config.rms_norm_eps)
     assert found.config == replace(head.config, rms_norm_eps=found.config.rms_norm_eps)
     assert found.convention == head.convention
@@ -172,7 +171,7 @@ def test_norms_before_residuals_and_stretched_angles_are_the_files(pair, tmp_pat
     head = head.with_convention(head.convention._replace(norm_before_residual=True))
     scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
     write_head(tmp_path / "head.gguf", head, **scaling)
-    found = loaded(tmp_path / "head.gguf", pair.meant)
+    found = loaded(tmp_path / "head.gguf", pair)
     assert found.convention == head.convention
     assert found.config.rope_parameters["rope_type"] == "linear"
 
@@ -186,7 +185,7 @@ def test_angles_of_llama_3_1_are_found_in_the_factors_of_the_file(pair, tmp_path
     plain = 500000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
     stretched = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(head_dim=head_dim, rope_parameters=angles), "cpu")[0]
     write_head(tmp_path / "head.gguf", head, factors=(plain / stretched).numpy())
-    assert loaded(tmp_path / "head.gguf", pair.meant).config.rope_parameters == angles
+    assert loaded(tmp_path / "head.gguf", pair).config.rope_parameters == angles
 
 
 def test_paths_of_two_words_are_files_before_they_are_names_of_the_hub(pair, tmp_path, monkeypatch):
@@ -201,7 +200,7 @@ def test_paths_of_two_words_are_files_before_they_are_names_of_the_hub(pair, tmp
 def test_embedding_and_output_matrix_may_be_the_verifiers(pair, tmp_path):
     head = new_head(pair.meant, hidden_size=pair.meant.config.hidden_size)
     write_head(tmp_path / "head.gguf", head, without=("embed_tokens", "lm_head"))
-    found = loaded(tmp_path / "head.gguf", pair.meant)
+    found = loaded(tmp_path / "head.gguf", pair)
     assert torch.equal(found.embed_tokens.weight, pair.meant.get_input_embeddings().weight)
     assert torch.equal(found.lm_head.weight, pair.meant.lm_head.weight)
 
@@ -256,9 +255,8 @@ def test_inspect_shows_a_head(pair, tmp_path, capsys):
 )
 def test_what_is_wrong_with_a_head_is_named(fields, without, says, pair, tmp_path):
     write_head(tmp_path / "head.gguf", pair.head, without=without, **fields)
-    sizes = {"target_hidden_size": pair.meant.config.hidden_size, "target_vocab_size": len(TOKENS)}
     with pytest.raises((CheckpointError, ModelCheckpointError), match=says) as refused:
-        check_head(tmp_path / "head.gguf", target_num_layers=NUM_LAYERS, **sizes)
+        loaded(tmp_path / "head.gguf", pair)
     assert "\n" not in str(refused.value)
 
 
@@ -268,7 +266,7 @@ def test_a_damaged_file_is_refused_by_its_name(pair, tmp_path):
     folder = checkpoint_folder(tmp_path / "head.gguf")
     (tmp_path / "head.gguf").write_bytes(whole[:-100])
     with pytest.raises(CheckpointError, match="truncated or damaged"):
-        loaded(folder, pair.meant)
+        loaded(folder, pair)
 
 
 def test_files_that_are_cut_or_changed_anywhere_are_refused_in_one_line_or_read(pair, tmp_path):
@@ -280,7 +278,7 @@ def test_files_that_are_cut_or_changed_anywhere_are_refused_in_one_line_or_read(
         for damaged in (whole[:place], whole[:place] + b"\0" * 4 + whole[place + 4 :]):
             file.write_bytes(damaged)
             try:
-                loaded(file, pair.meant)
+                loaded(file, pair)
             except (CheckpointError, ModelCheckpointError) as error:
                 said.append(str(error))
     assert len(said) > 100
