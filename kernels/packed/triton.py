@@ -76,7 +76,7 @@ def _unpacked(
     return tl.fma(_numbers(values, CODE), scales[:, None], shifts[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows", "offset"])
+@triton.jit(do_not_specialize=["num_rows", "offset", "out_features", "stride"])
 def _packed_product_kernel(
     inputs_ptr,  # [num_rows, in_features]
     values_ptr,  # uint8 [steps, columns, BYTES]
@@ -110,6 +110,7 @@ def _packed_product_kernel(
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    stride = stride.to(tl.int64)  # offsets of many experts pass 32 bits
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tile * OUT + tl.arange(0, OUT), tl.arange(0, ROWS)
     real, out_columns = columns < out_features, columns
@@ -129,7 +130,7 @@ def _packed_product_kernel(
     acc = tl.zeros([OUT, ROWS], tl.float32)
     of_split = tl.cdiv(num_steps, SPLITS)
     byte_ptrs = values_ptr + columns.to(tl.int64)[:, None] * BYTES + at_bytes[None, :]
-    byte_ptrs += (split * of_split).to(tl.int64) * stride * BYTES
+    byte_ptrs += split * of_split * stride * BYTES
     for step in tl.range(split * of_split, tl.minimum((split + 1) * of_split, num_steps)):
         values = tl.load(byte_ptrs, mask=real[:, None], other=0)
         byte_ptrs += stride * BYTES
@@ -166,7 +167,7 @@ def _packed_product_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=kept)
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["offset", "stride"])
 def _unpack_kernel(
     values_ptr,
     numbers_ptr,
@@ -187,12 +188,13 @@ def _unpack_kernel(
     BYTES: tl.constexpr,
     OUT: tl.constexpr,
 ):
+    stride = stride.to(tl.int64)
     outs, step = tl.program_id(1) * OUT + tl.arange(0, OUT), tl.program_id(0)
     real, columns = outs < num_columns, outs
     if chosen_ptr is not None:
         columns = tl.load(chosen_ptr + outs, mask=real, other=0)
     at_bytes = tl.arange(0, BYTES)
-    value_ptrs = values_ptr + (step.to(tl.int64) * stride + columns)[:, None] * BYTES + at_bytes[None, :]
+    value_ptrs = values_ptr + (step * stride + columns)[:, None] * BYTES + at_bytes[None, :]
     values = tl.load(value_ptrs, mask=real[:, None], other=0)
     for half in tl.static_range(HALVES):
         begin = (step * HALVES + half) * BYTES
