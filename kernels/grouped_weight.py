@@ -22,7 +22,7 @@ INT8 = Form("int8", lambda values: values.view(torch.int8).float())
 UINT4, UINT5, UINT6 = (Form(f"uint{bits}", Tensor.float) for bits in (4, 5, 6))
 E4M3 = Form("e4m3", lambda values: values.view(torch.float8_e4m3fn).float())
 _E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
-E2M1 = Form("e2m1", lambda values: _E2M1[values.long()])
+E2M1 = Form("e2m1", lambda values: _E2M1.to(values.device)[values.long()])
 """Twice the floats of four bits of MXFP4 (OCP Microscaling Formats 1.0), which are whole then."""
 
 

@@ -62,9 +62,9 @@ class LLM:
         model: folder of a Hugging Face causal LM, a GGUF file, or a name: as `wingbeat.runtime.hub.checkpoint_folder`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs, as `wingbeat.runtime.config.INT8`; None is the
-            checkpoint's on CUDA and float32 elsewhere, "auto" the same but that it tries bfloat16 on CPUs that have
-            units for it, and takes it where rounds are shorter.
+        dtype: "float32", "bfloat16" or "float16"; "int8" on CPUs, as `wingbeat.runtime.config.INT8`; None is
+            float16 for such a checkpoint and else bfloat16 on CUDA, float32 elsewhere, "auto" the same but that it
+            tries bfloat16 on CPUs that have units for it, and takes it where rounds are shorter.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.

@@ -42,8 +42,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
 - `pack_weight(module, weight, bias, place)`: a `GroupedWeight` as kernels of a place read it, for a module that will
   hold it; None where they do not. `pack_experts(count, gated, read, place)`: likewise of experts, whose
-  `read(kind, expert)` reads one's weight and bias, of the kinds `gated` and of `down`. `keep_packed(model, packed)`
-  gives what the part made to a loaded model, by names of weights, of experts by those of their modules.
+  `read(kind, expert)` reads one's weight and bias, of the kinds `gated` and of `down`. `keep_packed(module, held)`
+  gives what the part made to a module; None for what another made.
 - `join_packed(linears)`: products of linear layers of one input as one function of rows; None where none is packed.
 - `kernel_head(head)`: a draft head as kernels that draft read it, its weights packed; None for other heads.
 - `why_not_compiled()`: why code that is compiled on its first use is missing on this machine; None once it is compiled.

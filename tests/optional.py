@@ -75,7 +75,14 @@ FEATURES = {
         ),
     ),
     "local": Feature(("deployments/local", "tests/deployments/local"), words=("'generate'", "generate hi")),
-    "bench": Feature(("deployments/bench", "tests/deployments/bench"), needs=("local",), words=("bench",)),
+    "bench": Feature(
+        (
+            *("deployments/bench", "tests/deployments/bench"),
+            *("benchmarks/real_model.py", "benchmarks/packed.py", "benchmarks/packed_child.py"),
+        ),
+        needs=("local",),
+        words=("bench",),
+    ),
     "inspection": Feature(
         (
             *("deployments/inspection", "tests/deployments/inspection", "tests/runtime/mtp/test_mtp_inspection.py"),

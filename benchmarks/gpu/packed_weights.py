@@ -49,13 +49,12 @@ def model_of(bench: Bench, config: LlamaConfig, form: str) -> LoadedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=bench.dtype)
     draw_weights(model)
     if form != "bf16":
-        nothing, held = torch.full((), torch.nan, dtype=bench.dtype, device=bench.device), {}
-        for name, module in model.named_modules():
+        nothing = torch.full((), torch.nan, dtype=bench.dtype, device=bench.device)
+        for module in list(model.modules()):
             if isinstance(module, nn.Linear):
                 shape = module.weight.shape
-                held[f"{name}.weight"] = random_matrix(form, *shape, bench.device)
                 module.weight = nn.Parameter(nothing.expand(shape), requires_grad=False)
-        keep_packed(model, held)
+                keep_packed(module, random_matrix(form, *shape, bench.device))
     return prepare_model(model, form)
 
 

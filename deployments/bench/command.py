@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.bench.comparison import compare
 from wingbeat.deployments.bench.options import BenchConfig
-from wingbeat.deployments.bench.passes import ALL, Passes, params_of, report_of, run_pass, run_questions, tokenizer_of
+from wingbeat.deployments.bench.passes import Passes, params_of, report_of, run_pass, run_questions, tokenizer_of
 from wingbeat.deployments.bench.questions import read_questions
 from wingbeat.deployments.bench.report import Report, category_table, tables
 from wingbeat.deployments.cli.options import UserError
@@ -59,11 +59,10 @@ def _bench_dataset(config: BenchConfig, dataset: str, open_engine: OpenEngine) -
     questions = read_questions(dataset, once.num_prompts)
     llm = open_engine(once, once.batch_size[0])
     try:
-        found = run_questions(llm, once, questions)
+        every, found = run_questions(llm, once, questions)
     except ValueError as error:
         raise UserError(f"--dataset {dataset}: {error}") from error
-    by_category = {name: report_of(passes) for name, passes in found.items()}
-    table, report = by_category.copy(), by_category.pop(ALL)
+    by_category, report = {name: report_of(passes) for name, passes in found.items()}, report_of(every)
     left_out = sum(len(question.turns) for question in questions) - report.num_prompts
     more = {
         "dataset": dataset,
@@ -71,7 +70,7 @@ def _bench_dataset(config: BenchConfig, dataset: str, open_engine: OpenEngine) -
         "num_left_out": left_out,
         "categories": {name: one.as_dict() for name, one in by_category.items()},
     }
-    return report.as_dict() | more, [*tables(report, once), category_table(table, left_out)]
+    return report.as_dict() | more, [*tables(report, once), category_table(by_category, report, left_out)]
 
 
 def _encode(llm: "LLM", config: BenchConfig) -> list[list[int]]:

@@ -4,12 +4,11 @@ import os
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.bench.options import AskedOnce, BenchConfig
-from wingbeat.deployments.bench.passes import ALL, report_of, run_questions
+from wingbeat.deployments.bench.passes import report_of, run_questions
 from wingbeat.deployments.bench.questions import Question, read_questions
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.log import LEVEL_VARIABLE, show_log
@@ -33,37 +32,49 @@ COLUMNS = {
 def compare(config: BenchConfig) -> "tuple[dict[str, Any], list[Table]]":
     """Measure every drafter at every load; returns the figures and the table of advice.
 
+    A run that fails is left out and named.
+
     Raises:
-        UserError: an option does not suit, or a process fails; names the option.
+        UserError: an option does not suit, or every run fails; names the option.
     """
-    runs, rows = config.alone(), []
+    runs, rows, failures = config.alone(), [], {}
     for run in runs:
         if (count := len(questions_of(run))) < run.batch_size[0]:
             raise UserError(f"--batch-size {run.batch_size[0]}: there are {count} prompts to run at once")
     for run in runs:
         print(f"wingbeat: {run.drafter[0]}, {run.batch_size[0]} at once", file=sys.stderr, flush=True)
-        row = {"batch_size": run.batch_size[0], "drafter": run.drafter[0], **in_own_process(run)}
+        try:
+            figures = in_own_process(run)
+        except UserError as error:
+            failures[f"{run.drafter[0]}, {run.batch_size[0]} at once"] = str(error)
+            print(f"wingbeat: {error}", file=sys.stderr, flush=True)
+            continue
+        row = {"batch_size": run.batch_size[0], "drafter": run.drafter[0], **figures}
         per_second = config.price_per_hour and config.price_per_hour / 3600
         row["dollars_per_million_tokens"] = per_second and per_second * 1e6 / row["speculative_tokens_per_s"]
         rows.append(row)
+    if not rows:
+        raise UserError(next(iter(failures.values())))
     ranked = sorted(rows, key=lambda row: (row["batch_size"], row["speedup"]))
     found = {
         "dataset": runs[0].dataset,
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "runs": rows,
+        "failed": failures,
         "fastest": {row["batch_size"]: row["drafter"] if row["speedup"] > 1 else "none" for row in ranked},
     }
     return found, [_table(found)]
 
 
 def in_own_process(run: AskedOnce) -> dict[str, Any]:
-    """Measure in a new process, which has ended when this returns."""
+    """Measure in a new process, which has ended when this returns; raises UserError for whatever fails there."""
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(measure, run).result()
-    except (UserError, ValueError, BrokenProcessPool) as error:
-        raise UserError(f"--drafter {run.drafter[0]}: {error}") from error
+    except Exception as error:  # memory that does not suffice, a killed process, files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"--drafter {run.drafter[0]}: {reason}") from error
 
 
 def measure(run: AskedOnce) -> dict[str, Any]:
@@ -75,7 +86,8 @@ def measure(run: AskedOnce) -> dict[str, Any]:
     if LEVEL_VARIABLE in os.environ:
         show_log()
     llm = open_engine(run, run.batch_size[0])
-    report = report_of(run_questions(llm, run, questions_of(run))[ALL])
+    every, _ = run_questions(llm, run, questions_of(run))
+    report = report_of(every)
     on_gpu = run.resolved_device() == "cuda"
     kib = torch.cuda.max_memory_reserved() / 1024 if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rounds = {"tokens_a_round": report.tokens_a_round, "break_even_tokens_a_round": report.break_even}
@@ -99,6 +111,8 @@ def _table(found: dict[str, Any]) -> "Table":
         f"{rows[0]['num_prompts']} answers x at most {found['max_tokens']} tokens, temperature {found['temperature']}"
     )
     caption = "fastest: " + ", ".join(f"{drafter} at {load}" for load, drafter in found["fastest"].items())
+    if found["failed"]:
+        caption += f"; [red]failed: {'; '.join(found['failed'])}[/red]"
     if differing := {row["drafter"] for row in rows if not row["same_tokens"]}:
         caption += f"; [red]tokens differ from plain decoding's: {', '.join(differing)}[/red]"
     table = Table(*COLUMNS.values(), title=title, caption=caption)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from wingbeat.runtime.tokenizer import Tokenizer
 
 WARM_UP_TOKENS = 16
-ALL = "all questions"
 
 
 class Pass(NamedTuple):
@@ -94,8 +93,8 @@ def _summed(passes: list[Pass]) -> Pass:
     return Pass(elapsed_s, decode_s, num_rounds, num_decoded, token_ids, metrics)
 
 
-def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> dict[str, Passes]:
-    """Ask every question once per mode; returns the passes by category, and all of them as ALL.
+def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> tuple[Passes, dict[str, Passes]]:
+    """Ask every question once per mode; returns all passes, and those by category.
 
     Modes take turns by category. Speculation comes first: drafts that copy text would find plain decoding's answers.
 
@@ -114,11 +113,11 @@ def run_questions(llm: "LLM", config: AskedOnce, questions: list[Question]) -> d
         category: {mode: _answers(llm, tokenizer, params, size, group) for mode, params in modes.items()}
         for category, group in groups.items()
     }
-    found[ALL] = {mode: [one for passes in found.values() for one in passes[mode]] for mode in modes}
-    if not found[ALL][False]:
+    every = {mode: [one for passes in found.values() for one in passes[mode]] for mode in modes}
+    if not every[False]:
         limit = llm.engine.config.max_model_len
         raise UserError(f"--max-tokens {config.max_tokens}: no question fits beside them in the context of {limit}")
-    return {category: passes for category, passes in found.items() if passes[False]}
+    return every, {category: passes for category, passes in found.items() if passes[False]}
 
 
 def tokenizer_of(llm: "LLM") -> "Tokenizer":

@@ -64,14 +64,14 @@ def tables(report: Report, config: BenchConfig) -> "list[Table]":
     return [speed, depth]
 
 
-def category_table(reports: dict[str, Report], left_out: int) -> "Table":
+def category_table(reports: dict[str, Report], every: Report, left_out: int) -> "Table":
     """Acceptance and speed by category; `left_out` turns were too long."""
     from rich.table import Table
 
     columns = ("category", "answers", "length", "rate", "plain", "speculative", "ratio")
     caption = f"turns left out, too long for the context: {left_out}" if left_out else None
     table = Table(*columns, title="By category: acceptance length and rate, tokens/s", caption=caption)
-    for name, one in reports.items():
+    for name, one in (*reports.items(), ("all questions", every)):
         counts = one.metrics.as_dict()
         acceptance = (counts["acceptance_length"], counts["draft_acceptance_rate"])
         figures = (*acceptance, one.plain_tokens_per_s, one.speculative_tokens_per_s, one.speedup)

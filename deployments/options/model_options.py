@@ -84,8 +84,8 @@ class LoadOptions(ModelFolder):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] | None = Field(
         None,
-        description="Of weights and KV; by default the checkpoint's on GPUs, float32 on CPUs. 'auto' is the same, but "
-        "for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, and the faster one is taken. "
+        description="Of weights and KV; by default float16 or else bfloat16 on GPUs, float32 on CPUs. 'auto' is the "
+        "same, but for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, the faster is taken. "
         "'int8' on CPUs: float32, but linear layers' weights are rounded to eight bits with a scale per channel.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -228,7 +228,6 @@ static constexpr std::array<Multiplies<T>, MOST_ROWS + 1> by_rows(std::integer_s
 template <class T>
 static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS>());
 
-// One product, as its tiles see it.
 // The function of a gated MLP's gate: as Python has them.
 enum Gate : int64_t { SILU, GELU_TANH };
 
@@ -238,6 +237,7 @@ static inline void by_gate(int64_t gate, const Run& run) {
     else run(silu);
 }
 
+// One product, as its tiles see it.
 struct Tile {
     const float* x;
     int64_t x_stride, inputs;

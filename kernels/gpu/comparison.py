@@ -137,7 +137,8 @@ def _norm(device: torch.device, shape: Shape) -> list[Tensor]:
     width = shape.num_heads * shape.head_dim
     hidden, residual = (random_numbers(seed, 5, width, dtype=shape.dtype).to(device) for seed in (6, 7))
     weight = random_numbers(8, width, dtype=shape.dtype).to(device)
-    return [*add_rms_norm(hidden.clone(), None, weight, 1e-6), *add_rms_norm(hidden, residual, weight, 1e-6)]
+    wide, _ = add_rms_norm(hidden.clone(), None, weight.float(), 1e-6)
+    return [wide, *add_rms_norm(hidden.clone(), None, weight, 1e-6), *add_rms_norm(hidden, residual, weight, 1e-6)]
 
 
 def _rotate(device: torch.device, shape: Shape) -> list[Tensor]:

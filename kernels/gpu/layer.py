@@ -34,8 +34,10 @@ def _add_rms_norm_kernel(
     wide = total.to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, 0) / size + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    # Rounded before the weight, too.
-    normed = weight * (wide * scale).to(total.dtype).to(tl.float32)
+    normed = wide * scale
+    if weight_ptr.dtype.element_ty == total.dtype:  # rounded before the weight, too
+        normed = normed.to(total.dtype).to(tl.float32)
+    normed *= weight
     tl.store(normed_ptr + row + at, normed.to(total.dtype), mask=inside)
 
 
@@ -77,9 +79,10 @@ def _normed(low, high, weight_low, weight_high, eps, DIM: tl.constexpr):
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     scale = tl.math.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + eps)[:, None]
-    low = weight_low.to(tl.float32) * (low * scale).to(dtype).to(tl.float32)
-    high = weight_high.to(tl.float32) * (high * scale).to(dtype).to(tl.float32)
-    return low.to(dtype), high.to(dtype)
+    low, high = low * scale, high * scale
+    if weight_low.dtype == dtype:  # rounded before the weight, too
+        low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    return (low * weight_low.to(tl.float32)).to(dtype), (high * weight_high.to(tl.float32)).to(dtype)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])

@@ -94,7 +94,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = values.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (weight * wide.to(values.dtype)).to(values.dtype)
+    # Norms whose weights are float32 round once.
+    return (weight * wide.to(weight.dtype)).to(values.dtype)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,20 +1,50 @@
-"""Products by packed weights, as `wingbeat.kernels.gpu.comparison` compares them."""
+"""Products by packed weights of every form, as `wingbeat.kernels.gpu.comparison` compares them."""
 
 import torch
 from torch import Tensor
 
 from wingbeat.kernels.comparison_inputs import Shape, random_numbers
-from wingbeat.kernels.grouped_weight import UINT4, GroupedWeight, Scales
-from wingbeat.kernels.packed.matrix import lay, packed_product, unpack
+from wingbeat.kernels.grouped_weight import E2M1, E4M3, INT8, UINT4, UINT6, GroupedWeight, Scales
+from wingbeat.kernels.packed.experts import Routes, experts_product
+from wingbeat.kernels.packed.matrix import PackedMatrix, lay, packed_product, unpack
+
+_COLUMNS, _INPUTS, _EXPERTS = 96, 1024, 4
 
 
-def of_four_bits(device: torch.device, shape: Shape) -> list[Tensor]:
-    """A product of few rows and its weight's numbers."""
-    values = torch.arange(96 * 1024).view(96, 1024) * 7 % 16
-    scales, minima = (Scales(random_numbers(seed, 96, 32, dtype=torch.float16)) for seed in (23, 24))
-    matrix = lay(GroupedWeight(UINT4, values.to(torch.uint8), scales, minima)).to(device)
-    inputs = random_numbers(25, 5, 1024, dtype=shape.dtype).to(device)
-    return [packed_product(inputs, matrix), unpack(matrix, shape.dtype)]
+def _weights() -> list[GroupedWeight]:
+    """A weight of each form, with each kind of scales and shifts."""
+    values = (torch.arange(_COLUMNS * _INPUTS).view(_COLUMNS, _INPUTS) * 7 % 251).to(torch.uint8)
+    floats = [random_numbers(23 + seed, _COLUMNS, _INPUTS // 32, dtype=torch.float16) / 8 for seed in range(2)]
+    whole, by = (
+        (values[:, :: _INPUTS // 32] % 64),
+        random_numbers(25, _COLUMNS, _INPUTS // 256, dtype=torch.float16) / 99,
+    )
+    zeros = values[:, 1 :: _INPUTS // 32] % 16
+    return [
+        GroupedWeight(UINT4, values % 16, Scales(floats[0]), Scales(floats[1])),
+        GroupedWeight(UINT4, values % 16, Scales(floats[0]), zeros=zeros),
+        GroupedWeight(UINT6, values % 64, Scales(whole, by), offset=-32.0),
+        GroupedWeight(INT8, values, Scales(floats[0] / 8)),
+        GroupedWeight(E4M3, values % 120 | values & 128, Scales(floats[0].float() / 64)),
+        GroupedWeight(E2M1, values % 16, Scales(floats[0].bfloat16())),
+    ]
 
 
-CASES = {"packed_product": of_four_bits}
+def of_every_form(device: torch.device, shape: Shape) -> list[Tensor]:
+    """Products of few rows, alone and added with a bias, the weights' numbers, and products of experts."""
+    inputs = random_numbers(26, 5, _INPUTS, dtype=shape.dtype).to(device)
+    bias = random_numbers(27, _COLUMNS, dtype=shape.dtype).to(device)
+    chosen = torch.tensor([[0, 2], [3, 0], [2, 3], [0, 3], [2, 0]], device=device)
+    found = []
+    for weight in _weights():
+        matrix: PackedMatrix = lay(weight).to(device)
+        total = inputs[:, :_COLUMNS].contiguous()
+        found += [packed_product(inputs, matrix), packed_product(inputs, matrix, bias, total, add=True)]
+        found += [
+            unpack(matrix, shape.dtype),
+            experts_product(inputs, matrix, bias.float(), Routes.of(chosen, _EXPERTS)),
+        ]
+    return found
+
+
+CASES = {"packed_product": of_every_form}

@@ -140,7 +140,7 @@ def side_by_side(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
 
 
 def layout_of(matrix: PackedMatrix) -> tuple[object, ...]:
-    """What matrices that can lie side by side have in common; an order of inputs is a matrix's own."""
+    """Properties that matrices side by side have in common; an order of inputs is a matrix's own."""
     tensors: list[object] = []
     matrix.with_each(lambda part: tensors.append((part.dtype, len(part))) or part)
     own = None if matrix.order is None else id(matrix.order)

@@ -18,7 +18,7 @@ from wingbeat.kernels.packed.matrix import LEAST_TILE, PackedMatrix
 
 _WHOLE, _SIGNED, _E4M3, _E2M1 = (tl.constexpr(code) for code in range(4))
 _CODES = {INT8.name: _SIGNED, E4M3.name: _E4M3, E2M1.name: _E2M1}
-"""How bytes become numbers, where they are not whole ones without a sign."""
+"""Codes of forms whose bytes are not whole numbers without a sign."""
 _OUT_TILE = 64
 _PROGRAMS_OF_SM = 3
 _LEAST_STEPS = 4
@@ -193,6 +193,7 @@ def _unpack_kernel(
     real, columns = outs < num_columns, outs
     if chosen_ptr is not None:
         columns = tl.load(chosen_ptr + outs, mask=real, other=0)
+        real &= (columns >= 0) & (columns < stride)
     at_bytes = tl.arange(0, BYTES)
     value_ptrs = values_ptr + (step * stride + columns)[:, None] * BYTES + at_bytes[None, :]
     values = tl.load(value_ptrs, mask=real[:, None], other=0)

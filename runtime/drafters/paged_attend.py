@@ -19,9 +19,9 @@ class PagedAttend(NamedTuple):
     slot_mapping: Tensor
     """int64 [num_rows]: where the rows are stored."""
     segments: list[Segment]
-    """Of all rows."""
+    """Segments of all rows."""
     scaling: float
-    """Of the products of queries and keys."""
+    """Factor of the products of queries and keys."""
     window: int = 0
     """0 stands for none."""
     sinks: Tensor | None = None

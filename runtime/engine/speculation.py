@@ -1,4 +1,4 @@
-"""What an engine asks about speculation, round by round; as it stands here, nothing is ever decided."""
+"""Questions that an engine asks about speculation, round by round; as the class stands here, nothing is decided."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

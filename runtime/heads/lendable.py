@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD
-from wingbeat.runtime.verifier.layers.linears import dense_weight
+from wingbeat.runtime.verifier.layers.linears import Packable
 
 if TYPE_CHECKING:
     from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -19,10 +19,13 @@ def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | st
         dtype: of the head's weights.
     """
     modules = {EMBEDDING: loaded.model.get_input_embeddings(), LM_HEAD: loaded.model.get_output_embeddings()}
-    return {name: _weight(dense_weight(module), dtype) for name, module in modules.items()}
+    return {name: _weight(module, dtype) for name, module in modules.items()}
 
 
-def _weight(weight: Tensor | None, dtype: torch.dtype) -> Tensor | str:
+def _weight(module: nn.Module | None, dtype: torch.dtype) -> Tensor | str:
+    if isinstance(module, Packable) and module.packed is not None:
+        return "the verifier holds it packed"
+    weight = getattr(module, "weight", None)
     if type(weight) not in (Tensor, nn.Parameter):  # such as a quantised one's own class
         return "the verifier holds it in another form"
     if weight.dtype != dtype:

@@ -1,7 +1,7 @@
 """Modules of a model on a GPU whose weights stay packed, as `wingbeat.kernels.packed` multiplies by them."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +16,6 @@ from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of
 from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 DEVICES = {"cuda"}
@@ -61,10 +59,6 @@ class Holder(Packable, nn.Module):
         """See `Packable.packed`."""
         return self.held
 
-    def dense_weight(self) -> Tensor:
-        """See `Packable.dense_weight`."""
-        return self.dense_parameters()["weight"]
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         # Moved as they are, they would be as large as the numbers that they stand for.
         places = {name: self._parameters.pop(name) for name in self.packed_names}
@@ -88,7 +82,11 @@ class WeightHolder(Holder):
 
     def dense_parameters(self) -> dict[str, Tensor]:
         """See `Holder.dense_parameters`."""
-        return {"weight": self.held.dense().to(self.weight.dtype)}
+        return {"weight": self.dense_weight()}
+
+    def dense_weight(self) -> Tensor:
+        """See `Packable.dense_weight`."""
+        return self.held.dense().to(self.weight.dtype)
 
 
 class PackedLinear(WeightHolder, PackableLinear):
@@ -207,31 +205,26 @@ def pack_experts(
             for kind in kinds:
                 weight, bias = read(kind, expert)
                 laid.append(lay(weight.to(place.device)))
-                biases += [] if bias is None else [bias.to(place.device)]
+                biases += [] if bias is None else [bias.to(place.device).float()]
         return side_by_side(laid), torch.cat(biases) if biases else None
 
     (gate_up, gate_up_bias), (down, down_bias) = of_all(gated), of_all(("down",))
     return None if gate_up is None or down is None else ExpertMatrices(count, gate_up, down, gate_up_bias, down_bias)
 
 
-def keep_packed(model: "PreTrainedModel", packed: Mapping[str, Any]) -> None:
+def keep_packed(module: nn.Module, held: Any) -> bool | None:
     """See `runtime.parts`."""
-    modules = dict(model.named_modules())
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    for name, held in packed.items():
-        if not isinstance(held, PackedMatrix | ExpertMatrices):
-            continue
-        module = modules[name.removesuffix(".weight")]
-        for one in (head, embedding) if is_tied and module in (head, embedding) else (module,):
-            kind = type(one)
-            if isinstance(held, ExpertMatrices):
-                one.__class__ = _experts_class(kind)
-            elif not isinstance(one, nn.Embedding):
-                one.__class__ = PackedLinear
-            else:
-                one.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
-            one.__dict__["held"] = held
+    if not isinstance(held, PackedMatrix | ExpertMatrices):
+        return None
+    kind = type(module)
+    if isinstance(held, ExpertMatrices):
+        module.__class__ = _experts_class(kind)
+    elif not isinstance(module, nn.Embedding):
+        module.__class__ = PackedLinear
+    else:
+        module.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
+    module.__dict__["held"] = held
+    return True
 
 
 @cache

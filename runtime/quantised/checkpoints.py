@@ -1,8 +1,8 @@
 """Quantised checkpoints, served by the weights that their numbers stand for.
 
-On CPUs in float32, weights in groups stay packed (`packed_modules`). Every other weight becomes a number of the model's
-dtype while it is loaded, by transformers' own quantisers where these can do it. A row's products never depend on the
-rows beside it, as those of some quantised kernels do (LLM.int8 takes the outliers of a whole batch).
+Weights in groups stay packed where a part's kernels multiply by them (`packed_loading`). Every other weight becomes a
+number of the model's dtype while it is loaded, by transformers' own quantisers where these can do it. A row's products
+never depend on rows beside it, as those of some quantised kernels do (LLM.int8 takes the outliers of a whole batch).
 """
 
 import logging

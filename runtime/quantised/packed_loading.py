@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.kernels.grouped_weight import E4M3, GroupedWeight
 from wingbeat.runtime.hugging_face import build_model, generation_of, make_config
-from wingbeat.runtime.parts import first, hooks
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 from wingbeat.runtime.verifier.loading.mapped_files import give_back_freed
@@ -104,9 +104,19 @@ def load_packed(
     model, info = load(type(shell), None, config=shell.config, state_dict=state)
     if (config.folder / "generation_config.json").is_file():
         model.generation_config = generation_of(config.folder)["generation_config"]
-    for keep in hooks("keep_packed"):
-        keep(model, kept)
+    _keep(model, kept)
     return model, info
+
+
+def _keep(model: "PreTrainedModel", kept: Mapping[str, Any]) -> None:
+    """Give modules what parts packed for them: an embedding's is that of its output matrix too where these are tied."""
+    modules = dict(model.named_modules())
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    for name, held in kept.items():
+        module = modules[name.removesuffix(".weight")]
+        for one in (head, embedding) if is_tied and module in (head, embedding) else (module,):
+            first("keep_packed", one, held)
 
 
 def _load_experts(

@@ -130,7 +130,7 @@ def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[
 
 
 def _other_layers(gpu: FakeGpu) -> dict[str, int]:
-    """Of layers whose attention alone is fused."""
+    """Launches of layers whose attention alone is fused."""
     shape = SHAPE | IDS | {"tie_word_embeddings": False}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     made = {

@@ -45,7 +45,7 @@ class CudaRuntime:
         return f"cuda:{device.index} ({torch.cuda.get_device_name(device)}, {self.uuid(device)})"
 
     def uuid(self, device: torch.device) -> str:
-        """What names the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
+        """Name of the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
     def find(self, uuid: str) -> torch.device | None:

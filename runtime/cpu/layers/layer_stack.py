@@ -20,7 +20,7 @@ GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3"}.items()
 )
-"""What attention and MLP make is normed, and norms multiply by one more than their weights."""
+"""Layers that norm what attention and MLP make, by one more than their norms' weights."""
 LLAMA_NORMS = {"input": "input_layernorm", "output": "post_attention_layernorm"}
 GEMMA_NORMS = {
     "input": "input_layernorm",

@@ -17,8 +17,6 @@ from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.linears import Packable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
 
 
@@ -198,27 +196,16 @@ def _kernels_of(place: "Place") -> CpuKernels | None:
     return cpu_kernels() if place.device.type == "cpu" and place.dtype == torch.float32 else None
 
 
-def keep_packed(model: "PreTrainedModel", packed: Mapping[str, Any]) -> None:
-    """Let linear layers, tables and experts multiply and look up by panels.
-
-    Args:
-        packed: by the name of the weight, of experts by that of their module; an embedding's is that of its output
-            matrix as well where these are tied.
-    """
-    modules = dict(model.named_modules())
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    for name, panels in packed.items():
-        if not isinstance(panels, GroupPanels | ExpertPanels):
-            continue
-        module = modules[name.removesuffix(".weight")]
-        both = (head, embedding) if is_tied and module in (head, embedding) else (module,)
-        for one in both:
-            kind = type(one)
-            if isinstance(panels, ExpertPanels):
-                one.__class__ = _experts_class(kind)
-            elif isinstance(one, nn.Embedding):
-                one.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
-            else:
-                one.__class__ = PackedLinear
-            one.__dict__["panels"] = panels
+def keep_packed(module: nn.Module, held: Any) -> bool | None:
+    """See `runtime.parts`."""
+    if not isinstance(held, GroupPanels | ExpertPanels):
+        return None
+    kind = type(module)
+    if isinstance(held, ExpertPanels):
+        module.__class__ = _experts_class(kind)
+    elif isinstance(module, nn.Embedding):
+        module.__class__ = PackedRows if kind is nn.Embedding else type(kind.__name__, (kind, PackedRows), {})
+    else:
+        module.__class__ = PackedLinear
+    module.__dict__["panels"] = held
+    return True

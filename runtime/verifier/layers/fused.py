@@ -55,7 +55,7 @@ class Swap(ABC):
     """Steps of the norms beside them."""
     known = KNOWN_LAYERS
     known_attentions: frozenset[str] = frozenset()
-    """Of other layers, whose attention alone is swapped."""
+    """Attention modules that are swapped alone, in other layers."""
     gates = frozenset({"SiLU", "SiLUActivation"})
     """Functions of MLPs, by the names of their classes."""
 
@@ -151,12 +151,12 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap, divisio
     gate = type(layer.mlp.act_fn).__name__ if is_whole else None
     if is_whole and gate not in swap.gates:
         return f"{gate} in their MLPs"
-    expected = _trial(layer, attention)
+    expected = _trial(layer, attention, is_whole)
     try:
         swap.swap(layer, attention)
     except ValueError as error:
         return str(error)
-    found = _trial(layer, attention)
+    found = _trial(layer, attention, is_whole)
     alike = all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     problem = None if alike else "a trial gives other numbers"
     if division is not None:
@@ -288,8 +288,8 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention) -> tuple[Tensor, ...]:
-    """A layer over the first rows of one sequence: its output, and the keys and values that it stored."""
+def _trial(layer: nn.Module, attention: LayerAttention, is_whole: bool) -> tuple[Tensor, ...]:
+    """A layer, or its attention, over the first rows of one sequence: output, and keys and values that are stored."""
     weight = layer.self_attn.q_proj.weight
     hidden = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
@@ -302,7 +302,11 @@ def _trial(layer: nn.Module, attention: LayerAttention) -> tuple[Tensor, ...]:
     caches = {layer.self_attn.layer_idx: cache}
     packed = first("pack_segments", [segment], weight.dtype)
     rows = Rows(positions[None], positions[None], _BLOCK_SIZE + positions, [segment], caches, packed=packed)
-    out = layer(hidden[None], position_ids=positions[None], position_embeddings=turned, **{ROWS_KEYWORD: rows})
+    given = {"position_ids": positions[None], "position_embeddings": turned, ROWS_KEYWORD: rows}
+    if is_whole:
+        out = layer(hidden[None], **given)
+    else:  # rounding may turn a router behind it
+        out, _ = layer.self_attn(layer.input_layernorm(hidden)[None], attention_mask=None, **given)
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
 
 

@@ -15,6 +15,8 @@ from wingbeat.runtime.parts import hooks
 logger = logging.getLogger(__name__)
 
 HALVES = (torch.bfloat16, torch.float16)
+_MANY_ROWS = 128
+"""Rows that no kernel for few of them takes."""
 
 
 class Packable:
@@ -120,16 +122,20 @@ def widen_logits(model: nn.Module) -> bool:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:
         return False
-    if isinstance(head, PackableLinear) and head.packed is not None:
-        head.wide = True
-        return True
-    if type(head) is not nn.Linear:
+    is_packed = isinstance(head, PackableLinear) and head.packed is not None
+    if not is_packed and type(head) is not nn.Linear:
         return False
-    head.__class__ = WideLinear
+    if is_packed:
+        head.wide = True
+    else:
+        head.__class__ = WideLinear
     try:
-        head(head.weight.new_zeros(2, head.in_features))
+        head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
     except RuntimeError as error:  # NotImplementedError is one
-        head.__class__ = nn.Linear
+        if is_packed:
+            head.wide = False
+        else:
+            head.__class__ = nn.Linear
         logger.info("logits stay in %s: %s", head.weight.dtype, str(error).splitlines()[0])
         return False
     return True

@@ -11,6 +11,7 @@ from tests.deployments.local.test_generate import FakeLLM, wingbeat  # noqa: F40
 from wingbeat.deployments.bench import comparison
 from wingbeat.deployments.bench.passes import Pass, report_of
 from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.cli.options import UserError
 from wingbeat.runtime.metrics import SpeculationMetrics
 
 TWO = ("--drafter", "auto", "--drafter", "none")
@@ -96,6 +97,18 @@ def test_what_a_process_raises_is_one_line_with_its_drafter(wingbeat, monkeypatc
     llm.tokenizer = None
     got = wingbeat("bench", *TWO, llm=llm)
     assert (got.code, got.out) == (2, "")
-    assert got.err.splitlines()[1:] == [
-        "wingbeat: --drafter auto: the model has no tokenizer: bench needs text prompts"
-    ]
+    said = "wingbeat: --drafter auto: the model has no tokenizer: bench needs text prompts"
+    assert got.err.splitlines()[1] == got.err.splitlines()[-1] == said
+
+
+def test_a_run_that_fails_is_left_out_and_named(wingbeat, monkeypatch, prompts):  # noqa: F811
+    def in_own_process(run):
+        if run.drafter[0] == "auto":
+            raise UserError("--drafter auto: no memory is left")
+        return comparison.measure(run)
+
+    monkeypatch.setattr(comparison, "in_own_process", in_own_process)
+    got = wingbeat("bench", *TWO, *prompts, "--batch-size", "2", "--max-tokens", "8", "--json", llm=FakeLLM())
+    found = json.loads(got.out)
+    assert [row["drafter"] for row in found["runs"]] == ["none"]
+    assert found["failed"] == {"auto, 2 at once": "--drafter auto: no memory is left"}

@@ -14,6 +14,7 @@ from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD, TargetDescription
+from wingbeat.runtime.verifier.layers.linears import dense_weight
 from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
 
 PAIR = demo_pair()
@@ -99,7 +100,8 @@ def test_a_head_without_an_output_matrix_borrows_that_too(tmp_path, tied: bool):
     path = tmp_path / "head" / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(path).items() if name not in (EMBEDDING, LM_HEAD)}
     save_file(tensors, path)
-    weights = {name: weight.clone() for name, weight in lendable(loaded, torch.float32).items()}
+    weights = {EMBEDDING: loaded.model.get_input_embeddings(), LM_HEAD: loaded.model.get_output_embeddings()}
+    weights = {name: dense_weight(module).clone() for name, module in weights.items()}
     if tied:
         weights[LM_HEAD] = weights[EMBEDDING]
     verifier = Verifier(**{name.replace(".", "__"): weight for name, weight in weights.items()})

@@ -73,7 +73,7 @@ def test_an_embedding_that_the_output_matrix_was_tied_to_stays_a_table():
     table = loaded.model.get_input_embeddings().weight
     assert table.is_contiguous()
     assert torch.equal(dense_weight(loaded.model.get_output_embeddings()), table)
-    assert lendable(loaded, torch.float32)["lm_head.weight"].equal(table)
+    assert lendable(loaded, torch.float32)["lm_head.weight"] == "the verifier holds it packed"
 
 
 @pytest.mark.few(4)
