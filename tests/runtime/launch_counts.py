@@ -73,7 +73,7 @@ LIMITS: dict[str, int] = {
     "rules in a draft of one level, tree": 13,
     "draft by a model of 16 layers, eager": 888,
     "draft by a model of 16 layers, captured": 5,
-    "draft by two MTP modules, eager": 706,
+    "draft by two MTP modules, eager": 705,
     "draft by two MTP modules, captured": 3,
     "draft by an assistant of four layers, eager": 1438,
     "draft by an assistant of four layers, captured": 3,
