@@ -47,7 +47,7 @@ def test_small_rounds_on_it():
 
 @needs("packed_on_gpus")
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "fp8", "experts"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "fp8", "awq", "experts", "mxfp4"])
 def test_captured_rounds_of_packed_weights(kind):
     run("packed_cases.py", "-k", kind, "--ptx", "90")
 
