@@ -77,7 +77,7 @@ def test_trees_equal_those_of_full_contexts(tmp_path, family, count, speculation
 @pytest.mark.parametrize("count", [4, 3, 2, 1])
 @torch.inference_mode()
 def test_modules_look_further_ahead_than_sequences_are_long(tmp_path, count, speculation):
-    """One to five tokens and a decided one, on hosts and captured: the first rows of later modules do not exist, and
+    """Chunks of one to five tokens and a decided one, on hosts and captured: later modules have no first rows, and
     nobody sees what lies in their place."""
     modules = Modules.random("qwen3", count)
     modules.save(tmp_path)
