@@ -47,6 +47,7 @@ class ExpertMatrices(NamedTuple):
 class Holder(Packable, nn.Module):
     """A module that holds some parameters packed; those have shape, dtype and device, and are NaN."""
 
+    packed_names: tuple[str, ...]
     held: PackedMatrix | ExpertMatrices
 
     @abstractmethod

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gpu_of_numbers.device import CUDA
-from tests.runtime.models import engine_config, generate, random_head, random_model, random_prompts
+from tests.runtime.models import Run, engine_config, generate, random_head, random_model, random_prompts
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
@@ -19,7 +19,7 @@ from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import EMBEDDING, TargetDescription
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=2, verify_tree_size=3)
@@ -62,14 +62,7 @@ def engine(gpu, tmp_path_factory):
 
 @pytest.mark.parametrize("speculation", [True, False], ids=["drafted", "plain"])
 def test_captured_rounds_write_what_the_cpu_writes(gpu, engine, expected, speculation):
-    found: list[list[int]] = [[] for _ in PROMPTS]
-    for index, (prompt, wanted) in enumerate(zip(PROMPTS, params(speculation), strict=True)):
-        engine.add_request(Request(str(index), tuple(prompt), wanted))
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            assert output.failure is None
-            found[int(output.request_id)] += output.token_ids
-    assert found == expected
+    assert Run(engine, PROMPTS, params(speculation)).finish() == expected
     stats = engine.runner.graphs.stats
     assert stats.failed == []
     assert not stats.eager_runs

@@ -4,13 +4,13 @@ import pytest
 
 from tests.gpu_of_numbers.device import CUDA
 from tests.runtime.hybrids import random_hybrid
-from tests.runtime.models import engine_config, generate, random_prompts
+from tests.runtime.models import Run, engine_config, generate, random_prompts
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=3, verify_tree_size=4)
@@ -36,14 +36,7 @@ def test_captured_rounds_write_what_the_cpu_writes_eagerly(gpu, name):
     drafter = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)
     engine = build_engine(loaded, engine_config(SHAPE, **LIMITS), drafter, InProcessChannel)
     for speculation in (True, False):
-        found: list[list[int]] = [[] for _ in PROMPTS]
-        for index, (prompt, wanted) in enumerate(zip(PROMPTS, params(speculation), strict=True)):
-            engine.add_request(Request(str(index), tuple(prompt), wanted))
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                assert output.failure is None
-                found[int(output.request_id)] += output.token_ids
-        assert found == expected
+        assert Run(engine, PROMPTS, params(speculation)).finish() == expected
     stats = engine.runner.graphs.stats
     assert stats.failed == []
     assert stats.eager_runs.keys() <= {Stage.BASE_MIXED, Stage.BASE_PROMPTS}

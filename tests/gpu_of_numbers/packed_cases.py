@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("gguf")
 from tests.gpu_of_numbers.device import CUDA
 from tests.gpu_of_numbers.engine_cases import SHAPE, params
-from tests.runtime.models import engine_config, generate, random_head, random_prompts
+from tests.runtime.models import Run, engine_config, generate, random_head, random_prompts
 from tests.runtime.quantised.gguf_architectures import write_architecture
 from tests.runtime.quantised.gguf_world import write_model
 from tests.runtime.quantised.test_checkpoints import CASES, save_mxfp4, save_quantised
@@ -22,7 +22,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.packed.modules import PackedExperts, PackedLinear
-from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.layers.fused import FusedLayer
 from wingbeat.runtime.verifier.loading.loader import load_model
 
@@ -69,14 +68,7 @@ def test_captured_rounds_of_packed_weights_write_what_the_cpu_writes(gpu, tmp_pa
         if speculation:
             drafter = load_drafter(folder / "head", target, SHAPE, DrafterOptions(torch.float32, "cuda"))
         engine = build_engine(loaded, limits, drafter, partial(InProcessChannel, device=CUDA))
-        found: list[list[int]] = [[] for _ in PROMPTS]
-        for index, (prompt, wanted) in enumerate(zip(PROMPTS, params(speculation), strict=True)):
-            engine.add_request(Request(str(index), tuple(prompt), wanted))
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                assert output.failure is None
-                found[int(output.request_id)] += output.token_ids
-        assert found == expected
+        assert Run(engine, PROMPTS, params(speculation)).finish() == expected
         stats = engine.runner.graphs.stats
         assert stats.failed == []
         assert not stats.eager_runs

@@ -15,6 +15,7 @@ from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear, matrice
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, Rows
 from wingbeat.runtime.verifier.layers.fused import SwappedLayer
+from wingbeat.runtime.verifier.layers.fused_attention import norm_of
 
 GEMMA_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
@@ -84,14 +85,6 @@ class LayerStack:
         # What the pointers point to must not be freed while the stack lives.
         held: list[object] = []
 
-        def norm(module: nn.Module | None) -> tuple[int | None, float]:
-            if module is None:
-                return None, 0.0
-            held.append(module.weight.data.float() + one_more)
-            return held[-1].data_ptr(), module.eps if is_gemma else module.variance_epsilon
-
-        is_gemma = hasattr(layer, GEMMA_NORMS["left"])
-        one_more = 1.0 if is_gemma else 0.0
         projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         # Gate and up are multiplied together, so that they must be of one kind.
         gated = (mlp.gate_proj, mlp.up_proj)
@@ -105,11 +98,6 @@ class LayerStack:
         matrices = [matrix for linear in projections for matrix in matrices_of(linear)]
         if matrices[4].kind != matrices[5].kind:
             raise ValueError("gate and up hold numbers of unlike kinds")
-        fields: dict[str, Any] = {}
-        for name, place in (GEMMA_NORMS if is_gemma else LLAMA_NORMS).items():
-            fields[f"{name}_norm"], fields[f"{name}_eps"] = norm(getattr(layer, place))
-        fields["query_norm"], fields["query_eps"] = norm(getattr(attn, "q_norm", None))
-        fields["key_norm"], _ = norm(getattr(attn, "k_norm", None))
         hidden = layer.input_layernorm.weight
         heads = Heads(
             attention.num_heads,
@@ -121,7 +109,7 @@ class LayerStack:
             attention.sliding_window or 0,
             None,
         )
-        self._kinds[attn.layer_idx] = getattr(attn, "layer_type", None) if is_gemma else None
+        self._kinds[attn.layer_idx] = getattr(attn, "layer_type", None) if _is_gemma(layer) else None
         self._layers[attn.layer_idx] = layer_of(
             heads,
             len(hidden),
@@ -133,7 +121,7 @@ class LayerStack:
             down=matrices[6],
             kind=KINDS[hidden.dtype],
             gate_kind=GATES[type(mlp.act_fn).__name__],
-            **fields,
+            **_norms(layer, held),
         )
         self._held[attn.layer_idx] = held
         self._at = None
@@ -269,6 +257,26 @@ class CpuLayer(SwappedLayer):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
+
+
+def _is_gemma(layer: nn.Module) -> bool:
+    return hasattr(layer, GEMMA_NORMS["left"])
+
+
+def _norms(layer: nn.Module, held: list[object]) -> dict[str, Any]:
+    """Weights and epsilons of a layer's norms by the kernels' fields; `held` gets what they point to."""
+    places = GEMMA_NORMS if _is_gemma(layer) else LLAMA_NORMS
+    attn, modules = layer.self_attn, {name: getattr(layer, place) for name, place in places.items()}
+    if hasattr(attn, "q_norm"):
+        modules |= {"query": attn.q_norm, "key": attn.k_norm}
+    fields: dict[str, Any] = {}
+    for name, module in modules.items():
+        weight, eps = norm_of(module)
+        held.append(weight.data.float())
+        fields[f"{name}_norm"] = held[-1].data_ptr()
+        if name != "key":  # whose epsilon is the query's
+            fields[f"{name}_eps"] = eps
+    return fields
 
 
 @cache

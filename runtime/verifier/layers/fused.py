@@ -7,7 +7,6 @@ q, k and v, and those of gate and up, are joined, and what the model has under t
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -25,6 +24,7 @@ from wingbeat.runtime.verifier.layers.fused_attention import (
     Add,
     AttentionHalf,
     FusedAttention,
+    Joined,
     LayerOps,
     joined,
     norm_of,
@@ -90,6 +90,7 @@ class OpsSwap(Swap):
         else:
             layer.self_attn.__class__ = _fused_class(type(layer.self_attn), FusedAttention)
             layer.self_attn.__dict__["_half"] = half
+            half.join()
         # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator
         # they would be a second copy of the layers in the end, while the drafter loads on the same card.
         torch.cuda.empty_cache()
@@ -178,12 +179,11 @@ class SwappedLayer(nn.Module):
     """
 
 
-class FusedLayer(SwappedLayer):
+class FusedLayer(SwappedLayer, Joined):
     """A layer of `LayerOps`."""
 
     _ops: LayerOps
     _half: AttentionHalf
-    _add: Add | None = None
     _division: Division | None = None
 
     def forward(
@@ -222,28 +222,20 @@ class FusedLayer(SwappedLayer):
 
     def _added(self, out: Tensor, x: Tensor, product: int, rows: Rows) -> Tensor:
         """A product with what is added to it, in place."""
-        return out if self._add is None else self._add(out, x, product, rows)
+        add = self._half.add
+        return out if add is None else add(out, x, product, rows)
 
     def add_by(self, add: Add) -> None:
         """Let a part of the runtime add to the layer's products."""
-        self.__dict__["_add"] = self._half.add = add
+        self._half.add = add
 
     def join(self) -> None:
-        """Take the projections as they now are."""
+        """See `Joined.join`."""
         self._half.join()
         self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj])
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedLayer":
-        super()._apply(fn, recurse)
-        self.join()
-        return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.join()  # a copy of a view is memory of its own
-
-
-class FusedNorm(nn.Module):
+class FusedNorm(Joined):
     """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
 
     _ops: LayerOps | None = None
@@ -258,13 +250,8 @@ class FusedNorm(nn.Module):
         return self._ops.add_rms_norm(rows, None, *(self._wide or norm_of(self)))[0].view(hidden_states.shape)
 
     def join(self) -> None:
-        """Take the weight as it now is."""
+        """See `Joined.join`."""
         self.__dict__["_wide"] = None if hasattr(self, "variance_epsilon") else norm_of(self)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedNorm":
-        super()._apply(fn, recurse)
-        self.join()
-        return self
 
 
 def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:

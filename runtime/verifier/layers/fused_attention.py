@@ -1,6 +1,7 @@
 """The attention half of a decoder layer as few steps of its device, for whole fused layers and for attention modules of
 layers whose other half is transformers' own."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,7 +50,6 @@ class AttentionHalf:
 
     def __init__(self, attn: nn.Module, ops: LayerOps, attention: LayerAttention) -> None:
         self.attn, self.ops, self.window = attn, ops, attention.sliding_window or 0
-        self.join()
 
     def join(self) -> None:
         """Take the projections and the norms as they now are."""
@@ -81,7 +81,25 @@ class AttentionHalf:
         return mixed.flatten(1)
 
 
-class FusedAttention(nn.Module):
+class Joined(nn.Module):
+    """A module that holds tensors made of its weights, and makes them again where those move or are copied."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Take the weights as they now are."""
+        ...
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Joined":
+        super()._apply(fn, recurse)
+        self.join()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.join()  # a copy of a view is memory of its own
+
+
+class FusedAttention(Joined):
     """A forward that an attention module has before its own class's. Weights, names and submodules stay."""
 
     _half: AttentionHalf
@@ -102,17 +120,8 @@ class FusedAttention(nn.Module):
         self._half.add = add
 
     def join(self) -> None:
-        """Take the projections and the norms as they now are."""
+        """See `Joined.join`."""
         self._half.join()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedAttention":
-        super()._apply(fn, recurse)
-        self.join()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.join()  # a copy of a view is memory of its own
 
 
 def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:

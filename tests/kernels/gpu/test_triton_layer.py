@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -59,6 +60,22 @@ def test_a_norm_of_a_sum_is_the_references(size, added, dtype, poisoned_memory):
     close(ours[0].cpu(), theirs[0])
     same(ours[1].cpu(), theirs[1])
     assert added or ours[1] is hidden
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_of_gemma_round_once(dtype, poisoned_memory):
+    """Their weights, one more than the checkpoint's, are float32 beside rows of any dtype."""
+    norm, hidden = Gemma3RMSNorm(64, 1e-6), draw(5, 64, dtype=dtype)
+    norm.weight.data.copy_(draw(64, seed=2))
+    wide, expected = norm.weight.data.to(DEVICE) + 1, norm(hidden.cpu())
+    close(kernels.add_rms_norm(hidden, None, wide, norm.eps)[0].cpu(), expected)
+    close(reference.add_rms_norm(hidden.cpu(), None, wide.cpu(), norm.eps)[0], expected)
+    found, slots = caches(1, 64, dtype), torch.arange(4, 9, device=DEVICE)
+    straight = torch.ones(5, 64, device=DEVICE).to(dtype), torch.zeros(5, 64, device=DEVICE).to(dtype)
+    qkv = hidden[:, None].repeat(1, 3, 1)
+    query = kernels.rotate_and_store(qkv, *straight, *found, slots, wide, wide, norm.eps)
+    close(query[:, 0].cpu(), expected)
+    close(found[0].flatten(0, 1)[4:9, 0].cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,10 +6,11 @@ import logging
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteMoeConfig, Qwen2MoeConfig
 
 from tests.runtime.by_torch import by_torch
 from tests.runtime.caching_allocator import CachingAllocator
-from tests.runtime.models import CONFIGS, noisy, random_model
+from tests.runtime.models import CONFIGS, SHAPE, noisy, random_model
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, LayerOps, fuse
 from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -39,6 +40,22 @@ def test_known_layers_are_fused_and_pass_the_trial_against_transformers(monkeypa
 def test_attention_of_other_layers_is_fused_in_half_precision(monkeypatch, name):
     monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": OPS})
     loaded = prepare_model(noisy(name).bfloat16(), name)
+    assert all(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GraniteConfig(**SHAPE, attention_multiplier=0.3, residual_multiplier=0.5),
+        GraniteMoeConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, attention_multiplier=0.3),
+        Qwen2MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_attention_of_families_that_no_other_test_has_is_fused(monkeypatch, config):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": OPS})
+    torch.manual_seed(0)
+    loaded = prepare_model(AutoModelForCausalLM.from_config(config), config.model_type)
     assert all(isinstance(layer.self_attn, FusedAttention) for layer in loaded.decoder_layers)
 
 
