@@ -72,6 +72,8 @@ class LayerStack:
         self._held: dict[int, list[object]] = {}
         self._kinds: dict[int, str | None] = {}
         """Kinds of layers that may have rotations of their own."""
+        self._attention: dict[int, LayerAttention] = {}
+        self._added: dict[int, tuple[tuple[ctypes.Structure, ...], list[object]]] = {}
         self._at: tuple[Any, ctypes.Array] | None = None
         self._ahead: _Ahead | None = None
 
@@ -124,7 +126,19 @@ class LayerStack:
             **_norms(layer, held),
         )
         self._held[attn.layer_idx] = held
+        self._attention[attn.layer_idx] = attention
         self._at = None
+
+    def take_written(self, layer: nn.Module) -> None:
+        """Take a layer's weights that were written in place, which may have got other memory."""
+        index, gated = layer.self_attn.layer_idx, (layer.mlp.gate_proj, layer.mlp.up_proj)
+        if len({linear.panels.storage.dtype for linear in gated}) > 1:  # as `add` packs them
+            for linear in gated:
+                linear.unpack()
+                linear.pack(self.kernels, held=linear.weight.dtype)
+        self.add(layer, self._attention[index])
+        if index in self._added:
+            self.add_to(index, *self._added[index])
 
     def add_to(self, index: int, products: tuple[ctypes.Structure, ...], held: list[object]) -> None:
         """Let `additions` act on a layer's products: q, k and v; the output; gate and up; down.
@@ -135,7 +149,7 @@ class LayerStack:
         """
         layer = self._layers[index]
         layer.added_qkv, layer.added_output, layer.added_gate_up, layer.added_down = map(ctypes.addressof, products)
-        self._held[index] += [*products, *held]
+        self._added[index] = products, held
         self._at = None
 
     def fits(self, rows: Rows) -> bool:
@@ -144,9 +158,8 @@ class LayerStack:
 
     def remove(self, index: int) -> None:
         """Forget a layer."""
-        self._layers.pop(index, None)
-        self._kinds.pop(index, None)
-        self._held.pop(index, None)
+        for held in (self._layers, self._kinds, self._held, self._attention, self._added):
+            held.pop(index, None)
         self._at = None
 
     def run(self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
@@ -244,6 +257,11 @@ class CpuLayer(SwappedLayer):
     def stack(self) -> LayerStack | None:
         """The layer's; None where it has left it."""
         return self.__dict__.get("_stack")
+
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        if self.stack is not None:
+            self.stack.take_written(self)
 
     def leave_stack(self) -> None:
         """Run as the layer's own class from now on."""

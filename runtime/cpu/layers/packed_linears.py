@@ -10,7 +10,7 @@ from torch.nn import functional
 from wingbeat.kernels.cpu.group_panels import GroupPanels
 from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.kernels.cpu.ops import CpuKernels, cpu_kernels
-from wingbeat.kernels.cpu.panels import Panels, rounded
+from wingbeat.kernels.cpu.panels import Panels, fits_bfloat16, rounded
 from wingbeat.kernels.cpu.structs import KINDS, Matrix, matrix_of
 from wingbeat.runtime.verifier.layers.linears import PackableLinear
 
@@ -105,6 +105,23 @@ class InputMajorLinear(PackableLinear):
     def dense_weight(self) -> Tensor:
         """See `Packable.dense_weight`."""
         return super().dense_weight() if self.panels is None else self.panels.dense()
+
+    @property
+    def is_writable(self) -> bool:
+        """See `PackableLinear.is_writable`."""
+        return self.panels is None or (isinstance(self.panels, Panels) and not self.eight_bits)
+
+    def write(self, weight: Tensor) -> None:
+        """See `PackableLinear.write`; numbers that bfloat16 does not hold take memory anew where the old ones did."""
+        panels = self.panels
+        if panels is None:
+            return super().write(weight)
+        held = panels.storage.dtype if fits_bfloat16(weight) else weight.dtype
+        made = Panels.pack(weight, panels.storage.shape[2], panels.parts, held, panels.bias)
+        if made.storage.dtype == panels.storage.dtype:
+            panels.storage.copy_(made.storage)
+        else:
+            self.panels = made
 
     @property
     def packed(self) -> Panels | GroupPanels | None:

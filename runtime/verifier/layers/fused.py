@@ -234,6 +234,10 @@ class FusedLayer(SwappedLayer, Joined):
         self._half.join()
         self.__dict__["_gate_up"] = joined([self.mlp.gate_proj, self.mlp.up_proj])
 
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        self._half.take_written()
+
 
 class FusedNorm(Joined):
     """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
@@ -252,6 +256,11 @@ class FusedNorm(Joined):
     def join(self) -> None:
         """See `Joined.join`."""
         self.__dict__["_wide"] = None if hasattr(self, "variance_epsilon") else norm_of(self)
+
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        if self._wide is not None:
+            self._wide[0].copy_(norm_of(self)[0])
 
 
 def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:

@@ -58,6 +58,12 @@ class AttentionHalf:
         if hasattr(attn, "q_norm"):
             self.norms = (norm_of(attn.q_norm)[0], *norm_of(attn.k_norm))
 
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        if self.norms:
+            for held, norm in zip(self.norms[:2], (self.attn.q_norm, self.attn.k_norm), strict=True):
+                held.copy_(norm_of(norm)[0])
+
     def __call__(self, normed: Tensor, position_embeddings: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim]"""
         attn: Any = self.attn
@@ -88,6 +94,9 @@ class Joined(nn.Module):
     def join(self) -> None:
         """Take the weights as they now are."""
         ...
+
+    def take_written(self) -> None:
+        """Take weights that were written in place, into the memory that captured rounds read."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Joined":
         super()._apply(fn, recurse)
@@ -122,6 +131,10 @@ class FusedAttention(Joined):
     def join(self) -> None:
         """See `Joined.join`."""
         self._half.join()
+
+    def take_written(self) -> None:
+        """See `Joined.take_written`."""
+        self._half.take_written()
 
 
 def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:

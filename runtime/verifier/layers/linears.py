@@ -60,6 +60,15 @@ class PackableLinear(Packable, nn.Linear):
     def lay(self) -> object:
         """Take the weights as they now are."""
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether its form holds any numbers."""
+        return self.packed is None
+
+    def write(self, weight: Tensor) -> None:
+        """Hold other numbers [out, in] of the weight's dtype, of a writable layer, in the memory of the old ones."""
+        self.weight.data.copy_(weight)
+
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:
     """Let parts store the weights of linear layers as their device reads them quickest.

@@ -1,0 +1,1 @@
+"""Weights of a verifier that change while it is served."""

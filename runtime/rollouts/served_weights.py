@@ -1,0 +1,150 @@
+"""Weights of a verifier that is served, by the names that its checkpoint and transformers' `named_parameters` have.
+
+A weight is written where it lies, in whatever layout the layers read it: no layer is made anew, no round is captured
+again, and at most one matrix is in memory twice.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, dense_weight
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NUM_NAMED = 3
+
+
+class WeightsRefused(ValueError):
+    """Weights that do not fit; one line that names the tensor. Nothing was written."""
+
+
+class ServedWeights:
+    """Weights of a loaded verifier, to be written between two rounds.
+
+    Raises:
+        WeightsRefused: they are held in a form that takes no other numbers.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = model = loaded.model
+        if loaded.eight_bits:
+            raise WeightsRefused("dtype is int8: weights that are rounded take no others while they are served")
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            for name in module._parameters:
+                if module._parameters[name] is not None:
+                    self._places.setdefault(f"{prefix}.{name}" if prefix else name, []).append((module, name))
+        self._tie()
+        packed = [name for name in self._places if not self._is_writable(name)]
+        if packed:
+            more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+            raise WeightsRefused(f"{packed[0]}{more} are packed as the checkpoint has them, and take no other numbers")
+
+    def _tie(self) -> None:
+        """Let names of one tensor stand for all of its places; packed, an output matrix is a copy of its embedding."""
+        ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
+        tied = self._model.config.get_text_config().tie_word_embeddings and None not in ends
+        by_tensor: dict[int, list[tuple[nn.Module, str]]] = {}
+        for name, places in self._places.items():
+            for module, attribute in places:
+                is_end = tied and module in ends and attribute == "weight"
+                key = 0 if is_end else id(module._parameters[attribute])
+                shared = by_tensor.setdefault(key, [])
+                if (module, attribute) not in shared:
+                    shared.append((module, attribute))
+            self._places[name] = shared
+
+    def _is_writable(self, name: str) -> bool:
+        for module, _ in self._places[name]:
+            if isinstance(module, Packable) and module.packed is not None:
+                return isinstance(module, PackableLinear) and module.is_writable
+        return True
+
+    def names(self) -> list[str]:
+        """Names of all weights, of those that share one tensor the first."""
+        seen: set[int] = set()
+        return [name for name, places in self._places.items() if id(places) not in seen and not seen.add(id(places))]
+
+    def same(self, name: str) -> str:
+        """Name in `names` of the tensor that has this one."""
+        places = self._places[name]
+        return next(one for one, held in self._places.items() if held is places)
+
+    def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Refuse what cannot be written; raises WeightsRefused."""
+        if name not in self._places:
+            raise WeightsRefused(f"{name} is no tensor of {type(self._model).__name__}")
+        module, attribute = self._places[name][0]
+        expected = tuple(module._parameters[attribute].shape)
+        if tuple(shape) != expected:
+            raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(expected)}")
+        if dtype not in FLOATS:
+            raise WeightsRefused(f"{name} is {str(dtype).removeprefix('torch.')}: weights are floats of 2, 4 or 8 bytes")
+
+    def converted(self, name: str, value: Tensor) -> Tensor:
+        """A checked tensor's value in the dtype and on the device of the weight.
+
+        Raises:
+            WeightsRefused: it is no number there.
+        """
+        module, attribute = self._places[name][0]
+        place = module._parameters[attribute]
+        value = value.to(place.device, place.dtype)
+        if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
+            what = "NaN" if value.isnan().any() else "infinity"
+            raise WeightsRefused(f"{name} holds {what} as {str(place.dtype).removeprefix('torch.')}")
+        return value
+
+    @torch.inference_mode()
+    def write(self, name: str, value: Tensor) -> None:
+        """Write a converted value where the weight lies; the layers compute by it after `finish`."""
+        for module, attribute in self._places[name]:
+            if attribute == "weight" and isinstance(module, PackableLinear):
+                module.write(value)
+                continue
+            module._parameters[attribute].data.copy_(value)
+            packed = module.packed if isinstance(module, Packable) else None
+            if attribute == "bias" and packed is not None and packed.bias is not None:
+                packed.bias.copy_(value)
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """Let the layers compute by what was written."""
+        for module in self._model.modules():
+            if hasattr(module, "take_written"):
+                module.take_written()
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+    def read(self, name: str) -> Tensor:
+        """A weight's numbers [its shape], which may be the memory that the layers read."""
+        module, attribute = self._places[name][0]
+        return dense_weight(module) if attribute == "weight" else module._parameters[attribute].data
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of each weight's bytes, row by row, by name."""
+        return {name: hashlib.sha256(_bytes_of(self.read(name))).hexdigest() for name in self.names()}
+
+    def storages(self) -> Iterator[Tensor]:
+        """Tensors that hold the weights, one for each piece of memory."""
+        seen: set[int] = set()
+        for name in self.names():
+            for module, attribute in self._places[name]:
+                packed = module.packed if isinstance(module, Packable) and attribute == "weight" else None
+                held = module._parameters[attribute].data if packed is None else packed.storage
+                if (address := held.untyped_storage().data_ptr()) not in seen:
+                    seen.add(address)
+                    yield held
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def named(names: list[str]) -> str:
+    """A list of names in one line, cut."""
+    return ", ".join(names[:_NUM_NAMED]) + (", .." if len(names) > _NUM_NAMED else "")
