@@ -34,7 +34,7 @@ The command and HTTP:
 - `surface(config)`: what its routes need of a model's settings, by name: in `CompletionService.of_parts`.
 - `router_base`: a class with more methods of a router, which other deployments call by its handle.
 - `add_router_routes(app, fronts)`: routes that need a router's `ModelFront`s.
-- `operator_paths`: those of them that are for operators.
+- `operator_paths`: those of them that are for operators; `optional_bodies`: those whose POST may have no body.
 - `add_last(app)`: routes about all that were added before.
 - `bodies`: what is posted to these routes, by path.
 - `unserved_fields(path)`: fields that are not served at an endpoint, see `api.bodies.unserved_fields`.
@@ -60,7 +60,9 @@ A replica and its processes:
 - `names`: kinds of things that requests name and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
-- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
+- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`; `engine_operations(engine)`:
+  likewise of the part's own `serve_engine(config, engine)`, a `ServedEngine` around the engine.
+- `changes_weights(config)`: True where weights change while they are served, which no keys and values outlive.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
 - `num_shared_drafters(config)`: drafters that verifiers share; `bind_drafters(config, mark)`: the Serve application of
@@ -91,8 +93,8 @@ from wingbeat.kernels.parts import hooks_of, merged_of
 PARTS = (
     *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
-    *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "weights", "two_nodes"),
-    *("gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
+    *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "rollouts", "weights"),
+    *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
     *("gpu_shares", "ray_metrics", "cpu_activations"),
 )
 """Their folders, in the order in which they add."""

@@ -261,7 +261,7 @@ class CompletionService:
                     break
                 yield delta
         admission.release(1)
-        if finish is None or finish is FinishReason.ABORT:
+        if finish is None:
             raise EngineUnavailable("The engine ended the request before it was complete.")
         stop = stream.stopped_by
         if stop is None and finish is FinishReason.STOP and delta.token_ids[-1:] and params.stop_token_ids:

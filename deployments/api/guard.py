@@ -33,6 +33,8 @@ _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
 """POST means here that something is done; a body, which some clients send, is not looked at."""
+_MAY_LACK_BODY = frozenset().union(*hooks("optional_bodies"))
+"""Paths whose fields may all be left out."""
 _CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 _MOST_TOLD = 1024
@@ -157,7 +159,9 @@ class HttpGuard:
             self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if problem is not None:
             raise problem
-        if scope["method"] != "POST" or route.path in _WITHOUT_BODY:
+        lacks_body = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        is_bare = route.path in _WITHOUT_BODY or (lacks_body and route.path in _MAY_LACK_BODY)
+        if scope["method"] != "POST" or is_bare:
             await self._app(scope, receive, send)
             return
         with self._bodies.room() as room:

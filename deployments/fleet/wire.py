@@ -181,7 +181,7 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     takes: bool | None = None
     """Whether it takes requests that have not begun; None where that is as it was."""
     weights: str | None = None
-    """Digest of what was pushed and is served, empty for what the settings name; said once, at the beginning."""
+    """Digest of what was pushed and is served, empty for what the settings name; None where that is as it was."""
 
 
 class Message(NamedTuple):

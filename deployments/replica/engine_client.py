@@ -170,6 +170,11 @@ class EngineClient:
             self._held = False
             self._streams.tell_takes(True)
 
+    def renew(self, weights: str) -> None:
+        """Tell routers that other weights, of this digest, write from now on."""
+        self.weights = weights
+        self._streams.tell_weights(weights)
+
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
 

@@ -65,6 +65,7 @@ class RouterStream:
         self._names: dict[str, Any] = {}
         self._stalled: bool | None = None
         self._takes: bool | None = None
+        self._weights: str | None = None
         self._ended_by: Exception | None = None
 
     def put(self, outputs: Iterable[WireOutput]) -> None:
@@ -103,6 +104,11 @@ class RouterStream:
         self._takes = takes
         self._ready.set()
 
+    def tell_weights(self, weights: str) -> None:
+        """Weights that write from now on."""
+        self._weights = weights
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
@@ -125,6 +131,6 @@ class RouterStream:
 
     def _report(self) -> EngineReport | None:
         names = pickle.dumps(self._names) if self._names else None
-        report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes)
-        self._others, self._names, self._stalled, self._takes = None, {}, None, None
+        report = EngineReport(self._changes.take(), self._others, names, self._stalled, self._takes, self._weights)
+        self._others, self._names, self._stalled, self._takes, self._weights = None, {}, None, None, None
         return None if report == EngineReport() else report

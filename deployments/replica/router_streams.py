@@ -193,6 +193,11 @@ class RouterStreams:
         for stream in self._streams.values():
             stream.tell_takes(takes)
 
+    def tell_weights(self, weights: str) -> None:
+        """Tell every router which weights write from now on."""
+        for stream in self._streams.values():
+            stream.tell_weights(weights)
+
     def tell_loads_soon(self) -> None:
         """Tell routers of each other's requests, not more often than they need to know."""
         # A router that is alone here knows all there is.

@@ -190,7 +190,7 @@ class Verifier(LiveReplica):
             "engine_pid": figures.pid,
             "rank_pids": [] if life.ranks is None else life.ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
-            "weights": figures.weights,
+            "weights": client.weights,
             "recording": figures.recording,
             **of_parts,
             "clients": self._reports.clients(),

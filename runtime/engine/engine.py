@@ -316,6 +316,18 @@ class Engine:
         """Forget the prefixes that are cached; requests go on."""
         self.block_manager.reset_cache()
 
+    def settle(self) -> list[RequestOutput]:
+        """Wait for the rounds in flight; what they brought, which `step` would have returned."""
+        self._settle(leave=0)
+        return self._hand_out()
+
+    def recompute(self) -> list[RequestOutput]:
+        """Forget keys and values of all sequences, which are computed again from their tokens; see `settle`."""
+        outputs = self.settle()
+        self.scheduler.recompute()
+        self.reset_prefix_cache()
+        return outputs
+
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
         graphs, scheduler = None if self.runner.graphs is None else self.runner.graphs.stats, self.scheduler

@@ -82,7 +82,9 @@ class ServedWeights:
         if tuple(shape) != expected:
             raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(expected)}")
         if dtype not in FLOATS:
-            raise WeightsRefused(f"{name} is {str(dtype).removeprefix('torch.')}: weights are floats of 2, 4 or 8 bytes")
+            raise WeightsRefused(
+                f"{name} is {str(dtype).removeprefix('torch.')}: weights are floats of 2, 4 or 8 bytes"
+            )
 
     def converted(self, name: str, value: Tensor) -> Tensor:
         """A checked tensor's value in the dtype and on the device of the weight.

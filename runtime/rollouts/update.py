@@ -6,7 +6,7 @@ of them; a journal, which holds what was there, puts them back instead.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -42,6 +42,11 @@ class WeightUpdate:
         """Whether an update has begun and not ended."""
         return self._written is not None
 
+    @property
+    def num_written(self) -> int:
+        """Tensors that the open update has written; raises WrongOrder where there is none."""
+        return len(self._opened())
+
     def start(self) -> None:
         """Begin an update.
 
@@ -52,27 +57,33 @@ class WeightUpdate:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         self._written = set()
 
-    def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Write tensors, of which all are looked at before the first one is written.
+
+        Args:
+            read: reads them, one after another; called twice, so that none has to be kept meanwhile.
 
         Raises:
             WrongOrder: no update has begun.
             WeightsRefused: one does not fit; nothing was written of these.
         """
         written = self._opened()
-        fitting = dict[str, Tensor]()
-        for name, value in tensors:
+        named_once = set(written)
+        for name, value in read():
             self.weights.check(name, tuple(value.shape), value.dtype)
-            one = self.weights.same(name)
-            if one in fitting or one in written:
+            if (one := self.weights.same(name)) in named_once:
                 raise WeightsRefused(f"{name} is written twice in one update")
-            fitting[one] = self.weights.converted(name, value)
-        for name, value in fitting.items():
-            if self._keeps_journal and name not in self.torn:
+            named_once.add(one)
+            self.weights.converted(name, value)
+        if named_once == written:
+            raise WeightsRefused("no tensors are given")
+        for name, value in read():
+            one, value = self.weights.same(name), self.weights.converted(name, value)
+            if self._keeps_journal and one not in self.torn:
                 # Written over while it is read: a copy, in host memory.
-                self._journal.setdefault(name, self.weights.read(name).detach().to("cpu", copy=True))
-            written.add(name)
-            self.weights.write(name, value)
+                self._journal.setdefault(one, self.weights.read(one).detach().to("cpu", copy=True))
+            written.add(one)
+            self.weights.write(one, value)
 
     def finish(self) -> int:
         """Let the verifier compute by what was written; returns of how many tensors.

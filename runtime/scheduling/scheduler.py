@@ -137,6 +137,11 @@ class Scheduler:
         self.suspects.round_raised(drafted)
         for seq in reversed(self.running):
             self.suspects.add(seq, seq.max_len + self.config.speculation.max_path)
+        self.recompute()
+
+    def recompute(self) -> None:
+        """Let go of all blocks: what ran is computed again from its tokens."""
+        for seq in reversed(self.running):
             self._preempt(seq)
         for seq in self.waiting:
             self._free(seq)

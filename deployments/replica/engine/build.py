@@ -76,7 +76,8 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, spread: Any = None) -> E
     keepers = merged("keepers", config, engine)
     kept = engine.block_manager.log, keepers
     served_grammars = None if grammars is None else first("serve_grammars", grammars)
-    return EngineSetup(engine, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
+    served = first("serve_engine", config, engine) or engine
+    return EngineSetup(served, info, spec, check, *kept, take_in if config.has_drafter() else None, served_grammars)
 
 
 def _check_device(config: AppConfig) -> None:

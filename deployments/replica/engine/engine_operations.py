@@ -12,5 +12,5 @@ from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 
 def operations_of(setup: EngineSetup) -> dict[str, Callable[..., Any]]:
     """All operations by name; arguments and answers are pickled on their way."""
-    of_parts = merged("operations", setup.keepers)
+    of_parts = merged("operations", setup.keepers) | merged("engine_operations", setup.engine)
     return {"reset_prefix_cache": setup.engine.reset_prefix_cache} | of_parts

@@ -1,0 +1,62 @@
+"""Verbs of rollouts for other Serve deployments and programs, which call the router by a handle."""
+
+from collections.abc import Callable
+from typing import Any
+
+from wingbeat.deployments.api.served_models import ServedModels
+from wingbeat.deployments.rollouts.fleet_rollouts import FleetRollouts, Refused
+from wingbeat.deployments.rollouts.routes import as_api_errors
+from wingbeat.deployments.rollouts.verbs import VERBS
+
+
+class RolloutCalls:
+    """Calls of a router by a handle: each verb of `VERBS` as a method of its name and fields, and tensors.
+
+    Raises:
+        ApiError: each method, as HTTP would answer it; Serve has it as the cause of its own error.
+    """
+
+    _models: ServedModels
+
+    async def update_weights(
+        self, tensors: Any = None, update_info: dict[str, Any] | None = None, model: str | None = None
+    ) -> dict[str, Any]:
+        """Write tensors.
+
+        Args:
+            tensors: a list of Ray's references to what has tensors by name, each a piece that is written at once.
+            update_info: as HTTP has it, in their place.
+        """
+        if tensors is None:
+            return await self._run("update_weights", model, {"update_info": update_info or {}})
+        fleet = self._fleet(model)
+        with as_api_errors("update_weights"):
+            if not isinstance(tensors, list):
+                raise Refused("tensors must be a list of references")
+            for one in tensors:
+                await fleet.ask("update_weights", tensors=one)
+        return {"message": "Weights updated"}
+
+    async def _run(self, name: str, model: str | None, given: dict[str, Any]) -> dict[str, Any]:
+        fleet, verb = self._fleet(model), VERBS[name]
+        with as_api_errors(name):
+            return await verb.run(fleet, **verb.fields(given))
+
+    def _fleet(self, model: str | None) -> FleetRollouts:
+        service = self._models.choose(model)
+        with as_api_errors("rollouts"):
+            if not service.of_parts.get("rollouts"):
+                raise Refused("rollouts is not given: this server changes no weights")
+        return FleetRollouts(service.pool)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    async def call(self: RolloutCalls, model: str | None = None, **given: Any) -> dict[str, Any]:
+        return await self._run(name, model, given)
+
+    call.__name__, call.__doc__ = name, VERBS[name].run.__doc__
+    return call
+
+
+for _name in VERBS.keys() - {"update_weights"}:
+    setattr(RolloutCalls, _name, _method(_name))

@@ -1,0 +1,67 @@
+"""Rollouts; imported by commands too, so that it imports what it adds where it adds it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.deployments.rollouts.settings import changes_weights
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from wingbeat.deployments.api.served_models import ServedModels
+    from wingbeat.deployments.app_config import AppConfig
+    from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+    from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
+    from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
+    from wingbeat.runtime.engine.engine import Engine
+
+asked = "wingbeat.deployments.rollouts.settings:asked"
+check_settings = "wingbeat.deployments.rollouts.settings:check_settings"
+refusals = "wingbeat.deployments.rollouts.settings:REFUSED"
+refuses_weights = "wingbeat.deployments.rollouts.settings:refuses_weights"
+settings = "wingbeat.deployments.rollouts.settings:SETTINGS"
+operator_paths = "wingbeat.deployments.rollouts.routes:OPERATOR_PATHS"
+optional_bodies = "wingbeat.deployments.rollouts.routes:OPERATOR_PATHS"
+router_base = "wingbeat.deployments.rollouts.handle_calls:RolloutCalls"
+
+
+def surface(config: "AppConfig") -> dict[str, Any]:
+    """Whether operators may change the weights."""
+    return {"rollouts": bool(changes_weights(config))}
+
+
+def add_routes(app: "FastAPI", models: "ServedModels") -> None:
+    """Add the paths of rollouts, where a model has them."""
+    if any(service.of_parts.get("rollouts") for service in models):
+        from wingbeat.deployments.rollouts.routes import add_rollout_routes
+
+        add_rollout_routes(app, models)
+
+
+def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None":
+    """The engine that operators hold and update; None where they do not.
+
+    Raises:
+        ValueError: its weights take no others.
+    """
+    if not changes_weights(config):
+        return None
+    from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
+
+    transfer = config.weight_transfer_config
+    backend = transfer.backend if transfer is not None and transfer.backend in ("gloo", "nccl") else None
+    return RolloutEngine(engine, config.rollouts_journal, backend)
+
+
+def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:
+    """Operations of an engine that operators hold."""
+    return engine.operations() if hasattr(engine, "init_transfer") else {}
+
+
+def replica_engines(config: "AppConfig", memory: "ClusterMemory", new_life: Any) -> "ReplicaRollouts | None":
+    """The engines of a replica whose weights change; None where they do not."""
+    if not changes_weights(config):
+        return None
+    from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
+
+    return ReplicaRollouts(config, memory, new_life)

@@ -1,0 +1,121 @@
+"""Engines of one replica whose weights change: an engine that is started behind an update has none until the next."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.cluster_memory import ClusterMemory
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.deployments.replica.engine_supervisor import Life
+from wingbeat.deployments.replica.replica_engines import ReplicaEngines
+from wingbeat.deployments.rollouts.wire import Told
+
+logger = logging.getLogger(__name__)
+UPDATED = b"wingbeat rollouts"
+SILENCE_S = 120.0
+"""Between two steps of an update; a trainer that is silent for longer is gone, and its update with it."""
+
+
+class _LateLife:
+    """An engine that has been loaded from weights older than those of other replicas."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._life, name)
+
+    async def start(self) -> None:
+        """See `Life`; then wait for weights."""
+        await self._life.start()
+        await self._life.client.call("operate", "lose_weights", ())
+        self._life.client.hold()
+        logger.warning("an engine has started behind a weight update: it serves nothing until the next one")
+
+
+class ReplicaRollouts(ReplicaEngines):
+    """Engines of one replica, held and updated by operators."""
+
+    def __init__(self, config: AppConfig, memory: ClusterMemory, new_life: Callable[[AppConfig, str], Life]) -> None:
+        super().__init__(config, memory, new_life)
+        self._updated = False
+        self._silence: asyncio.TimerHandle | None = None
+        self._abandoning: asyncio.Task[Told] | None = None
+
+    async def start(self) -> None:
+        """See `ReplicaEngines.start`."""
+        self._updated = await self._memory.read(UPDATED) is not None
+        await super().start()
+
+    def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        """See `ReplicaEngines.operations`."""
+        return {"rollouts": self.run}
+
+    async def run(
+        self, name: str, arguments: tuple[Any, ...] = (), tensors: Any = None, weights: str | None = None
+    ) -> Told:
+        """Run an operation of a `RolloutEngine`.
+
+        Args:
+            tensors: by name, or Ray's reference to these, in the place of the argument of `update_weights`.
+            weights: digest of what is served behind `finish_update`.
+
+        Raises:
+            EngineFailed: the engine is gone.
+        """
+        client = self.engines.client
+        if tensors is None:
+            told = await client.call("operate", name, arguments)
+        else:
+            told = await self._with_tensors(name, tensors)
+        (client.release if told.serves else client.hold)()
+        self._watch(name, told)
+        if name == "finish_update" and told.refused is told.conflict is None:
+            client.renew(weights or "")
+            self._updated = True
+            await self._memory.write(UPDATED, weights or "")
+        return told
+
+    async def _with_tensors(self, name: str, tensors: Any) -> Told:
+        from wingbeat.deployments.rollouts.shared_tensors import shared_file
+
+        if hasattr(tensors, "__await__"):
+            tensors = await tensors
+        if not isinstance(tensors, Mapping):
+            return Told(refused=f"tensors must be given by name, and not as {type(tensors).__name__}")
+        shared = shared_file(tensors)
+        try:
+            path = await asyncio.to_thread(shared.__enter__)
+        except (TypeError, OSError) as error:
+            return Told(refused=str(error))
+        try:
+            return await self.engines.client.call("operate", name, ({"files": [path]},))
+        finally:
+            shared.__exit__(None, None, None)
+
+    def _watch(self, name: str, told: Told) -> None:
+        """Give an update up whose trainer falls silent."""
+        if name not in ("start_update", "update_weights", "finish_update", "abandon_update", "init_transfer"):
+            return
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        if name in ("start_update", "update_weights") and told.conflict is None:
+            loop = asyncio.get_running_loop()
+            self._silence = loop.call_later(SILENCE_S, lambda: self._abandon(loop))
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        logger.warning("No step of a weight update has come for %.0f s: it is given up", SILENCE_S)
+        self._abandoning = loop.create_task(self._try_abandon())
+
+    async def _try_abandon(self) -> Told:
+        try:
+            return await self.run("abandon_update")
+        except EngineFailed as error:
+            return Told(conflict=str(error))
+
+    def _launch(self) -> Life:
+        life = super()._launch()
+        return _LateLife(life) if self._updated else life

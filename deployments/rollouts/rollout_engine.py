@@ -1,0 +1,389 @@
+"""An engine that is held between two rounds: paused, asleep, or while its weights change."""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Told
+from wingbeat.runtime.kv.host_pages import give_back
+from wingbeat.runtime.metrics import SpeculationMetrics
+from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
+from wingbeat.runtime.rollouts.update import Broadcasts, WeightUpdate, WrongOrder, read_files
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.scheduling.maskers import CompiledGrammar
+
+logger = logging.getLogger(__name__)
+KV, WEIGHTS = "kv_cache", "weights"
+TAGS = (WEIGHTS, KV)
+"""Memory that a sleep gives back, and that wakes apart."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+class RolloutEngine:
+    """A `ServedEngine` around another one, which runs no round while something holds it.
+
+    Args:
+        keeps_journal: see `WeightUpdate`.
+        backend: by which trainers send tensors, of `torch.distributed`; None reads files alone.
+    """
+
+    def __init__(self, engine: "Engine", keeps_journal: bool = False, backend: str | None = None) -> None:
+        self._engine = engine
+        self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
+        self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
+        self._paused = self._draining = False
+        self._drained: list[Future[Told]] = []
+        self._asleep: set[str] = set()
+        self._later: dict[str, tuple[Request, CompiledGrammar | None]] = {}
+        """Requests that came while those before them drain."""
+        self._outputs: list[RequestOutput] = []
+        self._version: str | None = None
+        self._writing: Future[Told] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-weights")
+        """Takes what may wait for a trainer, while the engine's thread answers calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no round runs."""
+        return self._paused or bool(self._asleep) or self._update.is_open or bool(self._update.torn)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has work to do."""
+        return bool(self._outputs) or (not self.is_held and self._engine.has_unfinished_requests())
+
+    def step(self) -> list[RequestOutput]:
+        """See `Engine.step`; raises as that does."""
+        outputs, self._outputs = self._outputs, []
+        if not self.is_held and self._engine.has_unfinished_requests():
+            outputs += self._engine.step()
+        if self._draining and not self._engine.has_unfinished_requests():
+            self._end_drain()
+        return outputs
+
+    def add_request(self, request: Request, grammar: "CompiledGrammar | None" = None) -> None:
+        """See `Engine.add_request`; while others drain it waits."""
+        if self._draining or (self._paused and self._later):
+            self._later[request.request_id] = request, grammar
+        else:
+            self._engine.add_request(request, grammar)
+
+    def abort_request(self, request_id: str) -> Any:
+        """See `Engine.abort_request`."""
+        self._outputs = [output for output in self._outputs if output.request_id != request_id]
+        return None if self._later.pop(request_id, None) else self._engine.abort_request(request_id)
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether nothing of a request was computed."""
+        return request_id in self._later or self._engine.is_waiting(request_id)
+
+    def check_integrity(self) -> None:
+        """See `Engine.check_integrity`; requests that are held hold their blocks."""
+        if not self._engine.has_unfinished_requests():
+            self._engine.check_integrity()
+
+    def operations(self) -> dict[str, Callable[..., Any]]:
+        """Operations that routers ask for, by name; each answers by a `Told`."""
+        own = (self.pause, self.resume, self.is_paused, self.sleep, self.wake_up, self.is_sleeping, self.abort_requests)
+        own += (self.init_transfer, self.start_update, self.update_weights, self.finish_update, self.abandon_update)
+        own += (self.num_written, self.lose_weights, self.weight_version, self.weight_checksums)
+        return {one.__name__: partial(self._answered, one) for one in own}
+
+    def _answered(self, operation: Callable[..., Any], *arguments: Any) -> "Told | Future[Told]":
+        try:
+            value = operation(*arguments)
+        except WeightsRefused as error:
+            return self._told(refused=str(error))
+        except WrongOrder as error:
+            return self._told(conflict=str(error))
+        return value if isinstance(value, Future) else self._told(value)
+
+    def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> Told:
+        return Told(value, refused, conflict, not self._update.torn)
+
+    # Rounds
+
+    def pause(self, mode: str = "abort", clear_cache: bool = True) -> "Future[Told] | None":
+        """Run no round from now on.
+
+        Args:
+            mode: `abort` ends what runs and waits, `wait` lets it end and answers then, `keep` lets it go on later.
+            clear_cache: forget cached prefixes, unless what was computed is kept.
+
+        Raises:
+            WeightsRefused: there is no such mode.
+        """
+        if mode not in PAUSE_MODES:
+            raise WeightsRefused(f"mode is {mode!r}: must be one of {', '.join(PAUSE_MODES)}")
+        if mode == "wait" and not self.is_held and self._engine.has_unfinished_requests():
+            self._draining, done = True, Future()
+            self._clears = clear_cache
+            self._drained.append(done)
+            return done
+        self._outputs += self._engine.settle()
+        if mode == "abort":
+            self.abort_requests()
+        self._hold(clear_cache and mode != "keep")
+        return None
+
+    def resume(self) -> None:
+        """Run rounds again, of what waited too.
+
+        Raises:
+            WrongOrder: it sleeps, and has to wake up.
+        """
+        if self._asleep:
+            raise WrongOrder(f"the engine sleeps without its {' and '.join(sorted(self._asleep))}: wake it up")
+        self._paused = False
+        if self._draining:
+            self._draining = False
+            for done in self._drained:
+                done.set_result(self._told(conflict="the pause was ended before all requests had"))
+            self._drained.clear()
+        self._add_later()
+
+    def is_paused(self) -> bool:
+        """Whether rounds are held by a pause or a sleep."""
+        return self._paused or bool(self._asleep)
+
+    def abort_requests(self, request_ids: list[str] | None = None) -> int:
+        """End requests, with those tokens that they have; returns how many.
+
+        Args:
+            request_ids: as the engine has them; None ends all.
+        """
+        self._outputs += self._engine.settle()
+        scheduler = self._engine.scheduler
+        found = [seq.request.request_id for seq in (*scheduler.running, *scheduler.waiting)] + list(self._later)
+        ended = [one for one in found if request_ids is None or one in request_ids]
+        for request_id in ended:
+            metrics = None if self._later.pop(request_id, None) else self._engine.abort_request(request_id)
+            self._outputs.append(RequestOutput(request_id, (), FinishReason.ABORT, metrics or SpeculationMetrics()))
+        return len(ended)
+
+    def _hold(self, clears: bool) -> None:
+        self._paused = True
+        if clears:
+            self._engine.reset_prefix_cache()
+
+    def _end_drain(self) -> None:
+        self._draining = False
+        self._hold(self._clears)
+        for done in self._drained:
+            done.set_result(self._told())
+        self._drained.clear()
+
+    def _add_later(self) -> None:
+        later, self._later = self._later, {}
+        for request, grammar in later.values():
+            try:
+                self._engine.add_request(request, grammar)
+            except ValueError as error:
+                failed = RequestOutput(request.request_id, (), FinishReason.ABORT, failure=str(error), is_refusal=True)
+                self._outputs.append(failed)
+
+    # Memory
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back: keys and values; of level 2 the weights, too, which an update has to bring again.
+
+        Requests that were kept are computed again once all is there.
+
+        Raises:
+            WeightsRefused: there is no such level, or this device's memory is not given back.
+            WrongOrder: weights are being updated.
+        """
+        if level not in (0, 1, 2):
+            raise WeightsRefused(f"level is {level}: must be 0, 1 or 2")
+        if self._engine.loaded.device.type != "cpu":
+            raise WeightsRefused("a sleep gives back the memory of a CPU's verifier alone: pause it instead")
+        if self._update.is_open:
+            raise WrongOrder("a weight update is under way: finish it, or abort it")
+        self._paused = True
+        if not level:
+            return
+        self._outputs += self._engine.recompute()
+        give_back(tensor for pair in self._engine.cache.layers for tensor in pair)
+        self._asleep.add(KV)
+        if level == 2:
+            give_back(self._update.weights.storages())
+            self._update.lose()
+            self._asleep.add(WEIGHTS)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Have memory again; with all of it rounds run.
+
+        Args:
+            tags: of TAGS; None wakes all.
+
+        Raises:
+            WeightsRefused: there is no such tag.
+        """
+        unknown = sorted(set(tags or ()) - set(TAGS))
+        if unknown:
+            raise WeightsRefused(f"tags names {unknown[0]!r}: must be of {', '.join(TAGS)}")
+        self._asleep -= set(TAGS if tags is None else tags)
+        if not self._asleep:
+            self.resume()
+
+    def is_sleeping(self) -> bool:
+        """Whether memory is given back."""
+        return bool(self._asleep)
+
+    # Weights
+
+    def init_transfer(self, info: dict[str, Any], index: int) -> None:
+        """Be ready for a trainer, whose predecessor's open update has ended.
+
+        Args:
+            info: of vLLM's `init_info`: master_address, master_port, rank_offset, world_size; of a trainer that
+                broadcasts.
+            index: of this engine among all.
+
+        Raises:
+            WeightsRefused: the trainer is not there, or a field is wrong.
+        """
+        self._settled()
+        self._end_update()
+        if self._backend is None:
+            return
+        fields = {"master_address": str, "master_port": int, "rank_offset": int, "world_size": int}
+        for name, kind in fields.items():
+            if not isinstance(info.get(name), kind):
+                raise WeightsRefused(f"init_info.{name} must be {'text' if kind is str else 'a whole number'}")
+        rank = info["rank_offset"] + index
+        if not 0 < rank < info["world_size"]:
+            raise WeightsRefused(f"init_info.world_size is {info['world_size']}: engine {index} has rank {rank}")
+        address = info["master_address"], info["master_port"]
+        self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self._engine.loaded.device)
+
+    def start_update(self) -> None:
+        """Begin an update; no round runs until it is finished.
+
+        Raises:
+            WrongOrder: one is under way, or the weights' memory sleeps.
+        """
+        if WEIGHTS in self._asleep:
+            raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
+        self._update.start()
+        self._outputs += self._engine.settle()
+
+    def update_weights(self, info: dict[str, Any]) -> "Future[Told]":
+        """Write some tensors: those of files, or those that the trainer broadcasts.
+
+        Args:
+            info: {"files": paths of safetensors}; or names, dtype_names and shapes, as vLLM has them.
+        """
+        self._settled()
+        self._writing = self._worker.submit(self._answered, self._write, info)
+        return self._writing
+
+    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> int:
+        """Run rounds by the new weights; returns how many tensors have changed.
+
+        Args:
+            version: a name for them.
+            keep_kv: requests go on from keys and values of the old weights, and prefixes stay cached.
+
+        Raises:
+            WrongOrder: none has begun.
+            WeightsRefused: tensors are unknown yet.
+        """
+        self._settled()
+        count = self._update.finish()
+        if not keep_kv:
+            self._outputs += self._engine.recompute()
+        self._version = version
+        return count
+
+    def num_written(self) -> int:
+        """Tensors that the open update has written.
+
+        Raises:
+            WrongOrder: none has begun, or some are on their way.
+        """
+        self._settled()
+        return self._update.num_written
+
+    def abandon_update(self) -> None:
+        """End an update that nobody finishes: the old weights, if a journal has them, or none until there is another.
+
+        Raises:
+            WrongOrder: none has begun.
+        """
+        self._settled()
+        if not self._update.is_open:
+            raise WrongOrder("no weight update has started")
+        self._end_update()
+
+    def lose_weights(self) -> None:
+        """Serve nothing until an update has written all weights, as those here are older than others'."""
+        self._update.lose()
+
+    def weight_version(self, version: str | None = None) -> str | None:
+        """The name of the weights; gives them another one where that is said."""
+        self._version = version or self._version
+        return self._version
+
+    def weight_checksums(self) -> dict[str, str]:
+        """See `ServedWeights.checksums`.
+
+        Raises:
+            WrongOrder: there are no weights of one update.
+        """
+        if self._update.is_open or self._update.torn:
+            raise WrongOrder("the weights are being updated")
+        return self._update.weights.checksums()
+
+    def _end_update(self) -> None:
+        if self._update.is_open:
+            self._update.abandon()
+            logger.warning("A weight update has ended without being finished; %d tensors torn", len(self._update.torn))
+
+    def _settled(self) -> None:
+        """Raises WrongOrder while tensors are on their way."""
+        if self._writing is not None and not self._writing.done():
+            raise WrongOrder("tensors of a weight update are on their way")
+
+    def _write(self, info: dict[str, Any]) -> None:
+        try:
+            self._update.write(self._files(info) if "files" in info else self._broadcast(info))
+        except ConnectionError as error:
+            self._end_update()
+            raise WrongOrder(str(error)) from None
+
+    def _files(self, info: dict[str, Any]) -> "Callable[[], Iterator[tuple[str, Tensor]]]":
+        paths = info["files"]
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise WeightsRefused("update_info.files must be a list of paths")
+        return partial(read_files, paths)
+
+    def _broadcast(self, info: dict[str, Any]) -> "Callable[[], list[tuple[str, Tensor]]]":
+        """Tensors that the trainer sends, once all that it has announced fit."""
+        if self._broadcasts is None:
+            raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
+        columns = [info.get(name) for name in ("names", "dtype_names", "shapes")]
+        if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+            raise WeightsRefused("update_info must have names, dtype_names and shapes, lists of one length")
+        announced = []
+        for name, dtype, shape in zip(*columns, strict=True):
+            if not isinstance(name, str) or dtype not in DTYPES:
+                raise WeightsRefused(f"update_info: {name} is {dtype}: dtype_names must be of {', '.join(DTYPES)}")
+            if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+                raise WeightsRefused(f"update_info: the shape of {name} must be a list of whole numbers")
+            self._update.weights.check(name, tuple(shape), DTYPES[dtype])
+            announced.append((name, shape, DTYPES[dtype]))
+        if not self._update.is_open:
+            raise WrongOrder("no weight update has started")
+        received = [(name, self._broadcasts.receive(shape, dtype)) for name, shape, dtype in announced]
+        return lambda: received

@@ -1,0 +1,98 @@
+"""Settings of a server whose weights change."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from wingbeat.deployments.options.panel_titles import LEARNING
+from wingbeat.runtime.refusals import Feature, Refusal
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app_config import AppConfig
+
+ROLLOUTS = "`rollouts`"
+RANKS, LEARN, PREFIX_DIR = "`tensor_parallel_size` above 1", "`learn`", "`prefix_dir`"
+"""Features of other parts, by their names there."""
+_OLD = "what is stored is of weights that change"
+REFUSED = (
+    Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
+    Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
+    Refusal(ROLLOUTS, Feature.OWN_ENGINE, "its weights are its own"),
+    Refusal(ROLLOUTS, RANKS, "the weights of ranks are not written while they are served"),
+    Refusal(ROLLOUTS, LEARN, _OLD),
+    Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
+)
+
+
+class WeightTransfer(BaseModel):
+    """vLLM's `weight_transfer_config`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    backend: Literal["gloo", "nccl", "disk", "ray"] = Field(
+        "ray",
+        description="How trainers send weights: 'gloo' and 'nccl' broadcast them in a process group; 'disk' names "
+        "files; 'ray' hands over object references by a Serve handle. Files and references go with each of them.",
+    )
+
+
+def _from_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+
+
+_PANEL = {"panel": LEARNING}
+SETTINGS = {
+    "rollouts": (
+        bool,
+        Field(
+            False,
+            description="Serve /pause, /sleep, /update_weights and the like, for operators who sample what a policy in "
+            "training writes.",
+            json_schema_extra=_PANEL,
+        ),
+    ),
+    "rollouts_journal": (
+        bool,
+        Field(
+            False,
+            description="Hold weights that are written over in host memory until their update is finished: one that "
+            "is not leaves the old weights, and not an engine without any.",
+            json_schema_extra=_PANEL,
+        ),
+    ),
+    "weight_transfer_config": (
+        Annotated[WeightTransfer | None, BeforeValidator(_from_text)],
+        Field(None, description="As vLLM's, a JSON object of a backend; implies rollouts.", json_schema_extra=_PANEL),
+    ),
+}
+
+
+def changes_weights(config: "AppConfig") -> bool | None:
+    """Whether weights change while they are served; None where they do not."""
+    return True if config.rollouts or config.weight_transfer_config is not None else None
+
+
+def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
+    """Whether weights change, and how that is asked for."""
+    said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
+    return {ROLLOUTS: (bool(changes_weights(config)), said)}
+
+
+def check_settings(config: "AppConfig") -> None:
+    """Raises ValueError, one line, for a journal of nothing, and for a recording of several weights."""
+    if not changes_weights(config):
+        if config.rollouts_journal:
+            raise ValueError("rollouts_journal is True: give rollouts as well")
+    elif getattr(config, "recording_dir", None) is not None:
+        raise ValueError(f"rollouts and recording_dir are both given: {_OLD}; leave one out")
+
+
+def refuses_weights(config: "AppConfig") -> str | None:
+    """Why no folder of weights can be pushed."""
+    return "rollouts is given, by which weights are updated in place" if changes_weights(config) else None

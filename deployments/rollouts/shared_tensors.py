@@ -1,0 +1,47 @@
+"""Tensors in memory that another process of the machine maps, as a file of safetensors."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+_ALIGNMENT = 8
+
+
+@contextmanager
+def shared_file(tensors: Mapping[str, Any]) -> Iterator[str]:
+    """Context manager in which a path of this machine leads to the tensors.
+
+    Args:
+        tensors: of torch or numpy, by name.
+
+    Raises:
+        TypeError: one is something else, or holds no floats.
+        OSError: there is no memory for them.
+    """
+    held, header, end = [], {}, 0
+    for name, value in tensors.items():
+        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}: weights are floats")
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, 0]}
+        header[name]["data_offsets"][1] = end = end + tensor.nbytes
+        held.append(tensor.view(-1).view(torch.uint8).numpy())
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    fd = os.memfd_create("wingbeat-weights")
+    try:
+        for part in (len(text).to_bytes(8, "little"), text, *held):
+            _write(fd, memoryview(part))
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, part: memoryview) -> None:
+    while part.nbytes:
+        part = part[os.write(fd, part) :]
