@@ -60,8 +60,8 @@ A replica and its processes:
 - `names`: kinds of things that requests name and engines keep, see `fleet.catalog`.
 - `variants(config, engine)`: variants of the model that are served from the start, in `ModelInfo`.
 - `keepers(config, engine)`: by kind, what keeps them in an engine, see `replica.engine.engine_setup`.
-- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`; `engine_operations(engine)`:
-  likewise of the part's own `serve_engine(config, engine)`, a `ServedEngine` around the engine.
+- `operations(keepers)`: what routers may ask of an engine, by name, see `EveryEngine.operate`.
+- `serve_engine(config, engine)`: a `ServedEngine` around the engine; `engine_operations(engine)`: as `operations`.
 - `changes_weights(config)`: True where weights change while they are served, which no keys and values outlive.
 - `replica_engines(config, memory, new_life)`: a `ReplicaEngines` that does more.
 - `num_ranks(config)`: processes of each verifier, where these are several.
@@ -94,8 +94,8 @@ PARTS = (
     *("memory_check", "local", "bench", "inspection", "doctor", "tensorrt", "training", "recordings", "learning"),
     *("grammars", "ranks", "embeddings", "api.tokens", "api.description", "api.foreign", "api.handles", "api.parsed"),
     *("api.responses_api", "api.messages_api", "page", "spans", "round_traces", "prefixes", "rollouts", "weights"),
-    *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media", "named_models"),
-    *("gpu_shares", "ray_metrics", "cpu_activations"),
+    *("two_nodes", "gpu_memory", "shared_drafters", "vllm_words", "several_models", "one_pass", "lora", "media"),
+    *("named_models", "gpu_shares", "ray_metrics", "cpu_activations"),
 )
 """Their folders, in the order in which they add."""
 

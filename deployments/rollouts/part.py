@@ -1,6 +1,7 @@
 """Rollouts; imported by commands too, so that it imports what it adds where it adds it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.rollouts.settings import changes_weights
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from wingbeat.deployments.replica.cluster_memory import ClusterMemory
     from wingbeat.deployments.rollouts.replica_rollouts import ReplicaRollouts
     from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
+    from wingbeat.runtime.drafters.worker import DraftWorker
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.rollouts.head_update import HeadUpdate
 
 asked = "wingbeat.deployments.rollouts.settings:asked"
 check_settings = "wingbeat.deployments.rollouts.settings:check_settings"
@@ -50,7 +53,34 @@ def serve_engine(config: "AppConfig", engine: "Engine") -> "RolloutEngine | None
 
     transfer = config.weight_transfer_config
     backend = transfer.backend if transfer is not None and transfer.backend in ("gloo", "nccl") else None
-    return RolloutEngine(engine, config.rollouts_journal, backend)
+    return RolloutEngine(engine, config.rollouts_journal, backend, partial(head_update, config))
+
+
+def head_update(config: "AppConfig") -> "HeadUpdate":
+    """Updates of the draft head.
+
+    Raises:
+        WeightsRefused: there is no head, or no folder for others.
+    """
+    from wingbeat.runtime.drafters.choice import CHECKPOINT
+    from wingbeat.runtime.heads.files import find_folder
+    from wingbeat.runtime.rollouts.head_update import HeadUpdate
+    from wingbeat.runtime.rollouts.served_weights import WeightsRefused
+
+    choice = config.choice()
+    if choice.kind != CHECKPOINT:
+        raise WeightsRefused(f"drafter is {choice.label}: it has no head to update")
+    if config.rollouts_dir is None:
+        raise WeightsRefused("rollouts_dir is not given: there is no folder for a draft head")
+    return HeadUpdate(find_folder(choice.source), config.rollouts_dir)
+
+
+def follow_head(config: "AppConfig", worker: "DraftWorker") -> None:
+    """Keep a drafter at the head that came last."""
+    if config.rollouts_dir is not None:
+        from wingbeat.runtime.rollouts.head_update import follow
+
+        follow(config.rollouts_dir, worker)
 
 
 def engine_operations(engine: Any) -> dict[str, Callable[..., Any]]:

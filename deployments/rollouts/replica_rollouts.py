@@ -14,6 +14,9 @@ from wingbeat.deployments.rollouts.wire import Told
 
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
+_OPEN = ("start_update", "start_head_update", "update_weights")
+"""Steps behind which an update is open."""
+_STEPS = (*_OPEN, "finish_update", "abandon_update", "init_transfer")
 SILENCE_S = 120.0
 """Between two steps of an update; a trainer that is silent for longer is gone, and its update with it."""
 
@@ -72,7 +75,7 @@ class ReplicaRollouts(ReplicaEngines):
             told = await self._with_tensors(name, tensors)
         (client.release if told.serves else client.hold)()
         self._watch(name, told)
-        if name == "finish_update" and told.refused is told.conflict is None:
+        if name == "finish_update" and told.refused is told.conflict is None and not told.value.of_head:
             client.renew(weights or "")
             self._updated = True
             await self._memory.write(UPDATED, weights or "")
@@ -97,12 +100,12 @@ class ReplicaRollouts(ReplicaEngines):
 
     def _watch(self, name: str, told: Told) -> None:
         """Give an update up whose trainer falls silent."""
-        if name not in ("start_update", "update_weights", "finish_update", "abandon_update", "init_transfer"):
+        if name not in _STEPS:
             return
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
-        if name in ("start_update", "update_weights") and told.conflict is None:
+        if name in _OPEN and told.conflict is None:
             loop = asyncio.get_running_loop()
             self._silence = loop.call_later(SILENCE_S, lambda: self._abandon(loop))
 

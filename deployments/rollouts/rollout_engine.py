@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Told
+from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, Told
 from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.metrics import SpeculationMetrics
 from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
-from wingbeat.runtime.rollouts.update import Broadcasts, WeightUpdate, WrongOrder, read_files
+from wingbeat.runtime.rollouts.broadcasts import Broadcasts
+from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_files
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.rollouts.head_update import HeadUpdate
     from wingbeat.runtime.scheduling.maskers import CompiledGrammar
 
 logger = logging.getLogger(__name__)
@@ -33,10 +35,20 @@ class RolloutEngine:
     Args:
         keeps_journal: see `WeightUpdate`.
         backend: by which trainers send tensors, of `torch.distributed`; None reads files alone.
+        head_update: makes updates of the draft head; raises WeightsRefused where it has none.
     """
 
-    def __init__(self, engine: "Engine", keeps_journal: bool = False, backend: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        keeps_journal: bool = False,
+        backend: str | None = None,
+        head_update: "Callable[[], HeadUpdate] | None" = None,
+    ) -> None:
         self._engine = engine
+        self._head_update = head_update
+        self._head: HeadUpdate | None = None
+        """The open update where it is of the draft head."""
         self._update = WeightUpdate(ServedWeights(engine.loaded), keeps_journal)
         self._backend, self._broadcasts = backend, cast("Broadcasts | None", None)
         self._paused = self._draining = False
@@ -94,9 +106,11 @@ class RolloutEngine:
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Operations that routers ask for, by name; each answers by a `Told`."""
-        own = (self.pause, self.resume, self.is_paused, self.sleep, self.wake_up, self.is_sleeping, self.abort_requests)
-        own += (self.init_transfer, self.start_update, self.update_weights, self.finish_update, self.abandon_update)
-        own += (self.num_written, self.lose_weights, self.weight_version, self.weight_checksums)
+        own = [self.pause, self.resume, self.is_paused, self.abort_requests]
+        own += [self.sleep, self.wake_up, self.is_sleeping]
+        own += [self.init_transfer, self.start_update, self.start_head_update, self.update_weights]
+        own += [self.num_written, self.finish_update, self.abandon_update, self.lose_weights]
+        own += [self.weight_version, self.weight_checksums]
         return {one.__name__: partial(self._answered, one) for one in own}
 
     def _answered(self, operation: Callable[..., Any], *arguments: Any) -> "Told | Future[Told]":
@@ -275,8 +289,21 @@ class RolloutEngine:
         """
         if WEIGHTS in self._asleep:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
+        self._closed()
         self._update.start()
         self._outputs += self._engine.settle()
+
+    def start_head_update(self) -> None:
+        """Begin an update of the draft head; rounds go on.
+
+        Raises:
+            WeightsRefused: there is no head to update.
+            WrongOrder: an update is under way.
+        """
+        self._closed()
+        if self._head_update is None:
+            raise WeightsRefused("drafter has no head to update")
+        self._head = self._head_update()
 
     def update_weights(self, info: dict[str, Any]) -> "Future[Told]":
         """Write some tensors: those of files, or those that the trainer broadcasts.
@@ -288,8 +315,8 @@ class RolloutEngine:
         self._writing = self._worker.submit(self._answered, self._write, info)
         return self._writing
 
-    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> int:
-        """Run rounds by the new weights; returns how many tensors have changed.
+    def finish_update(self, version: str | None = None, keep_kv: bool = False) -> Finished:
+        """Run rounds by the new weights, or draft with the new head.
 
         Args:
             version: a name for them.
@@ -300,11 +327,14 @@ class RolloutEngine:
             WeightsRefused: tensors are unknown yet.
         """
         self._settled()
+        if self._head is not None:
+            count, self._head = self._head.finish(), None
+            return Finished(count, of_head=True)
         count = self._update.finish()
         if not keep_kv:
             self._outputs += self._engine.recompute()
         self._version = version
-        return count
+        return Finished(count)
 
     def num_written(self) -> int:
         """Tensors that the open update has written.
@@ -313,7 +343,7 @@ class RolloutEngine:
             WrongOrder: none has begun, or some are on their way.
         """
         self._settled()
-        return self._update.num_written
+        return (self._head or self._update).num_written
 
     def abandon_update(self) -> None:
         """End an update that nobody finishes: the old weights, if a journal has them, or none until there is another.
@@ -322,7 +352,7 @@ class RolloutEngine:
             WrongOrder: none has begun.
         """
         self._settled()
-        if not self._update.is_open:
+        if not self._update.is_open and self._head is None:
             raise WrongOrder("no weight update has started")
         self._end_update()
 
@@ -345,7 +375,13 @@ class RolloutEngine:
             raise WrongOrder("the weights are being updated")
         return self._update.weights.checksums()
 
+    def _closed(self) -> None:
+        """Raises WrongOrder while an update is under way."""
+        if self._update.is_open or self._head is not None:
+            raise WrongOrder("a weight update is under way: finish it, or abort it")
+
     def _end_update(self) -> None:
+        self._head = None
         if self._update.is_open:
             self._update.abandon()
             logger.warning("A weight update has ended without being finished; %d tensors torn", len(self._update.torn))
@@ -357,7 +393,7 @@ class RolloutEngine:
 
     def _write(self, info: dict[str, Any]) -> None:
         try:
-            self._update.write(self._files(info) if "files" in info else self._broadcast(info))
+            (self._head or self._update).write(self._files(info) if "files" in info else self._broadcast(info))
         except ConnectionError as error:
             self._end_update()
             raise WrongOrder(str(error)) from None
@@ -375,15 +411,15 @@ class RolloutEngine:
         columns = [info.get(name) for name in ("names", "dtype_names", "shapes")]
         if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
             raise WeightsRefused("update_info must have names, dtype_names and shapes, lists of one length")
-        announced = []
+        if not self._update.is_open and self._head is None:
+            raise WrongOrder("no weight update has started")
+        announced, target = [], self._head or self._update.weights
         for name, dtype, shape in zip(*columns, strict=True):
             if not isinstance(name, str) or dtype not in DTYPES:
                 raise WeightsRefused(f"update_info: {name} is {dtype}: dtype_names must be of {', '.join(DTYPES)}")
             if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
                 raise WeightsRefused(f"update_info: the shape of {name} must be a list of whole numbers")
-            self._update.weights.check(name, tuple(shape), DTYPES[dtype])
+            target.check(name, tuple(shape), DTYPES[dtype])
             announced.append((name, shape, DTYPES[dtype]))
-        if not self._update.is_open:
-            raise WrongOrder("no weight update has started")
         received = [(name, self._broadcasts.receive(shape, dtype)) for name, shape, dtype in announced]
         return lambda: received

@@ -1,6 +1,7 @@
 """Settings of a server whose weights change."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -66,6 +67,15 @@ SETTINGS = {
             json_schema_extra=_PANEL,
         ),
     ),
+    "rollouts_dir": (
+        Path | None,
+        Field(
+            None,
+            description="Folder, on the machine of each replica, of draft heads that come with weights "
+            "(/start_draft_weight_update); it holds the last two, and is this server's alone.",
+            json_schema_extra=_PANEL,
+        ),
+    ),
     "weight_transfer_config": (
         Annotated[WeightTransfer | None, BeforeValidator(_from_text)],
         Field(None, description="As vLLM's, a JSON object of a backend; implies rollouts.", json_schema_extra=_PANEL),
@@ -85,10 +95,11 @@ def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
 
 
 def check_settings(config: "AppConfig") -> None:
-    """Raises ValueError, one line, for a journal of nothing, and for a recording of several weights."""
+    """Raises ValueError, one line, for what no rollouts are there for, and for a recording of several weights."""
     if not changes_weights(config):
-        if config.rollouts_journal:
-            raise ValueError("rollouts_journal is True: give rollouts as well")
+        for name in ("rollouts_journal", "rollouts_dir"):
+            if getattr(config, name):
+                raise ValueError(f"{name} is given: give rollouts as well")
     elif getattr(config, "recording_dir", None) is not None:
         raise ValueError(f"rollouts and recording_dir are both given: {_OLD}; leave one out")
 

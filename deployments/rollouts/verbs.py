@@ -124,6 +124,13 @@ async def start_weight_update(fleet: FleetRollouts, is_checkpoint_format: bool =
     return {"message": "Weight update started"}
 
 
+@verb()
+async def start_draft_weight_update(fleet: FleetRollouts) -> Answer:
+    """Begin an update of the draft head."""
+    await fleet.ask("start_head_update")
+    return {"message": "Draft weight update started"}
+
+
 @verb(update_info=(dict[str, Any], ...))
 async def update_weights(fleet: FleetRollouts, update_info: dict[str, Any]) -> Answer:
     """Write tensors."""

@@ -1,6 +1,5 @@
 """Answers of engines to what operators of rollouts ask."""
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -19,4 +18,9 @@ class Told(NamedTuple):
     """Whether all weights are those of one update."""
 
 
-Operation = Callable[..., Any]
+class Finished(NamedTuple):
+    """An update that is served."""
+
+    num_tensors: int
+    of_head: bool = False
+    """Whether the draft head has changed, and not what is written."""

@@ -63,6 +63,10 @@ class ServedWeights:
                 return isinstance(module, PackableLinear) and module.is_writable
         return True
 
+    def _parameter(self, name: str) -> nn.Parameter:
+        module, attribute = self._places[name][0]
+        return module.get_parameter(attribute)
+
     def names(self) -> list[str]:
         """Names of all weights, of those that share one tensor the first."""
         seen: set[int] = set()
@@ -77,8 +81,7 @@ class ServedWeights:
         """Refuse what cannot be written; raises WeightsRefused."""
         if name not in self._places:
             raise WeightsRefused(f"{name} is no tensor of {type(self._model).__name__}")
-        module, attribute = self._places[name][0]
-        expected = tuple(module._parameters[attribute].shape)
+        expected = tuple(self._parameter(name).shape)
         if tuple(shape) != expected:
             raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(expected)}")
         if dtype not in FLOATS:
@@ -92,39 +95,38 @@ class ServedWeights:
         Raises:
             WeightsRefused: it is no number there.
         """
-        module, attribute = self._places[name][0]
-        place = module._parameters[attribute]
+        place = self._parameter(name)
         value = value.to(place.device, place.dtype)
         if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
             what = "NaN" if value.isnan().any() else "infinity"
-            raise WeightsRefused(f"{name} holds {what} as {str(place.dtype).removeprefix('torch.')}")
+            raise WeightsRefused(f"{name} holds {what} as {shown(place.dtype)}")
         return value
 
     @torch.inference_mode()
     def write(self, name: str, value: Tensor) -> None:
         """Write a converted value where the weight lies; the layers compute by it after `finish`."""
         for module, attribute in self._places[name]:
-            if attribute == "weight" and isinstance(module, PackableLinear):
+            if not isinstance(module, PackableLinear):
+                module.get_parameter(attribute).data.copy_(value)
+            elif attribute == "weight":
                 module.write(value)
-                continue
-            module._parameters[attribute].data.copy_(value)
-            packed = module.packed if isinstance(module, Packable) else None
-            if attribute == "bias" and packed is not None and packed.bias is not None:
-                packed.bias.copy_(value)
+            else:
+                module.write_bias(value)
 
     @torch.inference_mode()
     def finish(self) -> None:
         """Let the layers compute by what was written."""
         for module in self._model.modules():
-            if hasattr(module, "take_written"):
-                module.take_written()
+            if callable(take := getattr(module, "take_written", None)):
+                take()
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
 
     def read(self, name: str) -> Tensor:
         """A weight's numbers [its shape], which may be the memory that the layers read."""
         module, attribute = self._places[name][0]
-        return dense_weight(module) if attribute == "weight" else module._parameters[attribute].data
+        weight = dense_weight(module) if attribute == "weight" else None
+        return self._parameter(name).data if weight is None else weight
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of each weight's bytes, row by row, by name."""
@@ -135,16 +137,20 @@ class ServedWeights:
         seen: set[int] = set()
         for name in self.names():
             for module, attribute in self._places[name]:
-                packed = module.packed if isinstance(module, Packable) and attribute == "weight" else None
-                held = module._parameters[attribute].data if packed is None else packed.storage
+                is_linear = isinstance(module, PackableLinear) and attribute == "weight"
+                held = module.storage if is_linear else module.get_parameter(attribute).data
                 if (address := held.untyped_storage().data_ptr()) not in seen:
                     seen.add(address)
                     yield held
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def shown(dtype: torch.dtype) -> str:
+    """A dtype without its module's name."""
+    return str(dtype).removeprefix("torch.")
 
 
 def named(names: list[str]) -> str:

@@ -77,8 +77,8 @@ class WeightUpdate:
             self.weights.converted(name, value)
         if named_once == written:
             raise WeightsRefused("no tensors are given")
-        for name, value in read():
-            one, value = self.weights.same(name), self.weights.converted(name, value)
+        for name, given in read():
+            one, value = self.weights.same(name), self.weights.converted(name, given)
             if self._keeps_journal and one not in self.torn:
                 # Written over while it is read: a copy, in host memory.
                 self._journal.setdefault(one, self.weights.read(one).detach().to("cpu", copy=True))
@@ -141,44 +141,3 @@ def read_files(paths: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise WeightsRefused(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-
-
-class Broadcasts:
-    """Tensors that a trainer sends to all engines at once, as rank 0 of a process group.
-
-    Args:
-        backend: of `torch.distributed`.
-        rank: of this process in a group of `world_size`.
-
-    Raises:
-        WeightsRefused: the trainer is not there.
-    """
-
-    def __init__(self, backend: str, address: str, port: int, rank: int, world_size: int, device: torch.device) -> None:
-        from datetime import timedelta
-
-        from torch import distributed
-
-        self._device = device
-        limit = timedelta(seconds=PATIENCE_S)
-        try:
-            store = distributed.TCPStore(address, port, world_size, is_master=False, timeout=limit)
-            kinds = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
-            store = distributed.PrefixStore("wingbeat-weights", store)
-            self._group = getattr(distributed, kinds[backend])(store, rank, world_size, limit)
-        except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise WeightsRefused(f"no trainer is reached at {address}:{port}: {reason}") from None
-
-    def receive(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """A tensor that rank 0 broadcasts; raises ConnectionError where it is gone."""
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
-        try:
-            self._group.broadcast(tensor, 0).wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"the trainer is gone: {' '.join(str(error).split())[:200]}") from None
-        return tensor
-
-
-PATIENCE_S = 60.0
-"""For a trainer to be there, and to send a tensor that it has announced."""

@@ -123,6 +123,17 @@ class InputMajorLinear(PackableLinear):
         else:
             self.panels = made
 
+    def write_bias(self, bias: Tensor) -> None:
+        """See `PackableLinear.write_bias`."""
+        super().write_bias(bias)
+        if self.panels is not None and self.panels.bias is not None:
+            self.panels.bias.copy_(bias)
+
+    @property
+    def storage(self) -> Tensor:
+        """See `PackableLinear.storage`."""
+        return self.panels.storage if isinstance(self.panels, Panels) else super().storage
+
     @property
     def packed(self) -> Panels | GroupPanels | None:
         """See `Packable.packed`."""

@@ -69,6 +69,15 @@ class PackableLinear(Packable, nn.Linear):
         """Hold other numbers [out, in] of the weight's dtype, of a writable layer, in the memory of the old ones."""
         self.weight.data.copy_(weight)
 
+    def write_bias(self, bias: Tensor) -> None:
+        """Hold another bias [out]."""
+        self.bias.data.copy_(bias)
+
+    @property
+    def storage(self) -> Tensor:
+        """A tensor that lies where the weight does, in whatever form."""
+        return self.weight.data
+
 
 def lay_out_linears(module: nn.Module, deterministic: bool = False) -> None:
     """Let parts store the weights of linear layers as their device reads them quickest.

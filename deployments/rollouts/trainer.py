@@ -1,0 +1,105 @@
+"""A trainer's side of weight updates: it drives a server's phases over HTTP and broadcasts tensors to its engines."""
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from wingbeat.runtime.rollouts.broadcasts import PATIENCE_S, Broadcasts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PIECE_BYTES = 1 << 28
+"""Tensors that are announced together; an engine has memory for as many."""
+CALL_S = 600.0
+
+
+class WeightSender:
+    """A trainer of one server.
+
+    Args:
+        url: of the server.
+        operator_key: that its paths for operators want; None where it has none.
+        backend: as the server's `weight_transfer_config` has it, gloo or nccl.
+        address: of this machine, as engines reach it.
+        model: whose weights they are, where several are served.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        operator_key: str | None = None,
+        backend: str = "gloo",
+        address: str = "127.0.0.1",
+        model: str | None = None,
+    ) -> None:
+        headers = {} if operator_key is None else {"Authorization": f"Bearer {operator_key}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=CALL_S)
+        self._named: dict[str, Any] = {} if model is None else {"model": model}
+        self._beside = ThreadPoolExecutor(1)
+        world_size = 1 + self._http.get("/get_world_size", params=self._named).raise_for_status().json()["world_size"]
+        port = _free_port(address)
+        info = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world_size}
+        ready = self._begin("init_weight_transfer_engine", init_info=info)
+        self._group = Broadcasts(backend, address, port, 0, world_size)
+        ready.result(PATIENCE_S)
+
+    def send(
+        self, tensors: "Iterable[tuple[str, Tensor]]", version: str | None = None, head: bool = False
+    ) -> dict[str, Any]:
+        """Have the server write by these weights; what it answers.
+
+        Args:
+            tensors: by the names of the model's parameters; all of them, or those that have changed.
+            version: a name for them.
+            head: they are the draft head's.
+
+        Raises:
+            httpx.HTTPStatusError: the server refuses them; its answer says why.
+            ConnectionError: an engine is gone.
+        """
+        self.call("start_draft_weight_update" if head else "start_weight_update")
+        for piece in _pieces(tensors):
+            announced = {
+                "names": [name for name, _ in piece],
+                "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in piece],
+                "shapes": [list(tensor.shape) for _, tensor in piece],
+            }
+            written = self._begin("update_weights", update_info=announced)
+            for _, tensor in piece:
+                if written.done():
+                    written.result()  # refused, and nobody listens
+                self._group.send(tensor.detach())
+            written.result()
+        return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
+
+    def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Answer of a path to fields; raises httpx.HTTPStatusError."""
+        answer = self._http.post(f"/{name}", json=self._named | fields)
+        if answer.is_error:
+            raise httpx.HTTPStatusError(f"{name}: {answer.text}", request=answer.request, response=answer)
+        return answer.json()
+
+    def _begin(self, name: str, **fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
+        return self._beside.submit(self.call, name, **fields)
+
+
+def _pieces(tensors: "Iterable[tuple[str, Tensor]]") -> "Iterator[list[tuple[str, Tensor]]]":
+    piece, size = [], 0
+    for name, tensor in tensors:
+        if piece and size + tensor.nbytes > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append((name, tensor))
+        size += tensor.nbytes
+    if piece:
+        yield piece
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as found:
+        found.bind((address, 0))
+        return found.getsockname()[1]

@@ -1,0 +1,68 @@
+"""Tensors that a trainer sends to all engines at once: it is rank 0 of a process group of `torch.distributed`."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+from wingbeat.runtime.rollouts.served_weights import WeightsRefused
+
+PATIENCE_S = 60.0
+"""For a trainer to be there, and to send a tensor that it has announced."""
+_GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
+_PREFIX = "wingbeat-weights"
+
+
+class Broadcasts:
+    """One end of a group, of the trainer or of an engine.
+
+    Args:
+        backend: of `torch.distributed`, gloo or nccl.
+        address, port: where the trainer keeps the store by which ends find each other.
+        rank: 0 is the trainer's.
+        device: where tensors are received.
+
+    Raises:
+        WeightsRefused: the other end is not there.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        address: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str = "cpu",
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._device, limit = device, timedelta(seconds=patience_s)
+        if not hasattr(distributed, _GROUPS[backend]):
+            raise WeightsRefused(f"backend {backend} is not in this installation of torch")
+        try:
+            store = distributed.TCPStore(address, port, None, rank == 0, limit, wait_for_workers=False)
+            group = getattr(distributed, _GROUPS[backend])
+            self._group = group(distributed.PrefixStore(_PREFIX, store), rank, world_size, limit)
+        except (RuntimeError, ValueError) as error:
+            raise WeightsRefused(f"no group is made at {address}:{port}: {_one_line(error)}") from None
+
+    def send(self, tensor: Tensor) -> None:
+        """Broadcast a tensor from rank 0; raises ConnectionError where an engine is gone."""
+        self._broadcast(tensor.contiguous())
+
+    def receive(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """Tensor of this shape that rank 0 sends; raises ConnectionError where it is gone."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        self._broadcast(tensor)
+        return tensor
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        try:
+            self._group.broadcast(tensor, 0).wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"the other end of the broadcast is gone: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

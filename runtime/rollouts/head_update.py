@@ -1,0 +1,163 @@
+"""Draft heads that come with the weights of a policy: written beside the head of the settings, and followed.
+
+A head goes to its drafter as a folder, since the drafter has a process of its own and may be replaced by another one
+while it drafts. The folder that is served is the one that a file names; drafters read it, and nobody tells them.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from wingbeat.kernels.replaced_file import replacing
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.heads.files import read_tensors
+from wingbeat.runtime.rollouts.served_weights import FLOATS, WeightsRefused, shown
+from wingbeat.runtime.tensor_files import SAFETENSORS, read_json
+
+logger = logging.getLogger(__name__)
+SERVED = "served.json"
+KEPT = 2
+"""Folders that stay, beside those of the settings: a drafter may be reading the last one."""
+CONFIG = "config.json"
+_DIGITS = 7
+"""Of a folder's name that are its version, a number of 32 bits."""
+LOOK_S = 0.25
+"""Between two looks at what is served."""
+
+
+class HeadUpdate:
+    """Updates of a draft head, one after another, with the steps of a `WeightUpdate`; nothing of it is ever torn.
+
+    Args:
+        head: folder of the head that the settings name.
+        directory: folder of the heads that were written, on this machine.
+
+    Raises:
+        WeightsRefused: it is no folder of a head.
+    """
+
+    def __init__(self, head: Path, directory: Path) -> None:
+        if not (head / CONFIG).is_file():
+            raise WeightsRefused(f"{head} is no folder of a draft head that can be updated")
+        self._head, self._directory = head, directory
+        self._tensors: dict[str, Tensor] = {}
+
+    @property
+    def num_written(self) -> int:
+        """Tensors that the update has brought."""
+        return len(self._tensors)
+
+    def check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """See `ServedWeights.check`."""
+        stored = self._stored().get(name)
+        if stored is None:
+            raise WeightsRefused(f"{name} is no tensor of the draft head in {self._head}")
+        if tuple(stored.shape) != tuple(shape):
+            raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(stored.shape)}")
+        if dtype not in FLOATS or stored.dtype not in FLOATS:
+            raise WeightsRefused(f"{name} is {shown(dtype)}: floats of a draft head can be updated")
+
+    def write(self, read: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """See `WeightUpdate.write`."""
+        found: dict[str, Tensor] = {}
+        stored = self._stored()
+        for name, value in read():
+            self.check(name, tuple(value.shape), value.dtype)
+            if name in found or name in self._tensors:
+                raise WeightsRefused(f"{name} is written twice in one update")
+            found[name] = value.detach().to("cpu", stored[name].dtype, copy=True)
+            if not found[name].isfinite().all():
+                raise WeightsRefused(f"{name} holds NaN or infinity")
+        if not found:
+            raise WeightsRefused("no tensors are given")
+        self._tensors |= found
+
+    def finish(self) -> int:
+        """Have drafters draft with it; returns how many tensors it has brought."""
+        tensors = {name: tensor.contiguous() for name, tensor in (self._stored() | self._tensors).items()}
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            digest.update(name.encode())
+            digest.update(tensors[name].view(-1).view(torch.uint8).numpy().data)
+        folder = self._directory / digest.hexdigest()[:16]
+        if not folder.exists():
+            partial = self._directory / f".{folder.name}-{uuid.uuid4().hex}"
+            partial.mkdir(parents=True)
+            shutil.copyfile(self._head / CONFIG, partial / CONFIG)
+            save_file(tensors, partial / SAFETENSORS, {"format": "pt"})
+            with contextlib.suppress(FileExistsError, OSError):  # another engine of this machine was first
+                partial.rename(folder)
+            shutil.rmtree(partial, ignore_errors=True)
+        with replacing(self._directory / SERVED) as temporary:
+            temporary.write_text(json.dumps({"folder": folder.name}))
+        self._prune(folder)
+        count = len(self._tensors)
+        self._tensors = {}
+        return count
+
+    def abandon(self) -> None:
+        """Drop what has come; the head stays."""
+        self._tensors = {}
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Tensors of the head that is served."""
+        return read_tensors(served_folder(self._directory) or self._head)
+
+    def _prune(self, served: Path) -> None:
+        folders = [one for one in self._directory.iterdir() if one.is_dir() and one != served]
+        for one in sorted(folders, key=lambda one: one.stat().st_mtime_ns, reverse=True)[KEPT - 1 :]:
+            shutil.rmtree(one, ignore_errors=True)
+
+
+def served_folder(directory: Path) -> Path | None:
+    """Folder of the head that was written last; None where none was."""
+    if not (directory / SERVED).is_file():
+        return None
+    folder = directory / str(read_json(directory / SERVED).get("folder"))
+    return folder if folder.is_dir() else None
+
+
+def follow(directory: Path, worker: DraftWorker) -> None:
+    """Let a drafter draft with the head that is served, from now on; the thread ends with its process."""
+    follower = HeadFollower(directory, worker)
+    follower.look()
+    threading.Thread(target=follower.run, name="wingbeat-heads", daemon=True).start()
+
+
+class HeadFollower:
+    """Of one drafter."""
+
+    def __init__(self, directory: Path, worker: DraftWorker) -> None:
+        self._directory, self._worker = directory, worker
+        self._seen: Path | None = None
+
+    def run(self) -> None:
+        """Look for ever."""
+        while True:
+            time.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Offer the head that is served where it is another one; whether that was done."""
+        try:
+            folder = served_folder(self._directory)
+            if folder is None or folder == self._seen:
+                return False
+            self._seen = folder
+            head = self._worker.drafter.prepare_head(str(folder))
+        except Exception as error:  # of any kind: what a file can hold must not end a drafter that is well
+            logger.error("the draft head in %s is not taken: %s: %s", self._directory, type(error).__name__, error)
+            return False
+        self._worker.offer_head(int(folder.name[:_DIGITS], 16), head)
+        return True

@@ -1,0 +1,358 @@
+"""An engine that is held between two rounds."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.runtime.models import (
+    PROMPT_LENS,
+    TREE,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    new_engine,
+    random_model,
+    random_prompts,
+)
+from tests.runtime.rollouts.test_served_weights import moved, values_of
+from wingbeat.deployments.rollouts.rollout_engine import RolloutEngine
+from wingbeat.deployments.rollouts.trainer import _free_port
+from wingbeat.deployments.rollouts.wire import Told
+from wingbeat.runtime.rollouts.broadcasts import Broadcasts
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.verifier.loading.loader import prepare_model
+
+PROMPTS = random_prompts(PROMPT_LENS[:4])
+NUM_TOKENS = 30
+NEW = values_of(moved(random_model("llama")))
+
+
+class Held:
+    """An engine, and what its requests got."""
+
+    def __init__(self, drafted: bool = False, **options: Any) -> None:
+        loaded = prepare_model(random_model("llama"), "llama")
+        drafter = eagle_drafter(loaded, TREE) if drafted else None
+        self.engine = RolloutEngine(new_engine(loaded, engine_config(TREE), drafter), **options)
+        self.operations: dict[str, Callable[..., Any]] = self.engine.operations()
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, RequestOutput] = {}
+
+    def add(self, name: str = "", prompts: list[list[int]] = PROMPTS) -> None:
+        for index, prompt in enumerate(prompts):
+            self.tokens[f"{name}{index}"] = []
+            self.engine.add_request(Request(f"{name}{index}", tuple(prompt), greedy_params(NUM_TOKENS)))
+
+    def run(self, most: int = 10**6) -> "Held":
+        for _ in range(most):
+            if not self.engine.has_unfinished_requests():
+                break
+            for output in self.engine.step():
+                self.tokens[output.request_id] += output.token_ids
+                if output.finish_reason is not None:
+                    self.last[output.request_id] = output
+        return self
+
+    def texts(self, name: str = "") -> list[list[int]]:
+        return [self.tokens[f"{name}{index}"] for index in range(len(PROMPTS))]
+
+    def do(self, name: str, *arguments: Any) -> Any:
+        told = self.tell(name, *arguments)
+        assert told.refused is told.conflict is None, told
+        return told.value
+
+    def tell(self, name: str, *arguments: Any) -> Told:
+        told = self.operations[name](*arguments)
+        return told.result(20) if isinstance(told, Future) else told
+
+    def update(self, folder: Path, values: dict[str, torch.Tensor], **finish: Any) -> None:
+        save_file(values, folder / "new.safetensors")
+        self.do("start_update")
+        self.do("update_weights", {"files": [str(folder / "new.safetensors")]})
+        self.do("finish_update", *finish.values())
+
+
+@pytest.fixture(scope="module")
+def by_old() -> list[list[int]]:
+    held = Held()
+    held.add()
+    return held.run().texts()
+
+
+@pytest.fixture(scope="module")
+def by_new() -> list[list[int]]:
+    engine = new_engine(prepare_model(moved(random_model("llama")), "fresh"), engine_config())
+    held = Held()
+    held.engine = RolloutEngine(engine)
+    held.add()
+    return held.run().texts()
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_what_is_kept_goes_on_by_the_same_tokens(by_old, drafted: bool):
+    held = Held(drafted)
+    held.add()
+    held.run(3).do("pause", "keep")
+    held.run()
+    assert (held.do("is_paused"), held.last) == (True, {})
+    held.do("resume")
+    assert held.run().texts() == by_old
+    held.engine.check_integrity()
+
+
+def test_what_comes_during_a_pause_waits_for_its_end(by_old):
+    held = Held()
+    held.do("pause", "keep")
+    held.add()
+    assert held.run().texts() == [[]] * len(PROMPTS)
+    held.do("resume")
+    assert held.run().texts() == by_old
+
+
+def test_what_is_aborted_keeps_the_tokens_that_it_has(by_old):
+    held = Held()
+    held.add()
+    held.run(6).do("pause")
+    held.run()
+    assert {output.finish_reason for output in held.last.values()} == {FinishReason.ABORT}
+    assert len(held.last) == len(PROMPTS)
+    assert all(text == whole[: len(text)] for text, whole in zip(held.texts(), by_old, strict=True))
+    held.engine.check_integrity()
+    held.do("resume")
+    held.add("later ")
+    assert held.run().texts("later ") == by_old
+
+
+def test_a_pause_that_waits_answers_when_all_have_ended_and_later_ones_wait(by_old):
+    held = Held()
+    held.add()
+    held.run(3)
+    told = held.operations["pause"]("wait")
+    held.add("later ")
+    assert not told.done()
+    assert held.run().texts() == by_old
+    assert told.result(0) == Told()
+    assert held.texts("later ") == [[]] * len(PROMPTS)
+    held.do("resume")
+    assert held.run().texts("later ") == by_old
+
+
+def test_a_request_that_waits_for_a_pause_may_be_aborted():
+    held = Held()
+    held.add()
+    held.run(3)
+    held.operations["pause"]("wait")
+    held.add("later ")
+    assert held.engine.is_waiting("later 0")
+    held.engine.abort_request("later 0")
+    held.run().do("resume")
+    held.run()
+    assert "later 0" not in held.last
+    assert "later 1" in held.last
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_what_begins_behind_an_update_is_written_by_the_new_weights(tmp_path: Path, by_new, drafted: bool):
+    held = Held(drafted)
+    held.add()
+    held.run()  # prefixes of the old weights are cached
+    held.update(tmp_path, NEW)
+    held.add("new ")
+    assert held.run().texts("new ") == by_new
+
+
+def test_what_runs_goes_on_from_its_tokens_by_the_new_weights(tmp_path: Path, by_old):
+    held = Held(drafted=True)
+    held.add()
+    held.run(6)
+    before = [list(text) for text in held.texts()]
+    held.update(tmp_path, NEW)
+    alone = Held()
+    alone.update(tmp_path, NEW)
+    for index, (prompt, text) in enumerate(zip(PROMPTS, before, strict=True)):
+        alone.tokens[str(index)] = list(text)
+        params = greedy_params(NUM_TOKENS - len(text))
+        alone.engine.add_request(Request(str(index), (*prompt, *text), params))
+    assert held.run().texts() == alone.run().texts() != by_old
+    held.engine.check_integrity()
+
+
+def test_no_round_runs_between_the_steps_of_an_update(tmp_path: Path):
+    held = Held()
+    save_file(NEW, tmp_path / "new.safetensors")
+    held.do("start_update")
+    held.add()
+    assert held.run().texts() == [[]] * len(PROMPTS)
+    held.do("update_weights", {"files": [str(tmp_path / "new.safetensors")]})
+    assert held.run().texts() == [[]] * len(PROMPTS)
+
+
+def test_an_update_that_is_given_up_leaves_an_engine_that_serves_nothing(tmp_path: Path, by_new):
+    held = Held()
+    save_file(dict(list(NEW.items())[:3]), tmp_path / "part.safetensors")
+    held.do("start_update")
+    held.do("update_weights", {"files": [str(tmp_path / "part.safetensors")]})
+    assert not held.tell("abandon_update").serves
+    held.add()
+    assert held.run().texts() == [[]] * len(PROMPTS)
+    held.update(tmp_path, NEW)
+    assert held.tell("is_paused").serves
+    assert held.run().texts() == by_new
+
+
+def test_a_journal_leaves_the_old_weights(tmp_path: Path, by_old):
+    held = Held(keeps_journal=True)
+    save_file(dict(list(NEW.items())[:3]), tmp_path / "part.safetensors")
+    held.do("start_update")
+    held.do("update_weights", {"files": [str(tmp_path / "part.safetensors")]})
+    assert held.tell("abandon_update").serves
+    held.add()
+    assert held.run().texts() == by_old
+
+
+def test_a_trainer_that_begins_anew_ends_the_update_of_the_one_before(tmp_path: Path, by_new):
+    held = Held()
+    held.do("start_update")
+    assert held.tell("start_update").conflict == "a weight update is under way: finish it, or abort it"
+    held.do("init_transfer", {}, 0)
+    held.update(tmp_path, NEW)
+    held.add()
+    assert held.run().texts() == by_new
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_that_slept_writes_what_it_wrote(tmp_path: Path, by_new, level: int):
+    held = Held()
+    held.update(tmp_path, NEW)
+    held.add()
+    held.run(4).do("pause", "keep")
+    held.do("sleep", level)
+    assert held.run().do("is_sleeping")
+    assert held.tell("resume").conflict.startswith("the engine sleeps without its kv_cache")
+    if level == 2:
+        assert "wake it up with tags=weights" in held.tell("start_update").conflict
+        held.do("wake_up", ["weights"])
+        held.update(tmp_path, NEW)
+        held.do("wake_up", ["kv_cache"])
+    else:
+        held.do("wake_up")
+    assert not held.do("is_sleeping")
+    assert held.run().texts() == by_new
+    held.engine.check_integrity()
+
+
+def test_weights_that_slept_have_to_come_again():
+    held = Held()
+    held.do("sleep", 2)
+    assert not held.tell("wake_up").serves
+    held.add()
+    assert held.run().texts() == [[]] * len(PROMPTS)
+    assert held.tell("weight_checksums").conflict == "the weights are being updated"
+
+
+def test_a_trainer_broadcasts_what_it_has_announced(by_new):
+    held, port = Held(backend="gloo"), _free_port("127.0.0.1")
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+
+    def train() -> None:
+        group = Broadcasts("gloo", "127.0.0.1", port, 0, 2)
+        for value in NEW.values():
+            group.send(value)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    held.do("init_transfer", info, 0)
+    held.do("start_update")
+    names = {"names": list(NEW), "dtype_names": ["float32"] * len(NEW), "shapes": [list(v.shape) for v in NEW.values()]}
+    held.do("update_weights", names)
+    held.do("finish_update")
+    trainer.join()
+    held.add()
+    assert held.run().texts() == by_new
+
+
+def test_a_trainer_that_is_gone_ends_its_update(monkeypatch: pytest.MonkeyPatch):
+    held, port = Held(backend="gloo"), _free_port("127.0.0.1")
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+    trainer = threading.Thread(target=lambda: Broadcasts("gloo", "127.0.0.1", port, 0, 2).send(NEW["lm_head.weight"]))
+    trainer.start()
+    held.do("init_transfer", info, 0)
+    held.do("start_update")
+    one = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [list(NEW["lm_head.weight"].shape)]}
+    held.do("update_weights", one)
+    trainer.join()
+    other = {"names": ["model.norm.weight"], "dtype_names": ["float32"], "shapes": [[64]]}
+    told = held.tell("update_weights", other)
+    assert told.conflict.startswith("the other end of the broadcast is gone")
+    assert not told.serves
+
+
+WRONG = {
+    "no such tensor": ({"names": ["x"], "dtype_names": ["float32"], "shapes": [[1]]}, "x is no tensor"),
+    "shape": ({"names": ["model.norm.weight"], "dtype_names": ["float32"], "shapes": [[63]]}, "model.norm.weight has"),
+    "dtype": ({"names": ["model.norm.weight"], "dtype_names": ["int8"], "shapes": [[64]]}, "update_info: model.norm"),
+    "lists": ({"names": ["model.norm.weight"], "dtype_names": [], "shapes": [[64]]}, "update_info must have"),
+    "no lists": ({"names": "model.norm.weight"}, "update_info must have"),
+    "nothing": ({}, "update_info must have"),
+    "negative": ({"names": ["a"], "dtype_names": ["float32"], "shapes": [[-1]]}, "update_info: the shape of a"),
+    "files": ({"files": "/x"}, "update_info.files must be"),
+    "relative": ({"files": ["x.safetensors"]}, "x.safetensors must be an absolute path"),
+    "absent": ({"files": ["/nowhere/x.safetensors"]}, "/nowhere/x.safetensors cannot be read"),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong() -> Held:
+    held, port = Held(backend="gloo"), _free_port("127.0.0.1")
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+    trainer = threading.Thread(target=lambda: setattr(held, "trainer", Broadcasts("gloo", "127.0.0.1", port, 0, 2)))
+    trainer.start()
+    held.do("init_transfer", info, 0)
+    trainer.join()
+    held.do("start_update")
+    return held
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_announcement_is_refused_and_waits_for_nobody(wrong: Held, what: str):
+    info, reason = WRONG[what]
+    assert wrong.tell("update_weights", info).refused.startswith(reason)
+    assert wrong.do("num_written") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("pause", ("stop",), "mode is 'stop'"),
+        ("sleep", (3,), "level is 3"),
+        ("wake_up", (["graphs"],), "tags names 'graphs'"),
+        ("init_transfer", ({"master_address": "127.0.0.1"}, 0), "init_info.master_port must be"),
+        (
+            "init_transfer",
+            ({"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 1}, 0),
+            "init_info.world_size is 1: engine 0 has rank 1",
+        ),
+        ("start_head_update", (), "drafter has no head"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(name: str, arguments: tuple[Any, ...], reason: str):
+    assert Held(backend="gloo").tell(name, *arguments).refused.startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["finish_update", "abandon_update", "num_written"])
+def test_steps_without_a_start_are_refused(name: str):
+    assert Held().tell(name).conflict == "no weight update has started"
+
+
+def test_a_name_of_the_weights_is_kept_until_there_are_others(tmp_path: Path):
+    held = Held()
+    assert held.do("weight_version") is None
+    assert held.do("weight_version", "1") == "1"
+    held.update(tmp_path, NEW, version="2")
+    assert held.do("weight_version") == "2"
