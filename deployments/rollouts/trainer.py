@@ -2,11 +2,11 @@
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
-import httpx
-
+from wingbeat.deployments.cli.server_calls import call_server
 from wingbeat.runtime.rollouts.broadcasts import PATIENCE_S, Broadcasts
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 28
 """Tensors that are announced together; an engine has memory for as many."""
 CALL_S = 600.0
+REFUSAL_S = 0.05
+"""For a server to refuse what was announced; whoever sends to engines that do not listen waits for long."""
 
 
 class WeightSender:
@@ -26,6 +28,10 @@ class WeightSender:
         backend: as the server's `weight_transfer_config` has it, gloo or nccl.
         address: of this machine, as engines reach it.
         model: whose weights they are, where several are served.
+
+    Raises:
+        UserError: the server refuses, or does not answer.
+        WeightsRefused: its engines are not reached.
     """
 
     def __init__(
@@ -36,11 +42,11 @@ class WeightSender:
         address: str = "127.0.0.1",
         model: str | None = None,
     ) -> None:
-        headers = {} if operator_key is None else {"Authorization": f"Bearer {operator_key}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=CALL_S)
+        self._url, self._key = url, operator_key
         self._named: dict[str, Any] = {} if model is None else {"model": model}
         self._beside = ThreadPoolExecutor(1)
-        world_size = 1 + self._http.get("/get_world_size", params=self._named).raise_for_status().json()["world_size"]
+        path = "/get_world_size?" + urlencode(self._named)
+        world_size = 1 + call_server(url, operator_key, "GET", path)["world_size"]
         port = _free_port(address)
         info = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world_size}
         ready = self._begin("init_weight_transfer_engine", init_info=info)
@@ -58,7 +64,7 @@ class WeightSender:
             head: they are the draft head's.
 
         Raises:
-            httpx.HTTPStatusError: the server refuses them; its answer says why.
+            UserError: the server refuses them; its answer says why.
             ConnectionError: an engine is gone.
         """
         self.call("start_draft_weight_update" if head else "start_weight_update")
@@ -69,19 +75,17 @@ class WeightSender:
                 "shapes": [list(tensor.shape) for _, tensor in piece],
             }
             written = self._begin("update_weights", update_info=announced)
+            wait([written], REFUSAL_S)
             for _, tensor in piece:
                 if written.done():
-                    written.result()  # refused, and nobody listens
+                    written.result()  # raises: nobody listens
                 self._group.send(tensor.detach())
             written.result()
         return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
 
     def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Answer of a path to fields; raises httpx.HTTPStatusError."""
-        answer = self._http.post(f"/{name}", json=self._named | fields)
-        if answer.is_error:
-            raise httpx.HTTPStatusError(f"{name}: {answer.text}", request=answer.request, response=answer)
-        return answer.json()
+        """Answer of a path to fields; raises UserError."""
+        return call_server(self._url, self._key, "POST", f"/{name}", self._named | fields, CALL_S)
 
     def _begin(self, name: str, **fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
         return self._beside.submit(self.call, name, **fields)
