@@ -3,9 +3,9 @@
     wingbeat serve --rollouts --weight-transfer-config '{"backend": "gloo"}'
     python examples/rollouts.py --verify
 
-The policy is the demo's verifier, trained on this machine's CPU by REINFORCE with a mean baseline. Its reward is the share of
-an answer's tokens that are `--token`. The server samples with its drafter; while the policy trains, the server
-sleeps. `--verify` decodes every answer again, plainly, by a model that is loaded with the weights of its step.
+The policy is the demo's verifier, trained on this machine's CPU by REINFORCE with a mean baseline. Its reward is the
+share of an answer's tokens that are `--token`. The server samples with its drafter; while the policy trains, it sleeps.
+`--verify` decodes every answer again, plainly, by a model that is loaded with the weights of its step.
 """
 
 import argparse

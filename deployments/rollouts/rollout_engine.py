@@ -6,14 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
+from wingbeat.deployments.rollouts.announced import PACKED_BYTES, announced_tensors
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, Told
 from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.metrics import SpeculationMetrics
-from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.broadcasts import Broadcasts
+from wingbeat.runtime.rollouts.served_weights import ServedWeights, WeightsRefused
 from wingbeat.runtime.rollouts.update import WeightUpdate, WrongOrder, read_files
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 KV, WEIGHTS = "kv_cache", "weights"
 TAGS = (WEIGHTS, KV)
 """Memory that a sleep gives back, and that wakes apart."""
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 
 class RolloutEngine:
@@ -408,18 +407,15 @@ class RolloutEngine:
         """Tensors that the trainer sends, once all that it has announced fit."""
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
-        columns = [info.get(name) for name in ("names", "dtype_names", "shapes")]
-        if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
-            raise WeightsRefused("update_info must have names, dtype_names and shapes, lists of one length")
         if not self._update.is_open and self._head is None:
             raise WrongOrder("no weight update has started")
-        announced, target = [], self._head or self._update.weights
-        for name, dtype, shape in zip(*columns, strict=True):
-            if not isinstance(name, str) or dtype not in DTYPES:
-                raise WeightsRefused(f"update_info: {name} is {dtype}: dtype_names must be of {', '.join(DTYPES)}")
-            if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
-                raise WeightsRefused(f"update_info: the shape of {name} must be a list of whole numbers")
-            target.check(name, tuple(shape), DTYPES[dtype])
-            announced.append((name, shape, DTYPES[dtype]))
-        received = [(name, self._broadcasts.receive(shape, dtype)) for name, shape, dtype in announced]
+        target = self._head or self._update.weights
+        announced = announced_tensors(info)
+        for name, shape, dtype in announced:
+            target.check(name, tuple(shape), dtype)
+        if info.get("packed"):
+            size = info.get("packed_buffer_size_bytes", PACKED_BYTES)
+            received = list(self._broadcasts.receive_packed(announced, size))
+        else:
+            received = [(name, self._broadcasts.receive(shape, dtype)) for name, shape, dtype in announced]
         return lambda: received

@@ -1,7 +1,8 @@
 """Tensors that a trainer sends to all engines at once: it is rank 0 of a process group of `torch.distributed`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from math import prod
 
 import torch
 from torch import Tensor, distributed
@@ -56,6 +57,30 @@ class Broadcasts:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         self._broadcast(tensor)
         return tensor
+
+    def receive_packed(
+        self, announced: Iterable[tuple[str, list[int], torch.dtype]], buffer_bytes: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Tensors by name that rank 0 sends several at once, as vLLM packs them: one behind the other, until there are
+        more than so many bytes."""
+        piece: list[tuple[str, list[int], torch.dtype]] = []
+        size = 0
+        for one in announced:
+            piece.append(one)
+            size += prod(one[1]) * one[2].itemsize
+            if size > buffer_bytes:
+                yield from self._unpacked(piece, size)
+                piece, size = [], 0
+        if piece:
+            yield from self._unpacked(piece, size)
+
+    def _unpacked(self, piece: list[tuple[str, list[int], torch.dtype]], size: int) -> Iterator[tuple[str, Tensor]]:
+        packed, begin = self.receive((size,), torch.uint8), 0
+        for name, shape, dtype in piece:
+            end = begin + prod(shape) * dtype.itemsize
+            # Copied where another dtype's numbers would not lie on whole ones.
+            yield name, packed[begin:end].clone().view(dtype).view(shape)
+            begin = end
 
     def _broadcast(self, tensor: Tensor) -> None:
         try:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 

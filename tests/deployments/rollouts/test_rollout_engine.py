@@ -256,13 +256,24 @@ def test_weights_that_slept_have_to_come_again():
     assert held.tell("weight_checksums").conflict == "the weights are being updated"
 
 
-def test_a_trainer_broadcasts_what_it_has_announced(by_new):
+def packed(most: int) -> list[torch.Tensor]:
+    """As vLLM's trainers pack: tensors until they are more than so many bytes."""
+    pieces: list[list[torch.Tensor]] = [[]]
+    for value in NEW.values():
+        pieces[-1].append(value.contiguous().view(-1).view(torch.uint8))
+        if sum(map(len, pieces[-1])) > most:
+            pieces.append([])
+    return [torch.cat(piece) for piece in pieces if piece]
+
+
+@pytest.mark.parametrize("packed_bytes", [None, 1, 50_000])
+def test_a_trainer_broadcasts_what_it_has_announced(by_new, packed_bytes: int | None):
     held, port = Held(backend="gloo"), _free_port("127.0.0.1")
     info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
 
     def train() -> None:
         group = Broadcasts("gloo", "127.0.0.1", port, 0, 2)
-        for value in NEW.values():
+        for value in NEW.values() if packed_bytes is None else packed(packed_bytes):
             group.send(value)
 
     trainer = threading.Thread(target=train)
@@ -270,7 +281,9 @@ def test_a_trainer_broadcasts_what_it_has_announced(by_new):
     held.do("init_transfer", info, 0)
     held.do("start_update")
     names = {"names": list(NEW), "dtype_names": ["float32"] * len(NEW), "shapes": [list(v.shape) for v in NEW.values()]}
-    held.do("update_weights", names)
+    held.do(
+        "update_weights", names | ({"packed": True, "packed_buffer_size_bytes": packed_bytes} if packed_bytes else {})
+    )
     held.do("finish_update")
     trainer.join()
     held.add()
@@ -300,6 +313,8 @@ WRONG = {
     "lists": ({"names": ["model.norm.weight"], "dtype_names": [], "shapes": [[64]]}, "update_info must have"),
     "no lists": ({"names": "model.norm.weight"}, "update_info must have"),
     "nothing": ({}, "update_info must have"),
+    "handles": ({"ipc_handles_pickled": "gASV"}, "update_info.ipc_handles_pickled is not read"),
+    "buffer": ({"names": [], "dtype_names": [], "shapes": [], "packed_buffer_size_bytes": 0}, "update_info.packed_b"),
     "negative": ({"names": ["a"], "dtype_names": ["float32"], "shapes": [[-1]]}, "update_info: the shape of a"),
     "files": ({"files": "/x"}, "update_info.files must be"),
     "relative": ({"files": ["x.safetensors"]}, "x.safetensors must be an absolute path"),
