@@ -217,7 +217,8 @@ def test_a_head_comes_with_the_weights(start_app, tmp_path: Path, until):
 
     def accepted(app: App) -> float:
         answer = app.complete(PROMPTS[1])
-        return answer.model_extra["metrics"]["acceptance_length"]
+        metrics = answer.model_extra["metrics"]["speculation"]
+        return 1 + metrics["num_accepted_tokens"] / max(1, metrics["num_drafts"])
 
     with start_app("rollouts-head", rollouts_dir=tmp_path / "heads", **GLOO) as app:
         before = accepted(app)
@@ -231,7 +232,7 @@ def test_a_head_comes_with_the_weights(start_app, tmp_path: Path, until):
 
 def test_the_example_trains_and_every_text_is_that_of_plain_decoding(start_app):
     with start_app("rollouts-example", **GLOO) as app:
-        command = [sys.executable, "examples/rollouts.py", "--verify", "--steps", "3", "--samples", "2"]
+        command = [sys.executable, "examples/rollouts.py", "--verify", "--steps", "4"]
         done = subprocess.run(
             [*command, "--url", str(app.http.base_url)],
             check=False,
@@ -242,5 +243,5 @@ def test_the_example_trains_and_every_text_is_that_of_plain_decoding(start_app):
         )
         assert done.returncode == 0, done.stderr[-2000:]
         steps = re.findall(r"^step (\d): reward ([\d.]+), texts (\w+)", done.stdout, re.M)
-        assert [step for step, _, _ in steps] == ["0", "1", "2"]
+        assert [step for step, _, _ in steps] == ["0", "1", "2", "3"]
         assert float(steps[-1][1]) > float(steps[0][1])
