@@ -156,6 +156,13 @@ FEATURES = {
         ),
         words=("/v1/prefixes", "prefix", "prefix_dir", "max_pinned_tokens"),
     ),
+    "rollouts": Feature(
+        (
+            *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
+            *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
+        ),
+        words=("rollouts", "weight_transfer_config", "/pause", "/update_weights"),
+    ),
     "weights": Feature(
         (
             *("deployments/weights", "runtime/successor.py"),

@@ -85,7 +85,8 @@ class ReplicaRollouts(ReplicaEngines):
         from wingbeat.deployments.rollouts.shared_tensors import shared_file
 
         if hasattr(tensors, "__await__"):
-            tensors = await tensors
+            async with asyncio.timeout(SILENCE_S):
+                tensors = await tensors
         if not isinstance(tensors, Mapping):
             return Told(refused=f"tensors must be given by name, and not as {type(tensors).__name__}")
         shared = shared_file(tensors)

@@ -78,9 +78,9 @@ class WeightSender:
             wait([written], REFUSAL_S)
             for _, tensor in piece:
                 if written.done():
-                    written.result()  # raises: nobody listens
+                    written.result(0)  # raises: nobody listens
                 self._group.send(tensor.detach())
-            written.result()
+            written.result(CALL_S)
         return self.call("finish_weight_update", **({} if version is None else {"weight_version": version}))
 
     def call(self, name: str, **fields: Any) -> dict[str, Any]:

@@ -202,7 +202,10 @@ VLLM: dict[str, Row] = SPECULATIVE | {
     "override_generation_config": refused("give `temperature`, `top_p` and so on in requests", {}, "{}"),
     "disable_sliding_window": refused("windows are the model's", flag=True),
     "enable_prompt_embeds": refused("prompts are texts, tokens and images", flag=True),
-    "enable_sleep_mode": refused("{autoscaling_config} with min_replicas 0 frees a GPU", flag=True),
+    "enable_sleep_mode": becomes(
+        "{rollouts}", lambda name, value, given: {"rollouts": True} if value else {}, flag=True
+    ),
+    "weight_transfer_config": same(),
     "max_logprobs": becomes("left out up to 20; more are refused", _logprobs),
     "logprobs_mode": left_out("the model's own, before all processors", "raw_logprobs", otherwise="only raw_logprobs"),
     "logits_processors": _OWN_CODE,

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from wingbeat.runtime.memory_promises import PROMISES
 
-_DONTNEED = 4
-"""`MADV_DONTNEED` of Linux."""
-
 
 def give_back(tensors: Iterable[Tensor]) -> int:
     """Give the system the pages back that lie within tensors of the host, and read as zeros from then on; returns
@@ -23,7 +20,7 @@ def give_back(tensors: Iterable[Tensor]) -> int:
         begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
         if size > 0:
-            if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _DONTNEED):
+            if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
                 raise OSError(ctypes.get_errno(), "memory is not given back")
             total += size
     return total

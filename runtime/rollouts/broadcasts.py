@@ -38,13 +38,13 @@ class Broadcasts:
         device: torch.device | str = "cpu",
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._device, limit = device, timedelta(seconds=patience_s)
+        self._device, self._limit = device, timedelta(seconds=patience_s)
         if not hasattr(distributed, _GROUPS[backend]):
             raise WeightsRefused(f"backend {backend} is not in this installation of torch")
         try:
-            store = distributed.TCPStore(address, port, None, rank == 0, limit, wait_for_workers=False)
+            store = distributed.TCPStore(address, port, None, rank == 0, self._limit, wait_for_workers=False)
             group = getattr(distributed, _GROUPS[backend])
-            self._group = group(distributed.PrefixStore(_PREFIX, store), rank, world_size, limit)
+            self._group = group(distributed.PrefixStore(_PREFIX, store), rank, world_size, self._limit)
         except (RuntimeError, ValueError) as error:
             raise WeightsRefused(f"no group is made at {address}:{port}: {_one_line(error)}") from None
 
@@ -84,7 +84,7 @@ class Broadcasts:
 
     def _broadcast(self, tensor: Tensor) -> None:
         try:
-            self._group.broadcast(tensor, 0).wait()
+            self._group.broadcast(tensor, 0).wait(self._limit)
         except RuntimeError as error:
             raise ConnectionError(f"the other end of the broadcast is gone: {_one_line(error)}") from None
 

@@ -217,8 +217,8 @@ def test_a_head_comes_with_the_weights(start_app, tmp_path: Path, until):
 
     def accepted(app: App) -> float:
         answer = app.complete(PROMPTS[1])
-        metrics = answer.model_extra["metrics"]["speculation"]
-        return 1 + metrics["num_accepted_tokens"] / max(1, metrics["num_drafts"])
+        metrics = answer.model_extra["metrics"]["speculative_decoding"]
+        return metrics["acceptance_length"]
 
     with start_app("rollouts-head", rollouts_dir=tmp_path / "heads", **GLOO) as app:
         before = accepted(app)
