@@ -59,7 +59,7 @@ def main() -> None:
         texts = hashlib.sha256(repr([answer["token_ids"] for answer in answers]).encode()).hexdigest()[:12]
         print(
             f"step {step}: reward {rewards.mean():.3f}, texts {texts}, {len(answers)} answers in {sampled_s:.2f} s, "
-            f"sleep {asleep_s * 1e3:.0f} ms, wake-up and update {updated_s * 1e3:.0f} ms",
+            f"{tokens_a_round(answers):.2f} tokens a drafted round, sleep {asleep_s * 1e3:.0f} ms, wake-up and update {updated_s * 1e3:.0f} ms",
             flush=True,
         )
 
@@ -71,11 +71,20 @@ def sample(args: argparse.Namespace, tokenizer: Tokenizer, step: int) -> list[di
         prompt = tokenizer.encode(PROMPTS[index % len(PROMPTS)])
         seed = step * 10_000 + index
         body = {"prompt": prompt, "max_tokens": args.max_tokens, "seed": seed, "return_token_ids": True}
-        answer = call_server(args.url, args.operator_key, "POST", "/v1/completions", body)["choices"][0]
-        return {"prompt": prompt, "seed": seed, "token_ids": answer["token_ids"]}
+        answer = call_server(args.url, args.operator_key, "POST", "/v1/completions", body)
+        drafted = answer["metrics"]["speculative_decoding"]
+        return {"prompt": prompt, "seed": seed, "token_ids": answer["choices"][0]["token_ids"], "drafted": drafted}
 
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(one, range(len(PROMPTS) * args.samples)))
+
+
+def tokens_a_round(answers: list[dict[str, Any]]) -> float:
+    """Tokens of a round that was drafted: what the head is worth to the policy as it now is."""
+    counts = {
+        name: sum(answer["drafted"][name] for answer in answers) for name in ("num_drafts", "num_accepted_tokens")
+    }
+    return 1 + counts["num_accepted_tokens"] / max(1, counts["num_drafts"])
 
 
 def train(

@@ -52,6 +52,12 @@ def test_captured_rounds_of_packed_weights(kind):
     run("packed_cases.py", "-k", kind, "--ptx", "90")
 
 
+@needs("rollouts")
+@pytest.mark.slow
+def test_captured_rounds_over_written_weights():
+    run("rollout_cases.py", "--ptx", "90")
+
+
 @needs_states
 @pytest.mark.slow
 def test_captured_gated_delta_nets():

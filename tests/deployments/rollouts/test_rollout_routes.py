@@ -1,0 +1,213 @@
+"""vLLM's paths of rollouts over engines of this process: what is wrong is named, and changes no text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import SecretStr
+from safetensors.torch import save_file
+
+from tests.deployments.http_world import FakePool, call
+from tests.deployments.rollouts.held_engine import NEW, Held
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.fleet.every_engine import EveryEngine
+
+SERVED = {"rollouts": True}
+
+
+class Fleet(FakePool):
+    """Two engines; one may be gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = {name: Held(backend="gloo") for name in "ab"}
+        self.gone: set[str] = set()
+        self.weights: dict[str, str] = {}
+        self.every_engine = EveryEngine(self._call, lambda: list(self.held))
+        self.engine_ids = frozenset(self.held)
+
+    async def _call(self, engine_id: str, name: str, *, works: bool = False, **asked: Any) -> Any:
+        assert (name, asked["operation"], works) == ("ask", "rollouts", True)
+        given = asked["arguments"]
+        if engine_id in self.gone:
+            raise ConnectionError(f"{engine_id} is gone")
+        if "weights" in given:
+            self.weights[engine_id] = given["weights"]
+        return self.held[engine_id].tell(given["name"], *given["arguments"])
+
+    def texts(self) -> list[list[list[int]]]:
+        found = []
+        for held in self.held.values():
+            held.add()
+            found.append(held.run().texts())
+        return found
+
+
+@pytest.fixture(scope="module")
+def by_old() -> list[list[int]]:
+    return Fleet().texts()[0]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    save_file(NEW, tmp_path / "new.safetensors")
+    return str(tmp_path / "new.safetensors")
+
+
+def ask(fleet: Fleet, path: str, body: dict | bytes | None = None, **more: Any):
+    return call(fleet, path, body, of_parts=SERVED, **more)
+
+
+def test_a_step_as_vllm_s_own_client_takes_it(fleet: Fleet, file: str, by_old):
+    """Its bodies: none for a start, `init_info` and `update_info` for the others."""
+    assert ask(fleet, "/pause?mode=keep").json() == {"status": "paused"}
+    assert ask(fleet, "/is_paused", method="GET").json() == {"is_paused": True}
+    assert ask(fleet, "/start_weight_update").json() == {"message": "Weight update started"}
+    assert ask(fleet, "/update_weights", {"update_info": {"files": [file]}}).json() == {"message": "Weights updated"}
+    done = ask(fleet, "/finish_weight_update", {"weight_version": "1"})
+    assert done.json() == {"message": "Weight update finished", "num_tensors": len(NEW)}
+    assert ask(fleet, "/resume").json() == {"status": "resumed"}
+    assert ask(fleet, "/weight_info", method="GET").json() == {"weight_version": "1"}
+    first, second = fleet.texts()
+    assert first == second != by_old
+    assert len(set(fleet.weights.values())) == 1
+
+
+def test_checksums_tell_which_tensors_differ(fleet: Fleet):
+    checksums = ask(fleet, "/weight_checker", {"action": "checksum"}).json()["checksums"]
+    name = next(iter(checksums))
+    answer = ask(fleet, "/weight_checker", {"action": "compare", "baseline": checksums | {name: "0"}}).json()
+    assert answer == {"match": False, "mismatches": [name]}
+
+
+def test_a_verb_by_its_name_is_called_and_nothing_else(fleet: Fleet):
+    done = ask(fleet, "/collective_rpc", {"method": "pause", "args": ["keep"]})
+    assert done.json() == {"results": [{"status": "paused"}] * 2}
+    error = ask(fleet, "/collective_rpc", {"method": "builtins.exec"}).json()["error"]
+    assert (error["param"], "must be one of abort_requests" in error["message"]) == ("method", True)
+
+
+def test_ray_serve_llm_s_bodies_are_read(fleet: Fleet):
+    body = {"model": "demo", "options": {"level": 1}}
+    assert ask(fleet, "/sleep", body).json() == {"status": "sleeping"}
+    assert ask(fleet, "/is_sleeping", method="GET").json() == {"is_sleeping": True}
+    assert ask(fleet, "/wakeup", {"model": "demo", "options": {"tags": ["kv_cache"]}}).json() == {"status": "awake"}
+
+
+def test_an_engine_that_is_gone_is_said_and_one_that_missed_tensors_serves_nothing(fleet: Fleet, file: str):
+    ask(fleet, "/start_weight_update")
+    fleet.gone = {"a"}
+    assert ask(fleet, "/update_weights", {"update_info": {"files": [file]}}).json()["engines_lost"].keys() == {"a"}
+    fleet.gone = set()
+    done = ask(fleet, "/finish_weight_update").json()
+    assert (done["num_tensors"], fleet.weights.keys()) == (len(NEW), {"b"})
+    first, second = fleet.texts()
+    assert (first, bool(second[0])) == ([[]] * 4, True)
+    fleet.gone = {"a", "b"}
+    assert ask(fleet, "/pause").status_code == 503
+
+
+WRONG: dict[str, tuple[str, str, dict | bytes | None, int, str | None]] = {
+    "no such mode": ("POST", "/pause?mode=stop", None, 400, "mode"),
+    "no such mode in a body": ("POST", "/pause", {"mode": "stop"}, 400, "mode"),
+    "mode of a sleep": ("POST", "/sleep?mode=now", None, 400, "mode"),
+    "another query": ("POST", "/pause?modes=keep", None, 400, "modes"),
+    "cache": ("POST", "/pause?clear_cache=perhaps", None, 400, "clear_cache"),
+    "level": ("POST", "/sleep?level=3", None, 400, "level"),
+    "level as text": ("POST", "/sleep?level=deep", None, 400, "level"),
+    "tags": ("POST", "/wake_up?tags=graphs", None, 400, "tags"),
+    "a list": ("POST", "/pause", b"[]", 400, None),
+    "no JSON": ("POST", "/pause", b"{", 400, None),
+    "options": ("POST", "/pause", {"options": 3}, 400, "options"),
+    "model as a number": ("POST", "/pause", {"model": 3}, 400, "model"),
+    "no such model": ("POST", "/pause", {"model": "other"}, 404, "model"),
+    "request ids": ("POST", "/abort_requests", {"request_ids": ["a"]}, 400, "request_ids"),
+    "GET": ("GET", "/pause", None, 405, None),
+    "POST": ("POST", "/is_paused", None, 405, None),
+    "no init info": ("POST", "/init_weight_transfer_engine", None, 400, "init_info"),
+    "init info": ("POST", "/init_weight_transfer_engine", {"init_info": {}}, 400, "init_info.master_address"),
+    "init info as text": ("POST", "/init_weight_transfer_engine", {"init_info": "x"}, 400, "init_info"),
+    "no update": ("POST", "/update_weights", {"update_info": {"files": ["/x"]}}, 409, None),
+    "no update info": ("POST", "/update_weights", {}, 400, "update_info"),
+    "finish without a start": ("POST", "/finish_weight_update", None, 409, None),
+    "abort without a start": ("POST", "/abort_weight_update", None, 409, None),
+    "version": ("POST", "/finish_weight_update", {"weight_version": 3}, 400, "weight_version"),
+    "no version": ("POST", "/update_weight_version", None, 400, "new_version"),
+    "a head of none": ("POST", "/start_draft_weight_update", None, 400, "drafter"),
+    "format": ("POST", "/start_weight_update", {"is_checkpoint_format": False}, 400, "is_checkpoint_format"),
+    "action": ("POST", "/weight_checker", {"action": "reset"}, 400, "action"),
+    "no baseline": ("POST", "/weight_checker", {"action": "compare"}, 400, "baseline"),
+    "no method": ("POST", "/collective_rpc", {}, 400, "method"),
+    "a method of itself": ("POST", "/collective_rpc", {"method": "collective_rpc"}, 400, "method"),
+    "too many arguments": ("POST", "/collective_rpc", {"method": "resume", "args": [1]}, 400, "args"),
+}
+"""Method, path, body; status and field of the answer."""
+
+
+@pytest.fixture(scope="module")
+def steady() -> Fleet:
+    return Fleet()
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_named_and_changes_nothing(steady: Fleet, by_old, what: str):
+    method, path, body, status, param = WRONG[what]
+    answer = ask(steady, path, body, method=method)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    assert steady.texts() == [by_old] * 2
+
+
+UNFIT: dict[str, tuple[Callable[[dict], dict], str]] = {
+    "another name": (lambda new: {"model.layers.9.mlp.up_proj.weight": new["model.norm.weight"]}, "model.layers.9"),
+    "a shape": (lambda new: new | {"model.norm.weight": new["model.norm.weight"][:-1].clone()}, "model.norm.weight"),
+    "NaN": (lambda new: new | {"lm_head.weight": new["lm_head.weight"] * torch.nan}, "lm_head.weight"),
+    "infinity": (lambda new: new | {"lm_head.weight": new["lm_head.weight"] * torch.inf}, "lm_head.weight"),
+    "integers": (lambda new: new | {"model.norm.weight": new["model.norm.weight"].long()}, "model.norm.weight"),
+    "a transposed matrix": (
+        lambda new: (
+            new | {"model.layers.0.mlp.up_proj.weight": new["model.layers.0.mlp.up_proj.weight"].t().contiguous()}
+        ),
+        "model.layers.0.mlp.up_proj.weight",
+    ),
+}
+"""What is done to the tensors, and the tensor that the answer names."""
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_tensors_that_do_not_fit_leave_the_old_ones(fleet: Fleet, by_old, tmp_path: Path, what: str):
+    spoil, name = UNFIT[what]
+    save_file(spoil(dict(NEW)), tmp_path / "bad.safetensors")
+    assert ask(fleet, "/start_weight_update").status_code == 200
+    answer = ask(fleet, "/update_weights", {"update_info": {"files": [str(tmp_path / "bad.safetensors")]}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(name)
+    assert ask(fleet, "/abort_weight_update").status_code == 200
+    assert fleet.texts() == [by_old] * 2
+
+
+def test_two_trainers_at_once_and_an_update_during_a_sleep_are_refused(fleet: Fleet, by_old):
+    ask(fleet, "/start_weight_update")
+    error = ask(fleet, "/start_weight_update").json()["error"]
+    assert (error["code"], "a weight update is under way" in error["message"]) == ("wrong_order", True)
+    ask(fleet, "/abort_weight_update")
+    ask(fleet, "/sleep?level=2")
+    assert ask(fleet, "/start_weight_update").status_code == 409
+    assert ask(fleet, "/resume").status_code == 409
+
+
+def test_operators_alone_change_weights(fleet: Fleet, by_old):
+    access = Access(operator_keys=(SecretStr("k"),))
+    for path in ("/pause", "/update_weights", "/collective_rpc"):
+        assert ask(fleet, path, {}, access=access).status_code == 401
+    assert fleet.texts() == [by_old] * 2
+
+
+def test_a_server_without_rollouts_has_no_such_path(fleet: Fleet):
+    assert call(fleet, "/pause", of_parts={}).status_code == 404
