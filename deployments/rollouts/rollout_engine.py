@@ -44,7 +44,7 @@ class RolloutEngine:
         backend: str | None = None,
         head_update: "Callable[[], HeadUpdate] | None" = None,
     ) -> None:
-        self._engine = engine
+        self.inner = engine
         self._head_update = head_update
         self._head: HeadUpdate | None = None
         """The open update where it is of the draft head."""
@@ -62,7 +62,7 @@ class RolloutEngine:
         """Takes what may wait for a trainer, while the engine's thread answers calls."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self.inner, name)
 
     @property
     def is_held(self) -> bool:
@@ -71,14 +71,14 @@ class RolloutEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
-        return bool(self._outputs) or (not self.is_held and self._engine.has_unfinished_requests())
+        return bool(self._outputs) or (not self.is_held and self.inner.has_unfinished_requests())
 
     def step(self) -> list[RequestOutput]:
         """See `Engine.step`; raises as that does."""
         outputs, self._outputs = self._outputs, []
-        if not self.is_held and self._engine.has_unfinished_requests():
-            outputs += self._engine.step()
-        if self._draining and not self._engine.has_unfinished_requests():
+        if not self.is_held and self.inner.has_unfinished_requests():
+            outputs += self.inner.step()
+        if self._draining and not self.inner.has_unfinished_requests():
             self._end_drain()
         return outputs
 
@@ -87,21 +87,21 @@ class RolloutEngine:
         if self._draining or (self._paused and self._later):
             self._later[request.request_id] = request, grammar
         else:
-            self._engine.add_request(request, grammar)
+            self.inner.add_request(request, grammar)
 
     def abort_request(self, request_id: str) -> Any:
         """See `Engine.abort_request`."""
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
-        return None if self._later.pop(request_id, None) else self._engine.abort_request(request_id)
+        return None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether nothing of a request was computed."""
-        return request_id in self._later or self._engine.is_waiting(request_id)
+        return request_id in self._later or self.inner.is_waiting(request_id)
 
     def check_integrity(self) -> None:
         """See `Engine.check_integrity`; requests that are held hold their blocks."""
-        if not self._engine.has_unfinished_requests():
-            self._engine.check_integrity()
+        if not self.inner.has_unfinished_requests():
+            self.inner.check_integrity()
 
     def operations(self) -> dict[str, Callable[..., Any]]:
         """Operations that routers ask for, by name; each answers by a `Told`."""
@@ -138,12 +138,12 @@ class RolloutEngine:
         """
         if mode not in PAUSE_MODES:
             raise WeightsRefused(f"mode is {mode!r}: must be one of {', '.join(PAUSE_MODES)}")
-        if mode == "wait" and not self.is_held and self._engine.has_unfinished_requests():
+        if mode == "wait" and not self.is_held and self.inner.has_unfinished_requests():
             self._draining, done = True, Future()
             self._clears = clear_cache
             self._drained.append(done)
             return done
-        self._outputs += self._engine.settle()
+        self._outputs += self.inner.settle()
         if mode == "abort":
             self.abort_requests()
         self._hold(clear_cache and mode != "keep")
@@ -175,19 +175,19 @@ class RolloutEngine:
         Args:
             request_ids: as the engine has them; None ends all.
         """
-        self._outputs += self._engine.settle()
-        scheduler = self._engine.scheduler
+        self._outputs += self.inner.settle()
+        scheduler = self.inner.scheduler
         found = [seq.request.request_id for seq in (*scheduler.running, *scheduler.waiting)] + list(self._later)
         ended = [one for one in found if request_ids is None or one in request_ids]
         for request_id in ended:
-            metrics = None if self._later.pop(request_id, None) else self._engine.abort_request(request_id)
+            metrics = None if self._later.pop(request_id, None) else self.inner.abort_request(request_id)
             self._outputs.append(RequestOutput(request_id, (), FinishReason.ABORT, metrics or SpeculationMetrics()))
         return len(ended)
 
     def _hold(self, clears: bool) -> None:
         self._paused = True
         if clears:
-            self._engine.reset_prefix_cache()
+            self.inner.reset_prefix_cache()
 
     def _end_drain(self) -> None:
         self._draining = False
@@ -200,7 +200,7 @@ class RolloutEngine:
         later, self._later = self._later, {}
         for request, grammar in later.values():
             try:
-                self._engine.add_request(request, grammar)
+                self.inner.add_request(request, grammar)
             except ValueError as error:
                 failed = RequestOutput(request.request_id, (), FinishReason.ABORT, failure=str(error), is_refusal=True)
                 self._outputs.append(failed)
@@ -218,15 +218,15 @@ class RolloutEngine:
         """
         if level not in (0, 1, 2):
             raise WeightsRefused(f"level is {level}: must be 0, 1 or 2")
-        if self._engine.loaded.device.type != "cpu":
+        if self.inner.loaded.device.type != "cpu":
             raise WeightsRefused("a sleep gives back the memory of a CPU's verifier alone: pause it instead")
         if self._update.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
         self._paused = True
         if not level:
             return
-        self._outputs += self._engine.recompute()
-        give_back(tensor for pair in self._engine.cache.layers for tensor in pair)
+        self._outputs += self.inner.recompute()
+        give_back(tensor for pair in self.inner.cache.layers for tensor in pair)
         self._asleep.add(KV)
         if level == 2:
             give_back(self._update.weights.storages())
@@ -278,7 +278,7 @@ class RolloutEngine:
         if not 0 < rank < info["world_size"]:
             raise WeightsRefused(f"init_info.world_size is {info['world_size']}: engine {index} has rank {rank}")
         address = info["master_address"], info["master_port"]
-        self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self._engine.loaded.device)
+        self._broadcasts = Broadcasts(self._backend, *address, rank, info["world_size"], self.inner.loaded.device)
 
     def start_update(self) -> None:
         """Begin an update; no round runs until it is finished.
@@ -290,7 +290,7 @@ class RolloutEngine:
             raise WrongOrder("the engine sleeps without its weights: wake it up with tags=weights first")
         self._closed()
         self._update.start()
-        self._outputs += self._engine.settle()
+        self._outputs += self.inner.settle()
 
     def start_head_update(self) -> None:
         """Begin an update of the draft head; rounds go on.
@@ -330,8 +330,7 @@ class RolloutEngine:
             count, self._head = self._head.finish(), None
             return Finished(count, of_head=True)
         count = self._update.finish()
-        if not keep_kv:
-            self._outputs += self._engine.recompute()
+        self._outputs += self.inner.renew(keep_kv)
         self._version = version
         return Finished(count)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 ROLLOUTS = "`rollouts`"
-RANKS, LEARN, PREFIX_DIR = "`tensor_parallel_size` above 1", "`learn`", "`prefix_dir`"
+RANKS, PREFIX_DIR = "`tensor_parallel_size` above 1", "`prefix_dir`"
 """Features of other parts, by their names there."""
 _OLD = "what is stored is of weights that change"
 REFUSED = (
@@ -21,7 +21,6 @@ REFUSED = (
     Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
     Refusal(ROLLOUTS, Feature.OWN_ENGINE, "its weights are its own"),
     Refusal(ROLLOUTS, RANKS, "the weights of ranks are not written while they are served"),
-    Refusal(ROLLOUTS, LEARN, _OLD),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
 )
 

@@ -328,6 +328,17 @@ class Engine:
         self.reset_prefix_cache()
         return outputs
 
+    def renew(self, keep_kv: bool) -> list[RequestOutput]:
+        """Go on by other weights, which the model has by now; see `settle`.
+
+        Args:
+            keep_kv: False computes keys and values anew.
+        """
+        outputs = self.settle() if keep_kv else self.recompute()
+        for observer in self._observers:
+            observer.renewed()
+        return outputs
+
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
         graphs, scheduler = None if self.runner.graphs is None else self.runner.graphs.stats, self.scheduler

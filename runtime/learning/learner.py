@@ -58,6 +58,7 @@ class Learner:
         self._tested_at = 0
         """Step of the last candidate."""
         self._looked_at = self._saved_at = -float("inf")
+        self._forgotten_at = self.ring.forgotten_at
         self.state = "waiting for rounds"
 
     def run(self) -> None:
@@ -147,6 +148,9 @@ class Learner:
         if not self._goes_on_from(self._base, ledger):
             logger.info("version %d is served in the place of %d", ledger.served, self._base)
             self._restart()
+        if self._test is not None and self.ring.forgotten_at != self._forgotten_at:
+            self._end_test("the verifier has other weights")
+        self._forgotten_at = self.ring.forgotten_at
         if self._test is not None:
             self._test.renew()
         if self._clock() - self._saved_at >= self.settings.checkpoint_s:

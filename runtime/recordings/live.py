@@ -58,6 +58,10 @@ class Sink(Protocol):
         """Hand over a sequence with its memory."""
         ...
 
+    def forget(self) -> None:
+        """Drop what was handed over so far, written or not."""
+        ...
+
 
 @dataclass
 class _Growing:
@@ -187,6 +191,14 @@ class LiveRecording(RoundObserver):
                 request_id,
             )
         )
+
+    def renewed(self) -> None:
+        """What was recorded is of weights that are gone: it goes too, and what runs by both is not recorded."""
+        for request_id, growing in self._requests.items():
+            if growing is not None:
+                self._sink.give_back(growing.num_bytes, dropped=True)
+                self._requests[request_id] = None
+        self._sink.forget()
 
     def _growing(self, seq: Sequence) -> _Growing | None:
         """What there is of a sequence that is recorded; None for one that is not."""

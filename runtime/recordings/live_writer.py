@@ -31,6 +31,7 @@ RETRY_S = 10.0
 """Between two looks at a disk that could not be written."""
 PROBE_FILE, PROBE_BYTES = "probe.tmp", 4096
 _NICENESS = 10
+_FORGET = "forget"
 
 
 @dataclass
@@ -80,7 +81,7 @@ class LiveWriter:
         """Bytes of the taps that could not be written."""
         self._lock = threading.Lock()
         self._used_bytes = 0
-        self._queue: queue.SimpleQueue[FinishedSequence | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FinishedSequence | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
 
@@ -107,6 +108,10 @@ class LiveWriter:
         """Hand over a sequence with its memory."""
         self._queue.put(sequence)
 
+    def forget(self) -> None:
+        """Drop what was handed over and not written."""
+        self._queue.put(_FORGET)
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Write what waits, and end the thread."""
         self._queue.put(None)
@@ -127,6 +132,9 @@ class LiveWriter:
             if sequence is None:
                 self._flush()
                 return
+            if sequence == _FORGET:
+                self._forget()
+                continue
             self._add(sequence)
             if self._waiting >= self._shard_bytes:
                 self._flush()
@@ -149,6 +157,10 @@ class LiveWriter:
                 self._stop(error, sequence.num_bytes)
             else:
                 logger.warning("A sequence is not recorded: %s", error)
+
+    def _forget(self) -> None:
+        waiting, self._waiting, self._writer = self._waiting, 0, None
+        self.give_back(waiting, dropped=False)
 
     def _opened(self) -> RecordingWriter:
         make_private_folder(self._folder)

@@ -28,7 +28,7 @@ HELD_SHARE = 0.2
 SHARD_BYTES, FLUSH_S = 4 * 2**20, 10.0
 """Sequences are learnt from soon, and a shard is what goes when there is no room."""
 NEWEST = 0.25
-CHECKSUM_FILE = "sha256"
+CHECKSUM_FILE, FORGOTTEN = "sha256", "forgotten"
 
 
 class Kept(NamedTuple):
@@ -74,6 +74,20 @@ class RoundRing:
         self._remove_damaged()
         sizes = [_size(path) for path in self._shards()]
         return Kept(sum(sizes), len(sizes))
+
+    def forget(self) -> None:
+        """Let go of everything: it is of a verifier that is no longer."""
+        make_private_folder(self.folder)
+        with locked(self.folder / "ring.lock"):
+            for path in self._shards():
+                shutil.rmtree(path, ignore_errors=True)
+            (self.folder / FORGOTTEN).touch()
+
+    @property
+    def forgotten_at(self) -> int:
+        """Nanoseconds since 1970 of the last `forget`; 0 where there was none."""
+        file = self.folder / FORGOTTEN
+        return file.stat().st_mtime_ns if file.exists() else 0
 
     def held_since(self, moment: int) -> list[tuple[int, Path]]:
         """Held-out shards that are newer than a moment, in nanoseconds since 1970, oldest first, with theirs."""
@@ -171,6 +185,11 @@ class RingWriter(LiveWriter):
                 raise
         self.stats.num_sequences += len(records)
         self.stats.num_tokens += num_tokens
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._pending = {False: [], True: []}
+        self._ring.forget()
 
     def _try_disk(self, num_bytes: int) -> None:
         with self._ring.room_for(num_bytes):

@@ -156,6 +156,9 @@ class RoundObserver:
     def ended(self, request_id: str) -> None:
         """A request has finished, failed or was aborted."""
 
+    def renewed(self) -> None:
+        """The verifier has other weights from the next round on; none is in flight."""
+
 
 NOTHING_TOLD: Mapping[str, Tensor] = {}
 

@@ -67,6 +67,28 @@ def _pids(app: App) -> set[int]:
     return {engine["engine_pid"] for engine in engines} if len(engines) == 2 else set()
 
 
+def test_nothing_is_lost_while_a_drafter_and_an_engine_die_and_weights_change(start_app, tmp_path: Path, until):
+    folder = pushed_folder(tmp_path / "step-1")
+    (*by_new, _), (*by_old, _) = generated(folder), generated(demo_pair().verifier)
+    with (
+        start_app("rollouts-loss", num_replicas=2, engine_wait_s=60.0, **GLOO) as app,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        answers = [threads.submit(text, app, PROMPTS[index % len(PROMPTS)]) for index in range(240)]
+        first, second = app.engines().values()
+        until(lambda: sum(one.done() for one in answers) > 30, 60)
+        os.kill(first["drafter_pid"], signal.SIGKILL)
+        until(lambda: sum(one.done() for one in answers) > 60, 60)
+        update(app, folder)
+        until(lambda: sum(one.done() for one in answers) > 120, 60)
+        os.kill(second["engine_pid"], signal.SIGKILL)
+        found = [one.result() for one in answers]
+        # What runs while weights change begins by the old ones and ends by the new ones.
+        both = [index for index, got in enumerate(found) if got not in (by_old[index % 3], by_new[index % 3])]
+        assert len(both) <= 8
+        assert [found[index] for index in range(180, 240)] == [by_new[index % 3] for index in range(180, 240)]
+
+
 def test_what_is_kept_ends_by_the_new_weights_and_what_is_aborted_says_so(start_app, tmp_path: Path):
     folder = pushed_folder(tmp_path / "step-1")
     *by_new, _ = generated(folder)

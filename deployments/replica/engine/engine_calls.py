@@ -11,7 +11,7 @@ from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.log import set_log_level
 from wingbeat.deployments.parts import first
 from wingbeat.deployments.replica.engine.engine_operations import operations_of
-from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
+from wingbeat.deployments.replica.engine.engine_setup import EngineSetup, own_engine
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -159,7 +159,7 @@ class EngineCalls:
         """
         # A recording is of one verifier.
         name = f"{self._engine_id}-{self._weights[:8]}" if self._weights else self._engine_id
-        self._recording = first("observe", self._config, self._engine, name)
+        self._recording = first("observe", self._config, own_engine(self._engine), name)
         if self._recording is not None:
             self._engine.observe(self._recording.rounds)
 

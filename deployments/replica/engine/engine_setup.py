@@ -63,6 +63,11 @@ class ServedEngine(Protocol):
     def detach_drafter(self) -> None: ...
 
 
+def own_engine(engine: Any) -> Any:
+    """Engine that a part may have put another one around."""
+    return getattr(engine, "inner", engine)
+
+
 class ServedGrammars(Protocol):
     """Compiles what requests give as their grammar, on any thread; what that takes is bounded."""
 

@@ -343,6 +343,18 @@ def test_a_verdict_is_carried_out_over_the_version_it_is_about_and_waits_otherwi
     assert "is promoted" not in caplog.text
 
 
+def test_a_test_over_the_texts_of_other_weights_ends(taught):
+    learner = taught.learner
+    learner._begin_test()
+    learner._look()
+    assert learner._test is not None
+    learner.ring.forget()
+    learner._look()
+    assert learner._test is None
+    learner.turn()
+    assert learner.state == "waiting for rounds"
+
+
 def test_a_verdict_waits_for_drafters_to_take_the_version_that_was_pushed_meanwhile(taught, monkeypatch):
     learner = taught.learner
     learner._begin_test()

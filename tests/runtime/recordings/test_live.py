@@ -369,3 +369,17 @@ def test_an_observer_may_come_and_go_between_rounds(ref, engine_of, writer_of, t
         run.step()
     engine.observe(None)
     assert run.finish() == [c[:SHORT] for c in ref.continuations[:2]]
+
+
+def test_requests_that_ran_by_two_weights_are_not_recorded_and_later_ones_are(ref, engine_of, writer_of, tmp_path):
+    engine, writer = engine_of("none"), writer_of()
+    observed(engine, writer)
+    run = Run(engine, ref.prompts[:2], greedy_params(SHORT))
+    for _ in range(8):
+        run.step()
+    engine.renew(keep_kv=False)
+    assert run.finish() == [c[:SHORT] for c in ref.continuations[:2]]
+    Run(engine, ref.prompts[2:4], greedy_params(SHORT)).finish()
+    writer.close()
+    assert len(recorded(tmp_path)) == 2
+    assert writer._used_bytes == 0

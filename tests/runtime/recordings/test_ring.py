@@ -175,3 +175,19 @@ def test_equal_prompts_are_on_one_side_however_much_of_them_was_cached_and_whate
         assert len(sides) == 1
         held += sides.pop()
     assert abs(held / 2000 - HELD_SHARE) < 0.05
+
+
+def test_what_is_forgotten_is_gone_written_or_not_and_what_follows_stays(tmp_path):
+    ring = ring_of(tmp_path, Clock())
+    written(ring, range(5))
+    writer = RingWriter(ring, SPEC, shard_bytes=10**9)
+    for number in (10, None, 11):
+        if number is None:
+            writer.forget()
+        else:
+            writer.reserve(sequence(number).num_bytes)
+            writer.put(sequence(number))
+    writer.close(LONG_S)
+    assert kept_numbers(tmp_path) == [11]
+    assert ring.forgotten_at > 0
+    assert ring_of(tmp_path / "other", Clock()).forgotten_at == 0
