@@ -10,6 +10,8 @@ from wingbeat.runtime.rollouts.served_weights import WeightsRefused, shown
 DTYPES = {shown(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 PACKED_BYTES = 1 << 30
 """vLLM's `packed_buffer_size_bytes`, where it is left out."""
+PIECE_BYTES = 1 << 28
+"""Tensors that are received before they are written, so that none is where one of them does not fit."""
 _FIELDS = {"names", "dtype_names", "shapes", "packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 
 

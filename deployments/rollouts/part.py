@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 asked = "wingbeat.deployments.rollouts.settings:asked"
 check_settings = "wingbeat.deployments.rollouts.settings:check_settings"
 refusals = "wingbeat.deployments.rollouts.settings:REFUSED"
-refuses_weights = "wingbeat.deployments.rollouts.settings:refuses_weights"
 settings = "wingbeat.deployments.rollouts.settings:SETTINGS"
 operator_paths = "wingbeat.deployments.rollouts.routes:OPERATOR_PATHS"
 optional_bodies = "wingbeat.deployments.rollouts.routes:OPERATOR_PATHS"

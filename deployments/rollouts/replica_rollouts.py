@@ -14,9 +14,8 @@ from wingbeat.deployments.rollouts.wire import Told
 
 logger = logging.getLogger(__name__)
 UPDATED = b"wingbeat rollouts"
-_OPEN = ("start_update", "start_head_update", "update_weights")
-"""Steps behind which an update is open."""
-_STEPS = (*_OPEN, "finish_update", "abandon_update", "init_transfer")
+STEPS = ("start_update", "start_head_update", "update_weights", "finish_update")
+"""Signs of life of a trainer."""
 SILENCE_S = 120.0
 """Between two steps of an update; a trainer that is silent for longer is gone, and its update with it."""
 
@@ -54,7 +53,16 @@ class ReplicaRollouts(ReplicaEngines):
 
     def operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
         """See `ReplicaEngines.operations`."""
-        return {"rollouts": self.run}
+        return {"rollouts": self.run, "weights": self.card, "inspect_weights": self.inspect}
+
+    async def card(self) -> dict[str, Any]:
+        """Weights that are served; see `GET /v1/weights`."""
+        weights = self.engines.client.weights
+        return {"weights": weights or None, "folder": None, "pushed_at": None, "state": "serves"}
+
+    async def inspect(self, folder: str) -> tuple[None, str]:
+        """Why no folder of weights is pushed."""
+        return None, "rollouts is given, by which weights are updated in place"
 
     async def run(
         self, name: str, arguments: tuple[Any, ...] = (), tensors: Any = None, weights: str | None = None
@@ -100,13 +108,11 @@ class ReplicaRollouts(ReplicaEngines):
             shared.__exit__(None, None, None)
 
     def _watch(self, name: str, told: Told) -> None:
-        """Give an update up whose trainer falls silent."""
-        if name not in _STEPS:
-            return
-        if self._silence is not None:
+        """Give an update up whose trainer falls silent: no step of it comes for long."""
+        if self._silence is not None and (name in STEPS or not told.is_open):
             self._silence.cancel()
             self._silence = None
-        if name in _OPEN and told.conflict is None:
+        if self._silence is None and told.is_open:
             loop = asyncio.get_running_loop()
             self._silence = loop.call_later(SILENCE_S, lambda: self._abandon(loop))
 

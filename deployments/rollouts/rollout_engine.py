@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from wingbeat.deployments.rollouts.announced import PACKED_BYTES, announced_tensors
+from wingbeat.deployments.rollouts.announced import PACKED_BYTES, PIECE_BYTES, announced_tensors
 from wingbeat.deployments.rollouts.wire import PAUSE_MODES, Finished, Told
 from wingbeat.runtime.kv.host_pages import give_back
 from wingbeat.runtime.metrics import SpeculationMetrics
@@ -122,7 +122,8 @@ class RolloutEngine:
         return value if isinstance(value, Future) else self._told(value)
 
     def _told(self, value: Any = None, refused: str | None = None, conflict: str | None = None) -> Told:
-        return Told(value, refused, conflict, not self._update.torn)
+        is_open = self._update.is_open or self._head is not None
+        return Told(value, refused, conflict, not self._update.torn, is_open)
 
     # Rounds
 
@@ -391,7 +392,9 @@ class RolloutEngine:
 
     def _write(self, info: dict[str, Any]) -> None:
         try:
-            (self._head or self._update).write(self._files(info) if "files" in info else self._broadcast(info))
+            target = self._head or self._update
+            for read in [self._files(info)] if "files" in info else self._broadcast(info):
+                target.write(read)
         except ConnectionError as error:
             self._end_update()
             raise WrongOrder(str(error)) from None
@@ -402,8 +405,8 @@ class RolloutEngine:
             raise WeightsRefused("update_info.files must be a list of paths")
         return partial(read_files, paths)
 
-    def _broadcast(self, info: dict[str, Any]) -> "Callable[[], list[tuple[str, Tensor]]]":
-        """Tensors that the trainer sends, once all that it has announced fit."""
+    def _broadcast(self, info: dict[str, Any]) -> "Iterator[Callable[[], list[tuple[str, Tensor]]]]":
+        """Tensors that the trainer sends, once all that it has announced fit: in pieces, each received as a whole."""
         if self._broadcasts is None:
             raise WrongOrder("no weight transfer engine was initialised, which a trainer's broadcasts need")
         if not self._update.is_open and self._head is None:
@@ -412,9 +415,13 @@ class RolloutEngine:
         announced = announced_tensors(info)
         for name, shape, dtype in announced:
             target.check(name, tuple(shape), dtype)
-        if info.get("packed"):
-            size = info.get("packed_buffer_size_bytes", PACKED_BYTES)
-            received = list(self._broadcasts.receive_packed(announced, size))
-        else:
-            received = [(name, self._broadcasts.receive(shape, dtype)) for name, shape, dtype in announced]
-        return lambda: received
+        packed_bytes = info.get("packed_buffer_size_bytes", PACKED_BYTES) if info.get("packed") else None
+        piece, size = [], 0
+        for pair in self._broadcasts.receive_all(announced, packed_bytes):
+            piece.append(pair)
+            size += pair[1].nbytes
+            if size > PIECE_BYTES:
+                yield piece.copy
+                piece, size = [], 0
+        if piece or not announced:
+            yield piece.copy

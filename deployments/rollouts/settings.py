@@ -101,8 +101,3 @@ def check_settings(config: "AppConfig") -> None:
                 raise ValueError(f"{name} is given: give rollouts as well")
     elif getattr(config, "recording_dir", None) is not None:
         raise ValueError(f"rollouts and recording_dir are both given: {_OLD}; leave one out")
-
-
-def refuses_weights(config: "AppConfig") -> str | None:
-    """Why no folder of weights can be pushed."""
-    return "rollouts is given, by which weights are updated in place" if changes_weights(config) else None

@@ -16,6 +16,8 @@ class Told(NamedTuple):
     """Why it cannot be done now."""
     serves: bool = True
     """Whether all weights are those of one update."""
+    is_open: bool = False
+    """Whether an update is under way."""
 
 
 class Finished(NamedTuple):

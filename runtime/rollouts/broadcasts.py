@@ -58,17 +58,24 @@ class Broadcasts:
         self._broadcast(tensor)
         return tensor
 
-    def receive_packed(
-        self, announced: Iterable[tuple[str, list[int], torch.dtype]], buffer_bytes: int
+    def receive_all(
+        self, announced: Iterable[tuple[str, list[int], torch.dtype]], packed_bytes: int | None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Tensors by name that rank 0 sends several at once, as vLLM packs them: one behind the other, until there are
-        more than so many bytes."""
+        """Tensors of these names, shapes and dtypes that rank 0 sends; raises ConnectionError where it is gone.
+
+        Args:
+            packed_bytes: rank 0 sends several at once, as vLLM packs them: one behind the other, until there are more
+                than so many bytes. None sends each by itself.
+        """
+        if packed_bytes is None:
+            yield from ((name, self.receive(shape, dtype)) for name, shape, dtype in announced)
+            return
         piece: list[tuple[str, list[int], torch.dtype]] = []
         size = 0
         for one in announced:
             piece.append(one)
             size += prod(one[1]) * one[2].itemsize
-            if size > buffer_bytes:
+            if size > packed_bytes:
                 yield from self._unpacked(piece, size)
                 piece, size = [], 0
         if piece:
