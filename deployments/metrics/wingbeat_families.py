@@ -14,7 +14,7 @@ DRAFTER_STATES = ("attached", "lost", "none")
 
 def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     """Everything, by engine or by router."""
-    yield _up(snapshot)
+    yield from _up(snapshot)
     yield from _acceptance(snapshot)
     yield from _rounds(snapshot)
     yield from _drafter(snapshot)
@@ -23,11 +23,17 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _routers(snapshot)
 
 
-def _up(snapshot: FleetSnapshot) -> Metric:
+def _up(snapshot: FleetSnapshot) -> Iterator[Metric]:
     answered = (((snapshot.model_name, engine_id), 1) for engine_id in snapshot.engines)
     silent = (((snapshot.model_name, engine_id), 0) for engine_id in snapshot.silent)
     text = "1 where the engine's figures are here, 0 where it runs and did not answer in time."
-    return gauge("wingbeat_engine_up", text, LABELS, (*answered, *silent))
+    yield gauge("wingbeat_engine_up", text, LABELS, (*answered, *silent))
+    yield counter(
+        "wingbeat_engine_restarts",
+        "Engines that the replica has started after one that died.",
+        LABELS,
+        rows(snapshot, figure("num_engine_restarts")),
+    )
 
 
 def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
@@ -75,6 +81,12 @@ def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
         (*LABELS, "decision"),
         by_key(snapshot, figure("policy", "decisions")),
     )
+    yield gauge(
+        "wingbeat_break_even_acceptance_length",
+        "Tokens per draft at which the best draft at the present load would be as fast as plain decoding.",
+        LABELS,
+        rows(snapshot, figure("policy", "break_even")),
+    )
     costs = rows(snapshot, figure("policy", "costs_s"))
     yield gauge(
         "wingbeat_round_cost_seconds",
@@ -119,6 +131,12 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
         "1 in the state that the engine's drafter is in.",
         (*LABELS, "state"),
         by_key(snapshot, lambda figures: {name: int(figures["drafter_state"] == name) for name in DRAFTER_STATES}),
+    )
+    yield gauge(
+        "wingbeat_self_test_passed",
+        "1 where the drafter has passed the self-test of the engine's start, 0 where it is served all the same.",
+        LABELS,
+        rows(snapshot, figure("self_test", "passed")),
     )
     yield counter(
         "wingbeat_drafter_restarts",

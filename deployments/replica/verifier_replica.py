@@ -177,12 +177,15 @@ class Verifier(LiveReplica):
         life = self._engines.life
         figures, supervisor = await client.call("figures"), life.supervisor
         drafter_pid = 0 if supervisor is None else supervisor.pid
+        # A drafter that has not come yet is awaited as a lost one is.
+        awaited = supervisor is not None and figures.drafter_state == "none"
         of_parts = {name: figure for one in self._beside for name, figure in one.figures().items()}
         return {
             **figures.stats,
             "engine_id": self._engine_id,
             "num_requests": client.num_requests,
-            "drafter_state": figures.drafter_state,
+            "drafter_state": "lost" if awaited else figures.drafter_state,
+            "self_test": life.self_test,
             "drafter_pid": figures.pid if life.drafter_place == "engine" else drafter_pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,

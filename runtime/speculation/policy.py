@@ -78,6 +78,9 @@ class PolicyStats:
     expected_accepted: float = 0.0
     """By the calibrated probabilities; equal to `num_accepted` where they are right."""
     num_accepted: int = 0
+    break_even: float | None = None
+    """Tokens per draft, the bonus token included, at which the best draft at the latest load would be as fast as plain
+    decoding; None before the first decision."""
     costs_s: dict[str, dict[int, float]] = field(default_factory=dict)
     """By phase and requests, `RoundCosts.by_batch` of whole trees."""
 
@@ -123,6 +126,7 @@ class SpeculationPolicy:
         """The best draft at the latest load."""
         self._token_s = 0.0, 0.0
         """Worth of a token: its seconds in plain decoding, and by the best draft; 0 before the first decision."""
+        self._break_even: float | None = None
         self.pays = True
         """Whether drafts for all who could be drafted for are the best choice; so they may be, until one was made."""
         self._prices: dict[tuple[int, int, str], np.ndarray] = {}
@@ -204,6 +208,8 @@ class SpeculationPolicy:
         self._prices.clear()
         # Rounds that a probe loses: its tokens, at the difference of the seconds that a token takes.
         tokens = 1.0 + num_drafting / num_reqs * float(self._gain[levels, self._nodes[column]])
+        # The draft's seconds, in tokens of plain decoding, less the tokens that come without drafts.
+        self._break_even = 1.0 + (plain / drafted * tokens - 1.0) * num_reqs / num_drafting
         lost = (plain / drafted - 1.0) * tokens if not self.pays else (drafted / plain - 1.0) / tokens
         self._most_every = int(min(max(PROBE_ROUNDS * lost / PROBE_LOSS, 8 * HOLD), RAREST_PROBE))
         if self.widths is not None:
@@ -299,5 +305,6 @@ class SpeculationPolicy:
             expected_speedup=round(self._token_s[0] / self._token_s[1], 3) if self._now.levels else 1.0,
             expected_accepted=round(expected_accepted, 1),
             num_accepted=num_accepted,
+            break_even=self._break_even,
             costs_s=self.costs.by_batch(self.max_levels, self.num_nodes),
         )

@@ -34,7 +34,9 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_drafters_attached": 2,
         "num_replayed_tokens": 9,
         "speculation": SPECULATION,
-        "policy": PolicyStats({"speculate": 5, "plain": 2}, costs_s={"plain": {1: 0.25}, "draft": {1: 0.125}}),
+        "policy": PolicyStats(
+            {"speculate": 5, "plain": 2}, break_even=1.75, costs_s={"plain": {1: 0.25}, "draft": {1: 0.125}}
+        ),
         "prefix_query_tokens": 40,
         "prefix_hit_tokens": 16,
         "plain_rounds": {"plain": 2, "idle": 1},
@@ -68,6 +70,7 @@ class Engines:
         reports.add(report)
         own = {"drafter_lacks_room": False, "weights": "", "clients": reports.clients(), "routers": reports.routers()}
         own["recording"] = {"num_sequences": 5, "num_tokens": 900, "num_dropped": 1, "stopped": None}
+        own |= {"num_engine_restarts": 1, "self_test": {"passed": True}}
         own["heads"] = {"decisions": {"promoted": 1}, "learner": {"seconds": 2.0, "samples": 3, "bytes": 4}}
         return asdict(self.stats[engine_id]) | own
 

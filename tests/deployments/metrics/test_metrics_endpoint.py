@@ -47,6 +47,9 @@ def test_figures_of_all_engines_are_shown_by_engine_and_model():
     assert got["vllm:cache_config_info", "16", "a", "demo", "101"] == 1
     assert got["wingbeat_tree_config_info", "True", "5", "a", "demo"] == 1
     assert got["wingbeat_round_cost_seconds", "a", "demo", "draft", "1"] == 0.125
+    assert got["wingbeat_break_even_acceptance_length", "a", "demo"] == 1.75
+    assert got["wingbeat_engine_restarts_total", "a", "demo"] == 1
+    assert got["wingbeat_self_test_passed", "a", "demo"] == 1
     assert got["wingbeat_drafter_state", "a", "demo", "attached"] == 1
     assert got["wingbeat_drafter_state", "a", "demo", "lost"] == 0
     assert got["wingbeat_drafter_restarts_total", "a", "demo"] == 1

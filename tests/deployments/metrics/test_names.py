@@ -98,6 +98,7 @@ def collected(caplog, figures: dict[str, Any]) -> set[str]:
     """Names of families that have a row; what was logged is in `caplog`."""
     vllm_families.say_missing.cache_clear()
     replicas = {"clients": None, "routers": {}, "drafter_lacks_room": False, "weights": ""}
+    replicas |= {"num_engine_restarts": 0, "self_test": None}
     snapshot = FleetSnapshot("demo", {"a": figures | replicas})
     with caplog.at_level("WARNING"):
         return {family.name for family in SnapshotCollector(snapshot).collect() if family.samples}

@@ -82,6 +82,23 @@ def test_a_draft_in_one_pass_is_never_asked_for_in_part_to_save_time(widths):
     assert nodes[0] > nodes[-1]
 
 
+@pytest.mark.parametrize(("acceptance", "level_s", "node_s", "batch"), CASES)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_with_as_many_tokens_per_draft_as_break_even_says_the_best_draft_is_as_fast_as_plain_decoding(
+    acceptance, level_s, node_s, batch, share
+):
+    drafting = max(int(share * batch), 1)
+    subject = shown(policy(level_s, node_s), acceptance)
+    assert subject.stats(0.0, 0).break_even is None
+    subject.plan(batch, drafting, 100.0)
+    rates = subject.rates(batch, drafting, 100.0)
+    levels, nodes = divmod(int(rates[1:].argmax()), rates.shape[1])
+    reached = np.append(0.0, acceptance ** np.arange(1.0, DEPTH + 1)).cumsum()
+    seconds = (batch + drafting * reached[min(levels + 1, nodes)]) / rates[levels + 1, nodes]
+    with_break_even = batch + drafting * (subject.stats(0.0, 0).break_even - 1.0)
+    assert with_break_even / seconds == pytest.approx(rates[0, 0], rel=0.01)
+
+
 def test_a_captured_shape_costs_its_rows_for_every_sequence():
     subject = shown(policy(0.3, 0.05, WIDTHS), 0.8)
     nodes = np.array(WIDTHS) - 1
