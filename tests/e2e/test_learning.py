@@ -10,12 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.deployments.metrics.prometheus_server import BINARY
 from tests.e2e.test_drafter_failure import PROBE, read_all
+from tests.e2e.watched_app import watched
 from tests.optional import kept
 from tests.runtime.learning.test_head_swap import changed
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.learning.folder import ledger_of
+from wingbeat.runtime.learning.head_counts import LEAST_ROUNDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 PLACES = kept({"actor": {}, "engine": {"drafter_place": "engine"}, "pool": {"drafters": {"num": 1}}})
@@ -126,3 +129,19 @@ def test_a_learner_stores_what_it_may_and_another_one_follows_it_when_it_is_kill
         until(lambda: list((world.ledger.folder / "rounds").glob("*/*/shard-*.safetensors")))
         until(lambda: (world.app.http.get("/v1/drafter").json()["learner"] or {}).get("bytes"))
         assert world.app.engine()["recording"]["num_sequences"] == 1
+
+
+@pytest.mark.skipif(BINARY is None, reason="prometheus is not installed: apt-get install prometheus")
+def test_a_version_that_drafts_worse_is_rolled_back_and_fires_its_alert(start_app, until, tmp_path):
+    settings = {"learn": {"dir": tmp_path / "learning", "trains": False}, "adaptive": False}
+    ledger = ledger_of(AppConfig(**settings))
+    with watched(start_app, "alerts-learn", tmp_path, {"max_tokens": 64}, **settings) as world:
+        world.ask(3)
+        until(lambda: world.app.engine()["by_head"].get(0, (0,))[0] >= LEAST_ROUNDS)
+        source = changed(DEMO_PAIR / "drafter", tmp_path / "worse")
+        worse = ledger.add(lambda into: shutil.copytree(source, into, dirs_exist_ok=True), "operator", "")
+        assert "WingbeatHeadRolledBack" not in world.fired()
+        ledger.promote(worse, "to see it rolled back")
+        world.wait_for("WingbeatHeadRolledBack")
+        assert ledger.read().served == 0
+        assert world.num_errors == 0

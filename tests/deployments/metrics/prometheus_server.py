@@ -37,10 +37,13 @@ class Prometheus:
     Args:
         target: host and port of the server.
         port: a free port of 127.0.0.1 for its API.
+        path: of the server's metrics.
+        rules: file of alerting rules, evaluated every second.
     """
 
-    def __init__(self, target: str, port: int) -> None:
+    def __init__(self, target: str, port: int, path: str = "/metrics", rules: Path | None = None) -> None:
         self._target = target
+        self._path, self._rules = path, rules
         self._address = f"127.0.0.1:{port}"
         self._folder = Path(tempfile.mkdtemp(prefix="prometheus"))
         self._client = httpx.Client(base_url=f"http://{self._address}", timeout=START_S, trust_env=False)
@@ -55,10 +58,11 @@ class Prometheus:
         if BINARY is None:
             raise RuntimeError("prometheus is not installed: apt-get install prometheus")
         config = self._folder / "prometheus.yml"
-        scrape = {"job_name": "wingbeat", "static_configs": [{"targets": [self._target]}]}
-        times = {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"}
+        scrape = {"job_name": "wingbeat", "metrics_path": self._path, "static_configs": [{"targets": [self._target]}]}
+        times = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{SCRAPE_S}s")
+        whole = {"global": times, "scrape_configs": [scrape], "rule_files": [str(self._rules)] if self._rules else []}
         # JSON is YAML.
-        config.write_text(json.dumps({"global": times, "scrape_configs": [scrape]}), encoding="utf-8")
+        config.write_text(json.dumps(whole), encoding="utf-8")
         command = [BINARY, f"--config.file={config}", f"--storage.tsdb.path={self._folder / 'data'}"]
         command += [f"--web.listen-address={self._address}", "--log.level=warn"]
         with (self._folder / "log").open("wb") as log:
@@ -82,6 +86,11 @@ class Prometheus:
         """Series of an expression now; raises httpx.HTTPStatusError for an expression that Prometheus cannot read."""
         answer = self._client.get("/api/v1/query", params={"query": expression})
         return answer.raise_for_status().json()["data"]["result"]
+
+    def fired(self) -> set[str]:
+        """Names of the alerts that have fired at any time."""
+        series = self.query('max_over_time(ALERTS{alertstate="firing"}[1d])')
+        return {one["metric"]["alertname"] for one in series}
 
     def names(self) -> set[str]:
         """Names of the lines that were stored."""

@@ -75,9 +75,8 @@ def test_every_rule_has_what_people_are_told_and_a_section_of_the_runbook():
 
 def test_durations_are_minutes():
     times = [rule["for"] for rule in rules() if "for" in rule]
-    times += [
-        part for rule in rules() for window in re.findall(r"\[([^]]*)\]", rule["expr"]) for part in window.split(":")
-    ]
+    windows = [window for rule in rules() for window in re.findall(r"\[([^]]*)\]", rule["expr"])]
+    times += [part for window in windows for part in window.split(":")]
     assert len(times) > 15
     assert [time for time in times if not MINUTES.fullmatch(time)] == []
 
@@ -181,9 +180,8 @@ TIMES = ("20m", "32m", "40m", "50m")
 def spelt(series: dict[str, str]) -> dict[str, str]:
     """Beside the healthy ones, with the labels of engines."""
     whole = {"E": "model_name='m',engine='e'", "F": "model_name='m',engine='f'"}
-    return {
-        re.sub(r"\b[EF]\b", lambda found: whole[found[0]], name): value for name, value in (HEALTHY | series).items()
-    }
+    given = HEALTHY | series
+    return {re.sub(r"\b[EF]\b", lambda found: whole[found[0]], name): values for name, values in given.items()}
 
 
 @needs_promtool

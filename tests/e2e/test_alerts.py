@@ -1,0 +1,87 @@
+"""Alerting rules over the demo pair: a real Prometheus fires each over its fault, none over an hour of healthy load.
+
+Minutes are read as seconds. `test_learning.py` has the roll-back of a head.
+"""
+
+import os
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.deployments.metrics.prometheus_server import BINARY
+from tests.e2e.watched_app import FIRES_WITHIN_S, watched
+from tests.runtime.models import DEMO_PAIR
+
+pytestmark = [
+    *(pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")),
+    pytest.mark.skipif(BINARY is None, reason="prometheus is not installed: apt-get install prometheus"),
+]
+HOUR_S = 60.0
+FILE = "model.safetensors"
+ACCEPTANCE = "1 + vllm:spec_decode_num_accepted_tokens_total / vllm:spec_decode_num_drafts_total"
+BREAK_EVEN = "wingbeat_break_even_acceptance_length"
+PLAIN = "sum(wingbeat_plain_rounds_total) / sum(wingbeat_rounds_total)"
+
+
+def kill(pid: int) -> int:
+    """End a process of the application; its id."""
+    assert pid > 0
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_an_hour_of_healthy_load_fires_nothing_and_dead_processes_their_alerts(start_app, tmp_path):
+    # Fixed trees: on a machine busy with tests the policy may well find that drafts for so small a model do not pay.
+    with watched(start_app, "alerts-fine", tmp_path, {"max_tokens": 64}, adaptive=False) as world:
+        world.ask(3)
+        time.sleep(HOUR_S)
+        print(f"{world.num_answers} answers, {world.value(ACCEPTANCE):.2f} tokens per draft", end=", ")
+        print(f"{world.value(PLAIN):.0%} plain rounds")
+        assert world.fired() == set()
+        assert world.num_errors == 0
+        killed, until = 0, time.monotonic() + FIRES_WITHIN_S
+        while "WingbeatDrafterAbsent" not in world.fired():
+            assert time.monotonic() < until
+            # One after the other, so that each waits for longer than the one before.
+            if (stats := world.app.engine())["drafter_state"] == "attached" and stats["drafter_pid"] != killed:
+                killed = kill(stats["drafter_pid"])
+            time.sleep(0.2)
+        assert "WingbeatReplicaRestarting" not in world.fired()
+        kill(world.app.engine()["engine_pid"])
+        world.wait_for("WingbeatReplicaRestarting")
+        assert "WingbeatSelfTestFailing" not in world.fired()
+
+
+def test_a_head_that_drafts_nothing_right_fires_what_is_about_it(start_app, tmp_path):
+    bad = tmp_path / "bad"
+    shutil.copytree(DEMO_PAIR / "drafter", bad)
+    torch.manual_seed(5)
+    weights = {
+        name: torch.randn_like(one) if one.is_floating_point() else one for name, one in load_file(bad / FILE).items()
+    }
+    save_file(weights, bad / FILE)
+    settings = {"drafter": str(bad), "allow_bad_drafter": True}
+    with watched(start_app, "alerts-head", tmp_path, {"max_tokens": 64}, **settings) as world:
+        world.ask(3)
+        about_it = {"WingbeatSelfTestFailing", "WingbeatAcceptanceBelowBreakEven", "WingbeatPlainRounds"}
+        world.wait_for(*about_it)
+        print(f"{world.value(ACCEPTANCE):.2f} tokens per draft", end=", ")
+        print(f"break-even {world.value(BREAK_EVEN):.2f}, {world.value(PLAIN):.0%} plain rounds")
+        assert world.fired() == about_it
+
+
+def test_more_requests_than_there_is_room_for_fire_what_is_about_load(start_app, tmp_path):
+    limits = {"max_num_seqs": 2, "max_model_len": 256, "num_kv_blocks": 24, "max_queued_requests": 24}
+    with watched(start_app, "alerts-load", tmp_path, {"max_tokens": 200}, adaptive=False, **limits) as world:
+        about_load = {"WingbeatKVFull", "WingbeatQueueGrowing", "WingbeatServerErrors"}
+        until = time.monotonic() + FIRES_WITHIN_S
+        while not about_load <= world.fired():
+            assert time.monotonic() < until
+            world.ask(1)
+            time.sleep(0.6)
+        assert world.num_errors > 0
+        assert world.fired() == about_load
