@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.deployments.metrics.prometheus_server import BINARY
-from tests.e2e.watched_app import FIRES_WITHIN_S, watched
+from tests.e2e.watched_app import watched
 from tests.runtime.models import DEMO_PAIR
 
 pytestmark = [
@@ -43,13 +43,16 @@ def test_an_hour_of_healthy_load_fires_nothing_and_dead_processes_their_alerts(s
         print(f"{world.value(PLAIN):.0%} plain rounds")
         assert world.fired() == set()
         assert world.num_errors == 0
-        killed, until = 0, time.monotonic() + FIRES_WITHIN_S
-        while "WingbeatDrafterAbsent" not in world.fired():
-            assert time.monotonic() < until
-            # One after the other, so that each waits for longer than the one before.
-            if (stats := world.app.engine())["drafter_state"] == "attached" and stats["drafter_pid"] != killed:
-                killed = kill(stats["drafter_pid"])
-            time.sleep(0.2)
+        killed = set()
+
+        def kill_drafters_until_it_fires() -> bool:
+            """One after the other, so that each is awaited for longer than the one before."""
+            stats = world.app.engine()
+            if stats["drafter_state"] == "attached" and stats["drafter_pid"] not in killed:
+                killed.add(kill(stats["drafter_pid"]))
+            return "WingbeatDrafterAbsent" in world.fired()
+
+        world.until(kill_drafters_until_it_fires)
         assert "WingbeatReplicaRestarting" not in world.fired()
         kill(world.app.engine()["engine_pid"])
         world.wait_for("WingbeatReplicaRestarting")
@@ -78,10 +81,11 @@ def test_more_requests_than_there_is_room_for_fire_what_is_about_load(start_app,
     limits = {"max_num_seqs": 2, "max_model_len": 256, "num_kv_blocks": 24, "max_queued_requests": 24}
     with watched(start_app, "alerts-load", tmp_path, {"max_tokens": 200}, adaptive=False, **limits) as world:
         about_load = {"WingbeatKVFull", "WingbeatQueueGrowing", "WingbeatServerErrors"}
-        until = time.monotonic() + FIRES_WITHIN_S
-        while not about_load <= world.fired():
-            assert time.monotonic() < until
+
+        def ask_more_until_all_fire() -> bool:
             world.ask(1)
-            time.sleep(0.6)
+            return about_load <= world.fired()
+
+        world.until(ask_more_until_all_fire, every_s=0.6)
         assert world.num_errors > 0
         assert world.fired() == about_load

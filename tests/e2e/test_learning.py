@@ -132,12 +132,12 @@ def test_a_learner_stores_what_it_may_and_another_one_follows_it_when_it_is_kill
 
 
 @pytest.mark.skipif(BINARY is None, reason="prometheus is not installed: apt-get install prometheus")
-def test_a_version_that_drafts_worse_is_rolled_back_and_fires_its_alert(start_app, until, tmp_path):
+def test_a_version_that_drafts_worse_is_rolled_back_and_fires_its_alert(start_app, tmp_path):
     settings = {"learn": {"dir": tmp_path / "learning", "trains": False}, "adaptive": False}
     ledger = ledger_of(AppConfig(**settings))
     with watched(start_app, "alerts-learn", tmp_path, {"max_tokens": 64}, **settings) as world:
         world.ask(3)
-        until(lambda: world.app.engine()["by_head"].get(0, (0,))[0] >= LEAST_ROUNDS)
+        world.until(lambda: world.app.engine()["by_head"].get(0, (0,))[0] >= LEAST_ROUNDS)
         source = changed(DEMO_PAIR / "drafter", tmp_path / "worse")
         worse = ledger.add(lambda into: shutil.copytree(source, into, dirs_exist_ok=True), "operator", "")
         assert "WingbeatHeadRolledBack" not in world.fired()

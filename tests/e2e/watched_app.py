@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,10 +56,14 @@ class Watched:
 
     def wait_for(self, *alerts: str) -> None:
         """Until these have fired."""
+        self.until(lambda: set(alerts) <= self.fired(), every_s=0.5)
+
+    def until(self, condition: Callable[[], Any], every_s: float = 0.2) -> None:
+        """Wait for a condition; raises AssertionError with the alerts so far where it never comes true."""
         deadline = time.monotonic() + FIRES_WITHIN_S
-        while missing := set(alerts) - self.fired():
-            assert time.monotonic() < deadline, f"{missing} did not fire, but {self.fired()}"
-            time.sleep(0.5)
+        while not condition():
+            assert time.monotonic() < deadline, f"fired so far: {self.fired()}"
+            time.sleep(every_s)
 
     def _run(self) -> None:
         while not self._done.is_set():
@@ -81,4 +85,6 @@ def watched(start_app: Any, name: str, folder: Path, fields: dict[str, Any], **s
             Prometheus(target, free_port(), f"/{name}/metrics", rules) as prometheus,
             Watched(app, prometheus, fields) as world,
         ):
+            # A Prometheus that has just started finds its targets after some seconds: rises before them are not seen.
+            world.until(prometheus.names)
             yield world
