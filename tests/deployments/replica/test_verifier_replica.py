@@ -107,6 +107,25 @@ def test_a_failed_start_leaves_nothing_behind(
     assert set(children()) <= set(before), "those of earlier tests may have ended"
 
 
+def test_a_drafter_that_has_not_come_is_shown_as_lost_and_not_as_one_that_nobody_wants(monkeypatch: pytest.MonkeyPatch):
+    async def attach(*_given: object) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody ends the wait")
+
+    monkeypatch.setattr(FakeRayDrafter, "attach", attach)
+    monkeypatch.setattr(FakeRayDrafter, "patience_s", 0.05, raising=False)
+
+    async def scenario() -> None:
+        made = await started(ENGINE_ID, AppConfig(threads=1, engine_factory=f"{ENGINES}:build_unfit"))
+        try:
+            stats = await made.stats()
+        finally:
+            await made.end()
+        assert (stats["drafter_state"], stats["self_test"]) == ("lost", None)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
 @contextmanager
 def verifier_runs() -> Iterator[Runs]:
     """Runs scenarios on one verifier that has started."""
