@@ -53,6 +53,7 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `own_head(source)`: the folder of the draft head that comes with Wingbeat for such a name; None where there is none.
 - `folder_of(source)`: the folder of Hugging Face that stands for a model's file of another format; None for others.
 - `files_of(folder)`: the files of the model that such a folder stands for; None for other folders.
+- `served_weights(loaded)`: weights of a model that are written while it is served.
 - `render_apart(template, messages, variables, special_tokens)`: a conversation by a template that a request brings.
 - `lent_tensors(folder)`: readers of the input embedding and the output matrix of a folder of such a file, by name.
 - `stored_shapes(folder)`: shapes of its tensors by the file's own names, of a draft head by those of the head's layout.
@@ -83,7 +84,7 @@ PARTS = (
     *("assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
-    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads"),
+    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts"),
 )
 """Their folders, in the order in which they are asked."""
 

@@ -160,7 +160,7 @@ FEATURES = {
         (
             *("deployments/rollouts", "runtime/rollouts", "docs/rollouts.md", "examples/rollouts.py"),
             *("tests/deployments/rollouts", "tests/runtime/rollouts", "tests/e2e/test_rollouts.py"),
-            "tests/gpu_of_numbers/rollout_cases.py",
+            *("tests/gpu_of_numbers/rollout_cases.py", "tests/runtime/tensor_parallel/test_rank_weights.py"),
         ),
         words=("rollouts", "weight_transfer_config", "/pause", "/update_weights"),
     ),

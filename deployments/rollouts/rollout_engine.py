@@ -223,6 +223,8 @@ class RolloutEngine:
             raise WeightsRefused("a sleep gives back the memory of a CPU's verifier alone: pause it instead")
         if self._update.is_open:
             raise WrongOrder("a weight update is under way: finish it, or abort it")
+        if level and not self._update.weights.are_whole:
+            raise WeightsRefused("a sleep does not give back what ranks hold: pause it instead")
         self._paused = True
         if not level:
             return
@@ -369,7 +371,10 @@ class RolloutEngine:
 
         Raises:
             WrongOrder: there are no weights of one update.
+            WeightsRefused: they are divided among ranks.
         """
+        if not self._update.weights.are_whole:
+            raise WeightsRefused("action cannot be done: the weights are divided among ranks")
         if self._update.is_open or self._update.torn:
             raise WrongOrder("the weights are being updated")
         return self._update.weights.checksums()

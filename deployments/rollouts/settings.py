@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app_config import AppConfig
 
 ROLLOUTS = "`rollouts`"
-RANKS, PREFIX_DIR = "`tensor_parallel_size` above 1", "`prefix_dir`"
+JOURNAL, RANKS, PREFIX_DIR = "`rollouts_journal`", "`tensor_parallel_size` above 1", "`prefix_dir`"
 """Features of other parts, by their names there."""
 _OLD = "what is stored is of weights that change"
 REFUSED = (
     Refusal(ROLLOUTS, Feature.ENGINE_DIR, "its engines hold the weights that they were built with"),
     Refusal(ROLLOUTS, Feature.INT8, "rounded weights take no others while they are served"),
     Refusal(ROLLOUTS, Feature.OWN_ENGINE, "its weights are its own"),
-    Refusal(ROLLOUTS, RANKS, "the weights of ranks are not written while they are served"),
+    Refusal(JOURNAL, RANKS, "a rank has a part of each weight"),
     Refusal(ROLLOUTS, PREFIX_DIR, _OLD),
 )
 
@@ -90,7 +90,10 @@ def changes_weights(config: "AppConfig") -> bool | None:
 def asked(config: "AppConfig") -> dict[str, tuple[bool, str]]:
     """Whether weights change, and how that is asked for."""
     said = "rollouts is True" if config.rollouts else "weight_transfer_config is given"
-    return {ROLLOUTS: (bool(changes_weights(config)), said)}
+    return {
+        ROLLOUTS: (bool(changes_weights(config)), said),
+        JOURNAL: (config.rollouts_journal, "rollouts_journal is True"),
+    }
 
 
 def check_settings(config: "AppConfig") -> None:

@@ -29,7 +29,10 @@ class ServedWeights:
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._model = model = loaded.model
+        self._model, self._shards = loaded.model, loaded.shards
+        model = loaded.model
+        if self._shards is not None and self._shards.problem is not None:
+            raise WeightsRefused(self._shards.problem)
         if loaded.eight_bits:
             raise WeightsRefused("dtype is int8: weights that are rounded take no others while they are served")
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
@@ -67,6 +70,14 @@ class ServedWeights:
         module, attribute = self._places[name][0]
         return module.get_parameter(attribute)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether this process has all of them, and may read them."""
+        return self._shards is None
+
     def names(self) -> list[str]:
         """Names of all weights, of those that share one tensor the first."""
         seen: set[int] = set()
@@ -82,6 +93,8 @@ class ServedWeights:
         if name not in self._places:
             raise WeightsRefused(f"{name} is no tensor of {type(self._model).__name__}")
         expected = tuple(self._parameter(name).shape)
+        if self._shards is not None:
+            expected = self._shards.shape(name, expected)
         if tuple(shape) != expected:
             raise WeightsRefused(f"{name} has shape {list(shape)}, expected {list(expected)}")
         if dtype not in FLOATS:
@@ -105,6 +118,10 @@ class ServedWeights:
     @torch.inference_mode()
     def write(self, name: str, value: Tensor) -> None:
         """Write a converted value where the weight lies; the layers compute by it after `finish`."""
+        if self._shards is not None:
+            if self._shards.tell is not None:
+                self._shards.tell(name, value)
+            value = self._shards.part(name, value)
         for module, attribute in self._places[name]:
             if not isinstance(module, PackableLinear):
                 module.get_parameter(attribute).data.copy_(value)
@@ -116,6 +133,8 @@ class ServedWeights:
     @torch.inference_mode()
     def finish(self) -> None:
         """Let the layers compute by what was written."""
+        if self._shards is not None and self._shards.tell is not None:
+            self._shards.tell("", None)
         for module in self._model.modules():
             if callable(take := getattr(module, "take_written", None)):
                 take()

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.parts import first
 from wingbeat.runtime.tensor_parallel.graphs import FollowingGraphs
 from wingbeat.runtime.tensor_parallel.group import RankGroup
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
@@ -74,7 +76,9 @@ class Follower:
         columns: dict[type, Any] = {}
         for name, told in message.parts:
             columns |= self._loaded.parts[name].hear(told)
-        if message.order is not None:
+        if message.written is not None:
+            self._write(*message.written)
+        elif message.order is not None:
             self._graphs.obey(message.order)
         elif message.observed is not None:
             self._model.observe(message.observed)
@@ -82,6 +86,17 @@ class Follower:
             if message.pool != self._pool:
                 self._use(message.pool)
             self._model(message.rows._replace(caches=self._cache.layers, columns=columns))
+
+    def _write(self, name: str, value: Tensor | None) -> None:
+        if value is None:
+            self._weights.finish()
+        elif name in self._weights:  # addends that count once are rank 0's alone
+            self._weights.write(name, value)
+
+    @cached_property
+    def _weights(self) -> Any:
+        """This rank's parts of the weights, where rank 0 writes some."""
+        return first("served_weights", self._loaded)
 
     @cached_property
     def _graphs(self) -> FollowingGraphs:

@@ -34,6 +34,8 @@ class Leader(Backend):
     def __init__(self, loaded: LoadedModel, ranks: Ranks) -> None:
         self.ranks = ranks
         self.telling = Telling(ranks, loaded.parts)
+        if loaded.shards is not None:
+            loaded.shards.tell = self.telling.write
         self._run = loaded.model.forward
         loaded.model.forward = self._forward
 

@@ -43,6 +43,8 @@ class RoundMessage(NamedTuple):
     rows: Rows | None = None
     """Without caches, what features add, and what is entered around a pass."""
     order: GraphOrder | None = None
+    written: tuple[str, Tensor | None] | None = None
+    """A weight's name and its numbers, of which each rank takes its part; an empty name behind the last one."""
 
 
 class _Place(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import replace_layer_number_by_wildcard
@@ -43,35 +43,72 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks, limits: EngineConfi
     check_files(file)
     model = load_weights(file, dtype, distributed_config=DistributedConfig(tp_size=ranks.size)).to(ranks.device)
     with one_line(file.name):
-        use_plain_tensors(model, ranks)
+        shards = use_plain_tensors(model, ranks)
         check_finite(model)
         ranks.wait_for_all()
         written = written_tokens(path) if model.dtype in HALVES else []
         loaded = prepare_model(model, path.name, division=ranks, written=written)
+        loaded.shards = shards
     for extend in hooks("extend_shard"):
         extend(loaded, ranks, limits)
     return loaded
 
 
-def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Let each rank compute with its parts alone.
+class Shards:
+    """Which part of which weight a rank has: the ranks' parts, side by side, are the weight."""
+
+    tell: Callable[[str, Tensor | None], None] | None = None
+    """On rank 0: has the others write their parts."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._places: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.problem: str | None = None
+        """Why weights are not written."""
+
+    def add(self, name: str, weight: DTensor, rule: str | None) -> None:
+        """Note what a weight is divided by."""
+        for place in weight.placements:
+            if rule not in _SIDE_BY_SIDE and place.is_shard():
+                self.problem = f"{name} is divided by the rule {rule!r}, and is not written while it is served"
+            elif isinstance(place, Shard):
+                self._places[name] = tuple(weight.shape), place.dim
+
+    def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a whole weight."""
+        return self._places[name][0] if name in self._places else own
+
+    def part(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a whole weight."""
+        if name not in self._places:
+            return value
+        return value.chunk(self._ranks.size, self._places[name][1])[self._ranks.rank]
+
+
+def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> Shards:
+    """Let each rank compute with its parts alone; returns which these are.
 
     Raises:
         UnsupportedModelError: the model's plan has a rule that we do not know.
     """
-    plain: dict[int, nn.Parameter] = {}
+    # By the whole one's identity, which stays its own as long as it is held.
+    plain: dict[int, tuple[DTensor, nn.Parameter]] = {}
+    shards = Shards(ranks)
     for name, module in model.named_modules():
-        for key, weight in module.named_parameters(recurse=False):
-            if isinstance(weight, DTensor):  # tied ones stay tied
-                part = plain.get(id(weight)) or nn.Parameter(weight.to_local(), requires_grad=False)
-                module._parameters[key] = plain[id(weight)] = part
         rule = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+        for key, weight in module.named_parameters(recurse=False):
+            if isinstance(weight, DTensor):
+                shards.add(f"{name}.{key}", weight, rule)
+                if id(weight) not in plain:  # tied ones stay tied
+                    plain[id(weight)] = weight, nn.Parameter(weight.to_local(), requires_grad=False)
+                module._parameters[key] = plain[id(weight)][1]
         if rule is None:
             continue
         if rule not in _RULES:
             raise UnsupportedModelError(f"{name} is divided by the rule {rule!r}, which is not served")
         vars(module).pop("forward", None)  # transformers' own, which wraps the class's
         _RULES[rule](module, ranks)
+    return shards
 
 
 def _as_it_is(module: nn.Module, ranks: Ranks) -> None:
@@ -121,3 +158,5 @@ _RULES: dict[str, Callable[[nn.Module, Ranks], None]] = {
     "embedding_rowwise": _words,
 }
 """By transformers' names for them."""
+_SIDE_BY_SIDE = {"colwise", "rowwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise"}
+"""Rules by which the ranks' parts lie side by side in the weight."""

@@ -85,6 +85,10 @@ class Telling:
         told = tuple((name, part.tell(None)) for name, part in self._parts.items())
         self._say(self._message(told)._replace(order=GraphOrder(step, number)))
 
+    def write(self, name: str, value: Tensor | None) -> None:
+        """Have the other ranks write their parts of a weight; see `RoundMessage.written`."""
+        self._say(self._message()._replace(written=(name, value)))
+
     @contextmanager
     def learnt(self) -> Iterator[list[Told]]:
         """Context manager that yields what is told within, once it ends."""

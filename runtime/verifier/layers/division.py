@@ -1,5 +1,6 @@
 """A model whose layers are divided among processes: what each computes of a layer's outputs is an addend."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -23,4 +24,21 @@ class Division(Protocol):
         Args:
             problem: this one's own.
         """
+        ...
+
+
+class WeightShards(Protocol):
+    """Which part of which weight a process has."""
+
+    tell: Callable[[str, Tensor | None], None] | None
+    """On the process that leads: has the others write their parts of a weight by its name, and finish by None."""
+    problem: str | None
+    """Why weights are not written; None where they are."""
+
+    def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a whole weight, of which this process has a part of the shape `own`."""
+        ...
+
+    def part(self, name: str, value: Tensor) -> Tensor:
+        """This process's part of a whole weight."""
         ...

@@ -17,6 +17,7 @@ from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.scheduler import Seats
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.layers.division import WeightShards
 from wingbeat.runtime.verifier.layers.linears import held_bytes
 from wingbeat.runtime.verifier.layers.model_part import ModelPart, SpanReader
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
@@ -43,6 +44,8 @@ class LoadedModel:
     """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
     eight_bits: bool = False
     """Its linear layers' weights are rounded to eight bits."""
+    shards: WeightShards | None = None
+    """Parts of its weights that this process has; None where it has them all."""
     takes: dict[str, str] = field(default_factory=dict)
     """By kind of span that the checkpoint has an encoder for: `served`, or why that kind is not."""
 

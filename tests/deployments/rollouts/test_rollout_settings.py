@@ -20,7 +20,10 @@ def test_vllm_s_switch_implies_them():
     ("fields", "reason"),
     [
         ({"rollouts": True, "dtype": "int8"}, "rollouts is True and dtype is int8: rounded weights take no others"),
-        ({"rollouts": True, "tensor_parallel_size": 2}, "the weights of ranks are not written"),
+        (
+            {"rollouts": True, "rollouts_journal": True, "tensor_parallel_size": 2},
+            "rollouts_journal is True and tensor_parallel_size is 2: a rank has a part of each weight",
+        ),
         ({"rollouts": True, "engine_factory": "a:b"}, "its weights are its own"),
         ({"rollouts": True, "recording_dir": "/tmp/r"}, "rollouts and recording_dir are both given"),
         ({"rollouts": True, "prefix_dir": "/tmp/r"}, "what is stored is of weights that change"),

@@ -54,6 +54,15 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
         assert Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH)).finish() == expected
 
 
+def test_a_tied_output_matrix_is_divided_with_its_embedding(second, tmp_path):
+    model = random_model("llama", **EVEN, tie_word_embeddings=True)
+    expected, _ = greedy(model, PROMPTS[:3], LENGTH)
+    with led_model(second, model, tmp_path, engine_config()) as led:
+        head, embedding = led.loaded.model.get_output_embeddings(), led.loaded.model.get_input_embeddings()
+        assert head.weight is embedding.weight
+        assert Run(led_engine(led, led.limits), PROMPTS[:3], greedy_params(LENGTH)).finish() == expected
+
+
 @pytest.mark.slow
 def test_half_precision_is_tried_on_all_ranks(second, tmp_path):
     """Each rank widens its own parts; references and verdicts are those of all of them."""
