@@ -31,6 +31,25 @@ PROMPTS = (
     "class Queue:\n    def put(self, item):\n        ",
     "import os\n\n\ndef read(path):\n    ",
     "for name in names:\n    ",
+    "class Stack:\n    def __init__(self):\n        ",
+    "def parse(line):\n    ",
+    "try:\n    import json\n",
+    "with open(path) as file:\n    ",
+    "class Reader(Base):\n    def read(self, size=-1):\n        ",
+    "if __name__ == ",
+    "def __repr__(self):\n        return ",
+    "    def close(self):\n        ",
+    "class Error(Exception):\n    ",
+    "while True:\n    ",
+    "def test_empty(self):\n        ",
+    "    def __len__(self):\n        ",
+)
+
+
+def main():\n    ",
+    "class Queue:\n    def put(self, item):\n        ",
+    "import os\n\n\ndef read(path):\n    ",
+    "for name in names:\n    ",
 )
 
 
@@ -59,7 +78,8 @@ def main() -> None:
         texts = hashlib.sha256(repr([answer["token_ids"] for answer in answers]).encode()).hexdigest()[:12]
         print(
             f"step {step}: reward {rewards.mean():.3f}, texts {texts}, {len(answers)} answers in {sampled_s:.2f} s, "
-            f"{tokens_a_round(answers):.2f} tokens a drafted round, sleep {asleep_s * 1e3:.0f} ms, wake-up and update {updated_s * 1e3:.0f} ms",
+            f"{tokens_a_round(answers):.2f} tokens a drafted round, sleep {asleep_s * 1e3:.0f} ms, "
+            f"wake-up and update {updated_s * 1e3:.0f} ms",
             flush=True,
         )
 
@@ -131,7 +151,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
     parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--learning-rate", type=float, default=0.5)
+    parser.add_argument("--learning-rate", type=float, default=0.2)
     parser.add_argument("--token", default="self", help="a text of one token, which is rewarded")
     parser.add_argument("--verify", action="store_true", help="decode every answer again, plainly")
     return parser.parse_args()
