@@ -46,13 +46,6 @@ PROMPTS = (
 )
 
 
-def main():\n    ",
-    "class Queue:\n    def put(self, item):\n        ",
-    "import os\n\n\ndef read(path):\n    ",
-    "for name in names:\n    ",
-)
-
-
 def main() -> None:
     """Train."""
     args = arguments()
