@@ -32,6 +32,7 @@ def tree_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """Attend to the committed context and, by their mask, to the new rows stored behind it.
 
@@ -57,6 +58,8 @@ def tree_attention(
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.gpu.attention.splits.workspace_size`.
+        alike: on CUDA, a row has the same bits in any batch, alone, in a chunk and at the end of its path in a tree of
+            64 nodes at most.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim] in the query's dtype.
@@ -84,6 +87,7 @@ def tree_attention(
             sinks=sinks,
             out=out,
             workspace=workspace,
+            alike=alike,
         )
     num_reqs, num_query = query.shape[:2]
     if mask_words is None:

@@ -81,15 +81,17 @@ def tree_attention_kernel(
     BLOCK_KEYS: tl.constexpr,
     TAIL_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):
     of_split = num_row_tiles * NUM_KV_HEADS
     unit = tl.program_id(0)  # which tile of rows, of which head, of which split
     if SPLIT:
         num_first = of_split * num_reqs
         end = unit + 1
+        split_window = None if ALIKE else window
         if unit >= num_first:
             end = num_first + of_split * count_further_splits(
-                context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS
+                context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys, BLOCK_KEYS
             )
         step = tl.maximum(tl.num_programs(0) - num_first, 1)
         # What a unit needs is computed in each: kept from one to the next, it takes a third more registers.
@@ -98,7 +100,7 @@ def tree_attention_kernel(
             split = 0
             if at >= num_first:
                 req, split = find_further_split(
-                    req - num_reqs, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys,
+                    req - num_reqs, context_ptr, num_reqs, num_new, split_window, max_keys, most_splits, least_keys,
                     BLOCK_KEYS,
                 )  # fmt: skip
             attend_rows(
@@ -109,7 +111,7 @@ def tree_attention_kernel(
                 stride_word_node, stride_out_req, stride_out_node, stride_out_head, logit_scale, softcap, window,
                 num_query, num_new, num_words, max_keys, num_row_tiles, most_splits, least_keys, SPLIT, GROUP,
                 NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS,
-                TAIL_KEYS, PRECISION,
+                TAIL_KEYS, PRECISION, ALIKE,
             )  # fmt: skip
     else:
         attend_rows(
@@ -119,5 +121,5 @@ def tree_attention_kernel(
             stride_value_head, stride_table, stride_position, stride_word_req, stride_word_node, stride_out_req,
             stride_out_node, stride_out_head, logit_scale, softcap, window, num_query, num_new, num_words, max_keys,
             num_row_tiles, most_splits, least_keys, SPLIT, GROUP, NUM_KV_HEADS, BLOCK_SIZE, KEY_DIM, VALUE_DIM,
-            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS, TAIL_KEYS, PRECISION,
+            BLOCK_KEY_DIM, BLOCK_VALUE_DIM, BLOCK_ROWS, BLOCK_KEYS, TAIL_KEYS, PRECISION, ALIKE,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 from wingbeat.kernels.gpu.attention.device import KNOWN, DeviceLimits, device_limits
 from wingbeat.kernels.gpu.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.gpu.attention.splits import (
+    FIXED_SPLITS,
     MAX_SPLITS,
     Splits,
     choose_splits,
@@ -24,7 +25,7 @@ from wingbeat.kernels.gpu.attention.splits import (
     merged_heads,
     workspace_size,
 )
-from wingbeat.kernels.gpu.attention.tiles import TileConfig, tile_config
+from wingbeat.kernels.gpu.attention.tiles import TileConfig, fixed_tile, tile_config
 
 _RESIDENT: dict[tuple, int] = {}
 """Programs that a multiprocessor holds at once, by what a variant is compiled for."""
@@ -56,14 +57,16 @@ class _Launch(NamedTuple):
         """Arguments of `merge_splits_kernel`."""
         num_reqs, num_query, num_heads, value_dim = self.out.shape
         contexts, (window, _, _, num_new, _, max_keys, _) = self.tensors[4], self.scalars[2:]
+        window = None if self.constants["ALIKE"] else window
         constants = {
             "NUM_HEADS": num_heads,
             "VALUE_DIM": value_dim,
             "BLOCK_VALUE_DIM": triton.next_power_of_2(value_dim),
             "BLOCK_KEYS": self.constants["BLOCK_KEYS"],
-            "ALL_SPLITS": MAX_SPLITS,
+            "ALL_SPLITS": FIXED_SPLITS.most if self.constants["ALIKE"] else MAX_SPLITS,
             "BLOCK_SPLITS": 4,
             "num_warps": 1,
+            "enable_fp_fusion": self.constants["enable_fp_fusion"],
         }
         rows = num_reqs * num_query
         lengths = (window, num_query, num_new, max_keys, *splits, merged_heads(rows, num_heads))
@@ -88,6 +91,7 @@ def tree_attention(
     workspace: Tensor | None = None,
     config: TileConfig | None = None,
     splits: Splits | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """See `wingbeat.kernels.attention.reference.tree_attention`, which checks the arguments.
 
@@ -95,14 +99,24 @@ def tree_attention(
         workspace: float32, `workspace_size` elements or more; allocated where None.
         config: overrides the table of tile configurations.
         splits: overrides `choose_splits`.
+
+    Raises:
+        ValueError: rows shall be alike, and there are more than 64 new ones under a mask, or more keys than splits hold.
     """
     num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
     num_rows = num_heads // num_kv_heads * num_query
     limits = device_limits(query.device.index or 0) if query.is_cuda else KNOWN["H100"]
+    max_keys = block_tables.shape[1] * block_size
+    if alike:
+        config = config or fixed_tile(query.dtype, max(key_dim, value_dim), limits)
+        splits = splits or FIXED_SPLITS
+        if mask_words is not None and mask_words.shape[2] > 1:
+            raise ValueError(f"mask_words has {mask_words.shape[2]} words a row: rows are alike in trees of 64 nodes")
+        if max_keys > splits.most * splits.least_keys:
+            raise ValueError(f"tables hold {max_keys} keys: rows are alike among {splits.most * splits.least_keys}")
     config = config or tile_config(query.dtype, max(key_dim, value_dim), num_rows, limits)
     num_programs = triton.cdiv(num_rows, config.block_rows) * num_kv_heads
-    max_keys = block_tables.shape[1] * block_size
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
     if num_reqs * num_programs == 0:
@@ -111,14 +125,14 @@ def tree_attention(
         query = query.contiguous()
     launch = _prepare(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
-        softcap, sinks, out, config,
+        softcap, sinks, out, config, alike,
     )  # fmt: skip
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device_of(query):
         if splits is None:
             device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
             splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
-        if sliding_window is not None:
+        if sliding_window is not None and not alike:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
         grid = (splits.launched(num_reqs, max_keys) * num_programs,)
@@ -148,6 +162,7 @@ def _prepare(
     sinks: Tensor | None,
     out: Tensor,
     config: TileConfig,
+    alike: bool,
 ) -> _Launch:
     num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
@@ -186,8 +201,11 @@ def _prepare(
         "BLOCK_KEYS": config.block_keys,
         "TAIL_KEYS": min(config.block_keys, 64),
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "ALIKE": alike,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        # Masked tiles and others are different code: left to the compiler, one of them may round less often.
+        "enable_fp_fusion": not alike,
     }
     tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
     return _Launch(tensors, strides, scalars, out, constants)

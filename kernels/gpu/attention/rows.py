@@ -105,6 +105,28 @@ def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.
 
 
 @triton.jit
+def _bits_of(word):
+    """int32 [64]: the bits of a word."""
+    return ((word >> tl.arange(0, 64).to(tl.int64)) & 1).to(tl.int32)
+
+
+@triton.jit
+def _places_of_path(
+    word,  # int64: a node's path among the new rows, itself included
+    keys,  # int32 [BLOCK_KEYS]: positions
+    context,
+    end,
+):
+    """int32 [BLOCK_KEYS]: index in the context of the keys at some positions of a path; `end` behind the path."""
+    bits = _bits_of(word)
+    depths = tl.cumsum(bits, 0) - 1  # parents come before their children
+    found = (bits != 0)[None, :] & (depths[None, :] == (keys - context)[:, None])
+    nodes = tl.sum(tl.where(found, tl.arange(0, 64)[None, :], 0), 1)
+    known = tl.sum(found.to(tl.int32), 1) > 0
+    return tl.where(keys < context, keys, tl.where(known, context + nodes, end))
+
+
+@triton.jit
 def _store_rows(
     out_ptr,
     offsets,  # int64 [BLOCK_ROWS]
@@ -173,8 +195,12 @@ def attend_rows(
     BLOCK_KEYS: tl.constexpr,
     TAIL_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):
-    """Write the results of one tile; those of one split among several to the partial ones, with their log-sum-exp."""
+    """Write the results of one tile; those of one split among several to the partial ones, with their log-sum-exp.
+
+    ALIKE takes a row's keys by their positions, a node's own path among them: it has the bits that it has as a root.
+    """
     # Those after the first find the keys of their head in the L2 cache.
     row_tile = unit % num_row_tiles
     kv_head = unit // num_row_tiles % NUM_KV_HEADS
@@ -189,16 +215,16 @@ def attend_rows(
 
     context = tl.load(context_ptr + req).to(tl.int32)
     table_ptr += req * stride_table
+    first_node = row_tile * BLOCK_ROWS // GROUP
+    last_node = tl.minimum((row_tile * BLOCK_ROWS + BLOCK_ROWS - 1) // GROUP, num_query - 1)
     if words_ptr is None:
-        first_node = row_tile * BLOCK_ROWS // GROUP
-        last_node = tl.minimum((row_tile * BLOCK_ROWS + BLOCK_ROWS - 1) // GROUP, num_query - 1)
         end = tl.minimum(context + last_node + 1, max_keys)
         shared = tl.minimum(context + first_node + 1, end)  # keys before it are visible to every row
         position = context + node
     else:
         end = tl.minimum(context + num_new, max_keys)
         shared = tl.minimum(context, end)
-        words_ptr += req * stride_word_req + node * stride_word_node
+        words_ptr += req * stride_word_req
         if window is not None:
             position_ptr += req * stride_position
             position = tl.load(position_ptr + num_new - num_query + node, mask=live, other=0).to(tl.int32)
@@ -210,9 +236,13 @@ def attend_rows(
     low = begin
     high = end
     if SPLIT:
-        per_split, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
-        low = begin + split * per_split  # past the end where a window or a row tile of a chunk sees fewer keys
+        per_split, num_splits = split_keys(
+            context, num_new, None if ALIKE else window, max_keys, most_splits, least_keys, BLOCK_KEYS
+        )
+        # Past the end where a window or a row tile of a chunk sees fewer keys.
+        low = split * per_split if ALIKE else begin + split * per_split
         high = tl.minimum(low + per_split, end)
+        low = tl.maximum(low, begin)
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
@@ -261,46 +291,86 @@ def attend_rows(
             PRECISION,
             True,
         )
-    for start in tl.range(tl.maximum(low, bare), high, TAIL_KEYS, num_stages=1):
-        keys = start + tl.arange(0, TAIL_KEYS)
-        if words_ptr is None:
-            visible = keys[None, :] <= position[:, None]
-        else:
-            visible = _visible_nodes(words_ptr, node, num_query, start - context, num_words, TAIL_KEYS)
-        visible = visible & (keys < high)[None, :]
-        if window is not None:
+    tail = tl.maximum(low, bare)
+    if ALIKE and words_ptr is not None:
+        # Each node's keys in the order of its path; the other rows of the tile see none of them.
+        for own in tl.range(first_node, last_node + 1, num_stages=1):
+            word = tl.load(words_ptr + own * stride_word_node)
+            own_end = context + tl.sum(_bits_of(word), 0)
+            for start in tl.range(tail, tl.minimum(high, own_end), TAIL_KEYS, num_stages=1):
+                keys = start + tl.arange(0, TAIL_KEYS)
+                places = _places_of_path(word, keys, context, end)
+                visible = (node == own)[:, None] & ((keys < high) & (places < end))[None, :]
+                if window is not None:
+                    visible = visible & (own_end - 1 - keys < window)[None, :]
+                acc, total, peak = _attend_tile(
+                    acc,
+                    total,
+                    peak,
+                    query,
+                    places,
+                    visible,
+                    end,
+                    table_ptr,
+                    key_ptr,
+                    value_ptr,
+                    stride_key_block,
+                    stride_key_slot,
+                    stride_value_block,
+                    stride_value_slot,
+                    logit_scale,
+                    softcap,
+                    BLOCK_SIZE,
+                    KEY_DIM,
+                    VALUE_DIM,
+                    BLOCK_KEY_DIM,
+                    BLOCK_VALUE_DIM,
+                    PRECISION,
+                    False,
+                )
+    else:
+        for start in tl.range(tail, high, TAIL_KEYS, num_stages=1):
+            keys = start + tl.arange(0, TAIL_KEYS)
             if words_ptr is None:
-                key_position = keys
+                visible = keys[None, :] <= position[:, None]
             else:
-                new = keys - context
-                loaded = tl.load(position_ptr + new, mask=(new >= 0) & (new < num_new), other=0).to(tl.int32)
-                key_position = tl.where(new < 0, keys, loaded)
-            visible = visible & (position[:, None] - key_position[None, :] < window)
-        acc, total, peak = _attend_tile(
-            acc,
-            total,
-            peak,
-            query,
-            keys,
-            visible,
-            high,
-            table_ptr,
-            key_ptr,
-            value_ptr,
-            stride_key_block,
-            stride_key_slot,
-            stride_value_block,
-            stride_value_slot,
-            logit_scale,
-            softcap,
-            BLOCK_SIZE,
-            KEY_DIM,
-            VALUE_DIM,
-            BLOCK_KEY_DIM,
-            BLOCK_VALUE_DIM,
-            PRECISION,
-            False,
-        )
+                visible = _visible_nodes(
+                    words_ptr + node * stride_word_node, node, num_query, start - context, num_words, TAIL_KEYS
+                )
+            visible = visible & (keys < high)[None, :]
+            if window is not None:
+                if words_ptr is None:
+                    key_position = keys
+                else:
+                    new = keys - context
+                    loaded = tl.load(position_ptr + new, mask=(new >= 0) & (new < num_new), other=0).to(tl.int32)
+                    key_position = tl.where(new < 0, keys, loaded)
+                visible = visible & (position[:, None] - key_position[None, :] < window)
+            acc, total, peak = _attend_tile(
+                acc,
+                total,
+                peak,
+                query,
+                keys,
+                visible,
+                high,
+                table_ptr,
+                key_ptr,
+                value_ptr,
+                stride_key_block,
+                stride_key_slot,
+                stride_value_block,
+                stride_value_slot,
+                logit_scale,
+                softcap,
+                BLOCK_SIZE,
+                KEY_DIM,
+                VALUE_DIM,
+                BLOCK_KEY_DIM,
+                BLOCK_VALUE_DIM,
+                PRECISION,
+                False,
+            )
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]

@@ -45,6 +45,10 @@ class Splits(NamedTuple):
         return num_reqs + min(num_reqs * (self.at_most(max_keys) - 1), _DEVICES * self.most)
 
 
+FIXED_SPLITS = Splits(512, 512)
+"""Of rows that must have the same bits in any batch and any table: short enough for one request, long enough for many."""
+
+
 def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:
     """Splits that fill the device: by the programs of one request where it is long, by those of all in a large batch.
 
@@ -217,7 +221,7 @@ def merge_splits_kernel(
                     other=0.0,
                 )
                 acc += tl.sum(weight[:, None] * partial, 0)
-            acc = acc / tl.where(total > 0, total, 1.0)
+            acc = tl.div_rn(acc, tl.where(total > 0, total, 1.0))  # one split that a row sees stays as it is
             out_ptrs = out_ptr + row // num_query * stride_out_req + row % num_query * stride_out_node
             out_ptrs += head * stride_out_head
             tl.store(out_ptrs + dims, acc.to(out_ptr.dtype.element_ty), mask=dims < VALUE_DIM)

@@ -103,3 +103,9 @@ def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: Device
     """The smallest of `device_tiles` that holds `num_rows` = group * num_query rows, else the largest."""
     configs = device_tiles(dtype, head_dim, limits)
     return next((config for config in configs if config.block_rows >= num_rows), configs[-1])
+
+
+def fixed_tile(dtype: torch.dtype, head_dim: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
+    """One of `device_tiles` for any number of rows: its products are of one warp, by the same instruction everywhere."""
+    config = [config for config in device_tiles(dtype, head_dim, limits) if config.block_rows <= 32][-1]
+    return config._replace(block_keys=min(config.block_keys, 64))

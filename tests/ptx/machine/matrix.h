@@ -62,6 +62,18 @@ struct Tf32 {
 struct Q8 { using Bits = uint8_t; static float up(uint8_t x) { return float(decoded(x, E4M3)); } };
 struct Q8Wide { using Bits = uint8_t; static float up(uint8_t x) { return float(decoded(x, E5M2)); } };
 
+// C += A B of 16 rows: the products of an instruction are summed at once, and added to C with one rounding, as tensor
+// cores do. So the order of K within an instruction is no matter, and which instruction an element is in is one.
+template <int K, int N>
+void add_products(const float (&a)[16][K], const float (&b)[K][N], float (&c)[16][N], int columns) {
+  for (int row = 0; row < 16; ++row) {
+    double sums[N] = {};
+    for (int k = 0; k < K; ++k)
+      for (int column = 0; column < columns; ++column) sums[column] += double(a[row][k]) * b[k][column];
+    for (int column = 0; column < columns; ++column) c[row][column] = float(c[row][column] + sums[column]);
+  }
+}
+
 // mma m16n8k: fragments by lane, `PER` elements to a register. C += A B. operands: D4, A, B, C4 with A of 4 registers
 // (2 where K is 4 elements of 32 bits or 8 of 16) and B of half as many.
 template <class Element, int K>
@@ -87,9 +99,7 @@ void mma(Warp& warp, const Instruction& it, Mask mask) {
     for (int r = 0; r < 4; ++r)
       c[g + 8 * (r >> 1)][2 * q + (r & 1)] = get<float>(warp.row(it.operands[4 + NUM_A + NUM_B + r]), lane);
   }
-  for (int row = 0; row < 16; ++row)
-    for (int k = 0; k < K; ++k)
-      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+  add_products<K>(a, b, c, 8);
   for (int lane = 0; lane < LANES; ++lane) {
     const int g = lane >> 2, q = lane & 3;
     for (int r = 0; r < 4; ++r) put<float>(warp.row(it.operands[r]), lane, c[g + 8 * (r >> 1)][2 * q + (r & 1)]);
@@ -172,9 +182,7 @@ void warpgroup_mma(Warp& warp, const Instruction& it, Mask mask) {
         body(c[(lane >> 2) + 8 * (r >> 1 & 1)][8 * (r >> 2) + 2 * (lane & 3) + (r & 1)], warp.row(it.operands[r]), lane);
   };
   place([&](float& value, uint64_t* row, int lane) { value = adds ? get<float>(row, lane) : 0.0f; });
-  for (int row = 0; row < 16; ++row)
-    for (int k = 0; k < K; ++k)
-      for (int column = 0; column < n; ++column) c[row][column] += a[row][k] * b[k][column];
+  add_products<K>(a, b, c, n);
   place([&](float value, uint64_t* row, int lane) { put<float>(row, lane, value); });
   warp.open_products.push_back(std::move(used));
 }
