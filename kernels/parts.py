@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-PARTS = ("gpu", "lora", "state", "packed")
+PARTS = ("gpu", "lora", "state", "packed", "alike")
 """Their folders, in the order in which they add."""
 
 

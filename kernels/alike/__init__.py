@@ -1,0 +1,1 @@
+"""Products of which each row has the same bits in any batch."""

@@ -1,0 +1,127 @@
+"""The product on a GPU. Weights are a product's left side, so that few rows fill its instructions as well as many do.
+
+A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; above `_FEW_ROWS`
+a program does all splits of its tile, and adds them in the same order. Which instruction multiplies, and which inputs
+it sums at once, is the same for every number of rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from wingbeat.kernels.alike.product import STEP, AlikeWeight
+from wingbeat.kernels.gpu.attention.device import KNOWN, device_limits
+
+_FEW_ROWS = 64
+_OUT_TILE, _LARGE_TILE = 64, 128
+"""Columns of a program, for few rows and for many."""
+_LEAST_ROWS = 16
+_PROGRAMS_OF_SM = 3
+_LEAST_STEPS = 8
+"""Steps of a split."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _alike_product_kernel(
+    inputs_ptr,  # [num_rows, in_features]
+    weight_ptr,  # [out_features, in_features]
+    bias_ptr,  # [out_features], or None
+    sums_ptr,  # float32 [SPLITS, out_features, ROWS], or None where a program does all splits
+    counters_ptr,  # int32 [tiles]
+    out_ptr,  # [num_rows, out_features]
+    num_rows,
+    in_features,
+    out_features,
+    SPLITS: tl.constexpr,
+    ADD: tl.constexpr,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    # Programs of the same columns follow one another: they find the weights in the L2 cache.
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(1)
+    columns = tile * OUT + tl.arange(0, OUT)
+    live, real = rows < num_rows, columns < out_features
+    row_ptrs = inputs_ptr + rows.to(tl.int64)[None, :] * in_features
+    column_ptrs = weight_ptr + columns.to(tl.int64)[:, None] * in_features
+    num_steps = tl.cdiv(in_features, IN)
+    of_split = tl.cdiv(num_steps, SPLITS)
+    first = 0 if sums_ptr is None else tl.program_id(2)
+    last = SPLITS if sums_ptr is None else first + 1
+    total = tl.zeros([OUT, ROWS], tl.float32)
+    for split in tl.range(first, last, num_stages=1):
+        acc = tl.zeros([OUT, ROWS], tl.float32)
+        for step in tl.range(split * of_split, tl.minimum((split + 1) * of_split, num_steps)):
+            at = step * IN + tl.arange(0, IN)
+            inside = at < in_features
+            weight = tl.load(column_ptrs + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+            inputs = tl.load(row_ptrs + at[:, None], mask=inside[:, None] & live[None, :], other=0.0)
+            acc = tl.dot(weight, inputs, acc, input_precision=PRECISION)
+        total += acc
+    if sums_ptr is not None:
+        sum_ptrs = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        size = out_features.to(tl.int64) * ROWS
+        tl.store(sum_ptrs + first * size, total, mask=real[:, None])
+        tl.debug_barrier()  # all of the program's sums are stored before one thread says so
+        done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
+        if done < SPLITS - 1:
+            return
+        total = tl.zeros([OUT, ROWS], tl.float32)
+        for split in tl.range(SPLITS):
+            total += tl.load(sum_ptrs + split * size, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        tl.store(counters_ptr + tile, 0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + columns, mask=real, other=0.0).to(tl.float32)[:, None]
+    out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * out_features + columns[:, None]
+    kept = real[:, None] & live[None, :]
+    if ADD:
+        total += tl.load(out_ptrs, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=kept)
+
+
+def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor, add: bool) -> Tensor:
+    """See `AlikeWeight.product`; rows, and `out` [num_rows, columns], are contiguous."""
+    num_rows, (columns, inputs) = len(rows), matrix.weight.shape
+    if out.numel() == 0:
+        return out
+    splits = num_splits(rows.device, columns, inputs)
+    shared = num_rows <= _FEW_ROWS and splits > 1
+    small = num_rows <= _FEW_ROWS or rows.dtype == torch.float32
+    tile = _OUT_TILE if small else _LARGE_TILE
+    height = min(max(triton.next_power_of_2(num_rows), _LEAST_ROWS), tile)
+    sums = rows.new_empty(splits, columns, height, dtype=torch.float32) if shared else None
+    grid = (triton.cdiv(num_rows, height), triton.cdiv(columns, tile), splits if shared else 1)
+    with torch.cuda.device_of(rows):
+        _alike_product_kernel[grid](
+            rows,
+            matrix.weight,
+            bias,
+            sums,
+            matrix.counters,
+            out,
+            num_rows,
+            inputs,
+            columns,
+            SPLITS=splits,
+            ADD=add,
+            OUT=tile,
+            IN=STEP,
+            ROWS=height,
+            PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+            num_warps=4 if small else 8,
+            num_stages=2 if rows.dtype == torch.float32 else 4 if small else 3,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+def num_splits(device: torch.device, columns: int, inputs: int) -> int:
+    """Parts of the inputs: by the weight's shape and the GPU alone."""
+    limits = device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]
+    num_steps = triton.cdiv(inputs, STEP)
+    wanted = limits.num_sms * _PROGRAMS_OF_SM // triton.cdiv(columns, _OUT_TILE)
+    splits = max(min(wanted, num_steps // _LEAST_STEPS), 1)
+    return triton.cdiv(num_steps, triton.cdiv(num_steps, splits))
