@@ -30,14 +30,15 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `read_span(fields)`: a span of a prompt of what `PromptSpan.as_fields` made.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
-- `lay_out_linears(module, deterministic)`: stores weights as its device reads them, see `verifier.layers.linears`.
+- `lay_out_linears(module, deterministic)`: stores weights as its device reads them, or has kernels of a part multiply, see `verifier.layers.linears`.
 - `pack_segments(segments, dtype)`: a `round.rows.PackedSegments` over keys and values of this dtype; None where others
   attend.
 - `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` of layers like this parameter; None where they
   are left alone. `finish_layers(model, layers)` follows, once all are swapped that can be.
 - `round_linears(model, layers)`: rounds weights to int8, before anything is tried; raises UnsupportedModelError.
-- `check_rows_can_be_alike(model)`, `make_rows_alike(model, layers)`, `try_rows(loaded, texts)`: deterministic mode,
-  before a model's layers are switched, behind that, and as a trial; each raises UnsupportedModelError.
+- `rows_alike`: by type of device, the path of the module of deterministic mode: its `check(model)` before a model's
+  layers are switched, and `make(model, layers)` behind that, raise UnsupportedModelError; its `pack_segments` is the
+  one that rounds take.
 - `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
 - `pack_weight(module, weight, bias, place)`: a `GroupedWeight` as kernels of a place read it, for a module that will
@@ -84,7 +85,7 @@ PARTS = (
     *("assistants", "draft_model"),
     *("user_drafter", "conventions", "own_template", "training.mtp", "training.one_pass", "grammar", "state"),
     *("quantised", "packed", "named_models", "tensor_parallel", "pooling", "lora", "tensor_parallel.lora"),
-    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts"),
+    *("tensorrt.lora", "media", "tensorrt.media", "drawn_trees", "latent_heads", "rollouts", "alike"),
 )
 """Their folders, in the order in which they are asked."""
 

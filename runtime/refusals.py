@@ -63,15 +63,13 @@ class Refusal(NamedTuple):
 
 
 _F = Feature
-_ROWS = "its products depend on the rows beside"
 
 REFUSED_TOGETHER = (
     Refusal(_F.CUDA_WITHOUT_SHARE, _F.CUDA, "it needs a GPU, or a share of one", "give one, such as 0.5"),
     Refusal(_F.VERIFIER_SHARE, _F.CPU, "no GPU is used there", "use 0"),
     Refusal(_F.DRAFTER_SHARE, _F.CPU, "beside it a drafter runs on the CPU", "use 0"),
     Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
-    Refusal(_F.DETERMINISTIC, _F.CUDA, _ROWS, "use device cpu"),
-    Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, _ROWS),
+    Refusal(_F.DETERMINISTIC, _F.ENGINE_DIR, "its products depend on the rows beside"),
     Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
     Refusal(_F.FP8_KV, _F.ENGINE_DIR, "its engines round no KV", "use auto"),
     Refusal(_F.INT8, _F.CUDA, "the CPU's kernels alone read such weights", "use device cpu"),

@@ -2,18 +2,17 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from wingbeat.kernels.grouped_weight import GroupedWeight
 from wingbeat.kernels.packed.experts import Routes, experts_product
 from wingbeat.kernels.packed.matrix import PackedMatrix, can_lay, lay, layout_of, packed_product, side_by_side, unpack
-from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear
+from wingbeat.runtime.verifier.layers.linears import Packable, PackableLinear, product
 
 if TYPE_CHECKING:
     from wingbeat.runtime.verifier.checkpoints.checkpoint import Place
@@ -156,15 +155,15 @@ class JoinedProduct:
             if isinstance(weight, PackedMatrix):
                 packed_product(rows, weight, bias, out[:, columns])
             else:
-                out[:, columns] = functional.linear(rows, weight, bias)
+                out[:, columns] = weight(rows)
         return out
 
 
-def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Tensor, Tensor | None]:
-    """Weight and bias of linear layers that lie alike; what they hold is part of it then."""
+def _as_one(linears: list[nn.Linear]) -> tuple[PackedMatrix | Callable[[Tensor], Tensor], Tensor | None]:
+    """Weight and bias of linear layers that lie alike, whose own are part of it then; another layer is a product."""
     first = linears[0]
     if not isinstance(first, PackedLinear):
-        return first.weight, first.bias
+        return partial(product, first), None
     bias = None if first.bias is None else torch.cat([one.bias.data for one in linears])
     if len(linears) == 1:
         return first.held, bias

@@ -58,9 +58,6 @@ class ModelRunner:
         features: what else this engine's batches have.
     """
 
-    rows_can_be_alike = False
-    """Whether a row's numbers are the same whatever else is in its round, if the model's are."""
-
     def __init__(
         self,
         model: Model,
@@ -114,6 +111,11 @@ class ModelRunner:
             TreeInbox(slots, config.speculation.num_nodes, chains=config.speculation.draft_top_k == 1),
             DevicePruner(slots, self.max_depth) if config.speculation.adaptive else None,
         )
+
+    @property
+    def rows_can_be_alike(self) -> bool:
+        """Whether a row's numbers are the same whatever else is in its round, if the model's are."""
+        return self.device.type != "cpu"
 
     def prepare_trees(self) -> None:
         """Capture what trees need, once; no round may be in flight."""

@@ -11,6 +11,7 @@ from wingbeat.runtime.parts import hooks
 from wingbeat.runtime.round.rows import ROWS_KEYWORD, ModelOutput, Rows, Segment
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 
 
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
@@ -94,7 +95,10 @@ class VerifierModel(nn.Module):
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
         self.taps_size = taps_size(loaded, tap_layers, kv_layers)
-        self._pack_segments = next(iter(hooks("pack_segments")), _leave_segments)
+        if loaded.deterministic:
+            self._pack_segments = rows_alike(loaded.device).pack_segments
+        else:
+            self._pack_segments = next(iter(hooks("pack_segments")), _leave_segments)
 
     def remove_taps(self) -> None:
         """Detach the hooks from the model, which outlives this object where several share it."""

@@ -92,6 +92,7 @@ def attend_in_blocks(
     sliding_window: int = 0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """`attend_segments` by Triton on CUDA and by torch's operations elsewhere; results are written side by side."""
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
@@ -115,6 +116,7 @@ def attend_in_blocks(
             softcap=softcap,
             sinks=sinks,
             out=own_out.unflatten(0, shape),
+            alike=alike,
         )
         if segment.row_starts is not None:
             out[index[real]] = own_out[real]

@@ -2,7 +2,7 @@
 layers whose other half is transformers' own."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -145,6 +145,12 @@ def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
     packed = first("join_packed", linears)
     if packed is not None:
         return packed
+    weight, bias = join_weights(linears)
+    return partial(functional.linear, weight=weight, bias=bias)
+
+
+def join_weights(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights and biases side by side; those of the linears are views of them from then on."""
     weights = [linear.weight.data for linear in linears]
     by_input = not weights[0].is_contiguous()
     weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
@@ -158,7 +164,7 @@ def joined(linears: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
         if isinstance(linear, PackableLinear):
             linear.lay()
         begin = rows.stop
-    return partial(functional.linear, weight=weight, bias=bias)
+    return weight, bias
 
 
 def norm_of(module: nn.Module) -> tuple[Tensor, float]:

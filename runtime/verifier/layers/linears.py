@@ -44,7 +44,12 @@ class PackableLinear(Packable, nn.Linear):
     """A linear layer that may be packed."""
 
     wide = False
-    """Then products by the packed weight leave as float32."""
+    """Then products leave as float32."""
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether its product is another one than torch's."""
+        return self.packed is not None
 
     def product(self, rows: Tensor) -> Tensor:
         """[num_rows, in] -> [num_rows, out], without what others add to the layer's output."""
@@ -104,14 +109,14 @@ def held_bytes(model: nn.Module) -> int:
 
 def product(linear: nn.Linear, rows: Tensor) -> Tensor:
     """See `PackableLinear.product`."""
-    if isinstance(linear, PackableLinear) and linear.packed is not None:
+    if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.product(rows)
     return functional.linear(rows, linear.weight, linear.bias)
 
 
 def add_product(linear: nn.Linear, total: Tensor, rows: Tensor) -> Tensor:
     """See `PackableLinear.add_product`."""
-    if isinstance(linear, PackableLinear) and linear.packed is not None:
+    if isinstance(linear, PackableLinear) and linear.multiplies:
         return linear.add_product(total, rows)
     if linear.bias is not None:
         return total + functional.linear(rows, linear.weight, linear.bias)
@@ -140,17 +145,17 @@ def widen_logits(model: nn.Module) -> bool:
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or not head.weight.is_cuda or head.weight.dtype not in HALVES:
         return False
-    is_packed = isinstance(head, PackableLinear) and head.packed is not None
-    if not is_packed and type(head) is not nn.Linear:
+    multiplies = isinstance(head, PackableLinear) and head.multiplies
+    if not multiplies and type(head) is not nn.Linear:
         return False
-    if is_packed:
+    if multiplies:
         head.wide = True
     else:
         head.__class__ = WideLinear
     try:
         head(head.weight.new_zeros(_MANY_ROWS, head.in_features))
     except RuntimeError as error:  # NotImplementedError is one
-        if is_packed:
+        if multiplies:
             head.wide = False
         else:
             head.__class__ = nn.Linear

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.hugging_face import one_line
@@ -36,6 +36,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 )
 from wingbeat.runtime.verifier.layers.model_part import Remembered
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
+from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.exact import HALVES, exact_copy
 from wingbeat.runtime.verifier.loading.mapped_files import copy_what_stays, give_back_freed
@@ -46,13 +47,13 @@ from wingbeat.runtime.verifier.loading.reference import (
     texts_for,
     written_texts,
 )
+from wingbeat.runtime.verifier.loading.rows_trial import try_rows
 from wingbeat.runtime.verifier.loading.trial import try_model
 from wingbeat.runtime.verifier_errors import BackendLost, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
-ASKED_ALIKE, ASKED_INT8 = "deterministic is True", "dtype is int8"
-"""How what parts alone can do is asked for."""
+ASKED_INT8 = "dtype is int8"
 
 
 def load_model(
@@ -128,13 +129,13 @@ def prepare_model(
         model.eval().requires_grad_(False)
         check_architecture(model)
         if deterministic:
-            _of_part("check_rows_can_be_alike", ASKED_ALIKE, model)
+            rows_alike(model.device).check(model)
         kinds = check_cache(model)
         check_keywords(model)
         probed = probe_attention(model, position_limit(model), kinds.without_attention)
         stage = "transformers' own generate() fails on it"
         if eight_bits:
-            _of_part("round_linears", ASKED_INT8, model, decoder_layers(model, len(probed.layers)))
+            _round_linears(model, decoder_layers(model, len(probed.layers)))
         texts = texts_for(model, probed)
         refused: dict[str, str] = {}
         if model.dtype in HALVES:
@@ -148,7 +149,7 @@ def prepare_model(
         loaded.eight_bits = eight_bits
         try_model(loaded, references)
         if deterministic:
-            _of_part("try_rows", ASKED_ALIKE, loaded, texts)
+            try_rows(loaded, texts)
         if trial is not None:
             trial.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
@@ -162,15 +163,15 @@ def prepare_model(
     return loaded
 
 
-def _of_part(name: str, asked: str, *given: Any) -> None:
-    """Let a part do what is asked of it.
+def _round_linears(model: PreTrainedModel, layers: nn.ModuleList) -> None:
+    """Let a part round weights.
 
     Raises:
         UnsupportedModelError: no part can; without the model's name.
     """
-    if not hooks(name):
-        raise UnsupportedModelError(f"{asked}, and this installation has no kernels for that")
-    hooks(name)[0](*given)
+    if not hooks("round_linears"):
+        raise UnsupportedModelError(f"{ASKED_INT8}, and this installation has no kernels for that")
+    hooks("round_linears")[0](model, layers)
 
 
 def _try_in_float32(
@@ -255,7 +256,7 @@ def _switch(
             finish(model, layers)
     keep_logits(model)
     if fast and deterministic:
-        _of_part("make_rows_alike", ASKED_ALIKE, model, layers)
+        rows_alike(model.device).make(model, layers)
     loaded = LoadedModel(
         model=model,
         name=name,

@@ -1,0 +1,51 @@
+"""Linear layers on GPUs by the product in which rows are alike."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.kernels.alike.product import AlikeWeight
+from wingbeat.runtime.verifier.layers.fused_attention import join_weights
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
+
+
+class AlikeLinear(PackableLinear):
+    """A frozen linear layer in which a row's product has the same bits in any batch."""
+
+    multiplies = True
+    counters: Tensor
+
+    def lay(self) -> None:
+        """See `PackableLinear.lay`."""
+        self.__dict__["counters"] = AlikeWeight.of(self.weight.data).counters
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return self.product(input.reshape(-1, self.in_features)).view(*input.shape[:-1], self.out_features)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """See `PackableLinear.product`."""
+        dtype = torch.float32 if self.wide else rows.dtype
+        return AlikeWeight(self.weight.data, self.counters).product(rows, self.bias, dtype)
+
+    def add_product(self, total: Tensor, rows: Tensor) -> Tensor:
+        """See `PackableLinear.add_product`."""
+        return AlikeWeight(self.weight.data, self.counters).add_product(total, rows, self.bias)
+
+
+def lay_out_linears(module: nn.Module, deterministic: bool) -> None:
+    """See `runtime.parts`."""
+    for linear in module.modules() if deterministic else ():
+        if type(linear) is nn.Linear and linear.weight.is_cuda:
+            linear.__class__ = AlikeLinear
+            linear.lay()
+
+
+def join_packed(linears: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor] | None:
+    """See `runtime.parts`."""
+    if not all(isinstance(one, AlikeLinear) for one in linears):
+        return None
+    weight, bias = join_weights(linears)
+    return partial(AlikeWeight.of(weight).product, bias=bias, dtype=weight.dtype)

@@ -1,0 +1,26 @@
+"""Trial of a verifier in deterministic mode: a row of a token tree beside the same tokens as a prompt alone."""
+
+import torch
+
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE
+from wingbeat.runtime.verifier.loading.reference import PARENTS, PATHS, TrialText
+from wingbeat.runtime.verifier.loading.trial import Trial
+from wingbeat.runtime.verifier_errors import UnsupportedModelError
+
+
+@torch.inference_mode()
+def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
+    """Hold the leaves of token trees, several in a pass, against the same tokens as a prompt alone, bit for bit.
+
+    Raises:
+        UnsupportedModelError: without the model's name.
+    """
+    for text, rows in zip(texts, Trial(loaded, texts).run(), strict=True):
+        nodes = rows[len(rows) - len(PARENTS) :]
+        for tokens, path in zip(text.paths().tolist(), PATHS, strict=True):
+            alone = Trial(loaded, [text._replace(prompt=tokens)]).behind_prompt()
+            if not torch.equal(alone, nodes[path[-1]]):
+                raise UnsupportedModelError(
+                    f"{ASKED_ALIKE}, and its logits in a token tree are not, bit for bit, those of the same tokens alone"
+                )
