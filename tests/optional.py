@@ -238,9 +238,18 @@ FEATURES = {
     "packed_on_gpus": Feature(
         (
             *("kernels/packed", "runtime/packed", "tests/kernels/packed", "tests/runtime/packed"),
-            *("tests/gpu_of_numbers/packed_cases.py", "benchmarks/gpu/packed_weights.py"),
+            *("tests/gpu_of_numbers/packed_cases.py", "tests/gpu_of_numbers/alike_packed_cases.py"),
+            "benchmarks/gpu/packed_weights.py",
         ),
         needs=("quantised", "gpu_kernels"),
+    ),
+    "alike": Feature(
+        (
+            *("kernels/alike", "runtime/alike", "tests/kernels/alike", "tests/runtime/alike"),
+            *("tests/gpu_of_numbers/alike*_cases.py", "tests/ptx/test_compiled_alike.py"),
+            *("tests/gpu_of_numbers/test_alike_texts.py", "benchmarks/gpu/deterministic.py"),
+        ),
+        needs=("gpu_kernels",),
     ),
     "named_models": Feature(
         (

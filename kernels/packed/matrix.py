@@ -42,6 +42,8 @@ class PackedMatrix(NamedTuple):
     """Inputs of a group."""
     counters: Tensor
     """int32 [tiles], zeros between products: programs that are done with a tile."""
+    alike: bool = False
+    """Whether a row's product has the same bits in any batch: many rows are then several products of few."""
 
     @property
     def columns(self) -> int:
@@ -165,8 +167,11 @@ def packed_product(
     if out is None:
         out = rows.new_empty(len(rows), matrix.columns)
     kernels = choice.compiled("packed_product", rows)
-    if kernels is not None and len(rows) <= FEW_ROWS:
-        return kernels.packed_product(rows, matrix, bias, out, add)
+    if kernels is not None and (matrix.alike or len(rows) <= FEW_ROWS):
+        for begin in range(0, len(rows), FEW_ROWS):
+            some = slice(begin, begin + FEW_ROWS)
+            kernels.packed_product(rows[some], matrix, bias, out[some], add)
+        return out
     at_once = max(_UNPACKED_AT_ONCE // matrix.inputs // LEAST_TILE * LEAST_TILE, LEAST_TILE)
     for begin in range(0, matrix.columns, at_once):
         columns = slice(begin, begin + at_once)

@@ -14,7 +14,7 @@ from wingbeat.runtime.verifier.layers.linears import PackableLinear
 class AlikeLinear(PackableLinear):
     """A frozen linear layer in which a row's product has the same bits in any batch."""
 
-    multiplies = True
+    multiplies = alike = True
     counters: Tensor
 
     def lay(self) -> None:

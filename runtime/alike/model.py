@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import MAX_HEAD_DIM
-from wingbeat.runtime.alike.linears import AlikeLinear
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, name_of
@@ -56,10 +55,14 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
         if attention.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its heads have {attention.head_dim} elements")
         for name, module in layer.named_modules():
-            known = isinstance(module, AlikeLinear | FusedNorm)
-            if not known and list(module.parameters(recurse=False)):
+            if not is_alike(module) and list(module.parameters(recurse=False)):
                 raise UnsupportedModelError(f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'")
-    check_outside(model, layers, AlikeLinear)
+    check_outside(model, layers, is_alike)
+
+
+def is_alike(module: nn.Module) -> bool:
+    """Whether a module's own weights act on a row as on the same row alone."""
+    return isinstance(module, FusedNorm) or getattr(module, "alike", False)
 
 
 class AlikeSegments(NamedTuple):

@@ -276,7 +276,7 @@ def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int
     kernels = choice.module_of("attention") if loaded.device.type == "cuda" else None
     if kernels is None:
         return 0
-    limits = kernels.device_limits(loaded.device.index or 0)
+    limits, alike = kernels.device_limits(loaded.device.index or 0), loaded.deterministic
     longest = min(config.max_model_len, loaded.max_position_embeddings)
     return max(
         (
@@ -285,8 +285,9 @@ def splits_bytes(loaded: LoadedModel, config: EngineConfig, rows: tuple[int, int
                 rows,
                 (layer.num_heads, layer.num_kv_heads),
                 (layer.key_dim, layer.value_dim),
-                min(longest, 2 * layer.sliding_window) if layer.sliding_window else longest,
+                min(longest, 2 * layer.sliding_window) if layer.sliding_window and not alike else longest,
                 limits,
+                alike,
             )
             for layer in {layer for layer in loaded.layers if layer.num_heads}
         ),

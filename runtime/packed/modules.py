@@ -80,6 +80,11 @@ class WeightHolder(Holder):
     packed_names = ("weight",)
     held: PackedMatrix
 
+    @property
+    def alike(self) -> bool:
+        """See `PackableLinear.alike`."""
+        return self.held.alike
+
     def dense_parameters(self) -> dict[str, Tensor]:
         """See `Holder.dense_parameters`."""
         return {"weight": self.dense_weight()}
@@ -210,6 +215,13 @@ def pack_experts(
 
     (gate_up, gate_up_bias), (down, down_bias) = of_all(gated), of_all(("down",))
     return None if gate_up is None or down is None else ExpertMatrices(count, gate_up, down, gate_up_bias, down_bias)
+
+
+def lay_out_linears(module: nn.Module, deterministic: bool) -> None:
+    """See `runtime.parts`."""
+    for one in module.modules() if deterministic else ():
+        if isinstance(one, WeightHolder):
+            one.__dict__["held"] = one.held._replace(alike=True)
 
 
 def keep_packed(module: nn.Module, held: Any) -> bool | None:

@@ -59,29 +59,27 @@ def params_of(count, speculation):
     ]
 
 
-@cache
-def alone(name, count):
+def alone(verifier, count):
     """Each request by itself, plainly and eagerly, its prompt at once."""
     shape = SpeculationConfig(draft_steps=1, draft_top_k=1, verify_tree_size=2)
     limits = {"max_num_seqs": 1, "max_num_batched_tokens": 128, "enable_prefix_caching": False, "num_kv_blocks": 12}
-    engine = build_engine(loaded(name), engine_config(shape, **DETERMINISTIC, **limits, cuda_graphs="none"), None, InProcessChannel)
-    return Run(engine, prompts_of(count), params_of(count, False)).finish()
+    config = engine_config(shape, **DETERMINISTIC, **limits, cuda_graphs="none")
+    return Run(build_engine(verifier, config, None, InProcessChannel), prompts_of(count), params_of(count, False)).finish()
 
 
 def digests(texts):
     return [sha256(repr(text).encode()).hexdigest()[:12] for text in texts]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
-def test_texts_are_the_same_on_and_off_and_alone(gpu, name, shape):
-    expected, (speculation, plan) = alone(name, COUNT), SHAPES[shape]
-    sequences = [prompt + text for prompt, text in zip(prompts_of(COUNT), expected, strict=True)]
-    drafter = ScriptedDrafter(sequences, plan, loaded(name).vocab_size)
-    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_blocks": 14}
-    engine = build_engine(loaded(name), engine_config(speculation, **DETERMINISTIC, **limits), drafter, InProcessChannel)
+def check_texts(verifier, shape, count=COUNT, **limits):
+    """Texts of an engine, drafted and plain, are those of each request alone."""
+    expected, (speculation, plan) = alone(verifier, count), SHAPES[shape]
+    sequences = [prompt + text for prompt, text in zip(prompts_of(count), expected, strict=True)]
+    drafter = ScriptedDrafter(sequences, plan, verifier.vocab_size)
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_kv_blocks": 14} | limits
+    engine = build_engine(verifier, engine_config(speculation, **DETERMINISTIC, **limits), drafter, InProcessChannel)
     for drafted in (True, False):
-        texts = Run(engine, prompts_of(COUNT), params_of(COUNT, drafted)).finish()
+        texts = Run(engine, prompts_of(count), params_of(count, drafted)).finish()
         assert digests(texts) == digests(expected)
     assert engine.speculation.acceptance_length > 1.5
     assert engine.stats().num_preemptions > 0
@@ -90,3 +88,17 @@ def test_texts_are_the_same_on_and_off_and_alone(gpu, name, shape):
     assert stats.replays[Stage.BASE_VERIFICATION]
     assert stats.replays[Stage.BASE_DECODING]
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
+def test_texts_are_the_same_on_and_off_and_alone(gpu, name, shape):
+    check_texts(loaded(name), shape)
+
+
+def test_a_few_texts_are_the_same_on_and_off_and_alone(gpu):
+    check_texts(loaded("llama"), "tree", 4, max_num_seqs=3)
+
+
+def test_200_texts_under_changing_load(gpu):
+    check_texts(loaded("llama"), "tree", 200, max_num_seqs=16, num_kv_blocks=80, max_num_batched_tokens=64)

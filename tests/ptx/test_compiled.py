@@ -49,6 +49,7 @@ SMALL = (
     " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
     " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
     " or (packed and (its_reference or numbers_are) and q4_k) or a_tile_of_the_device or (a_row_alone and plain)"
+    " or (alike and (bfloat16 or tree))"
 )
 """A case or a few of each kernel."""
 
@@ -86,7 +87,7 @@ def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
 def test_every_case_is_its_reference_as_compiled(tmp_path, capability):
     """Ampere's tensor cores have no float8: there those kernels are refused (`wingbeat.kernels.layer.fp8`)."""
     skipped = " and not fp8" if capability < 89 else ""
-    chosen = f"(triton or fp8 or adapters) and not test_triton_compile{skipped}"
+    chosen = f"(triton or alike or fp8 or adapters) and not test_triton_compile{skipped}"
     executed = run(capability, "-k", chosen, "-m", "not gpu and not soak", report=tmp_path / "ran")
     wanted = KERNELS if skipped else KERNELS | FP8
     assert executed >= wanted, f"not executed: {wanted - executed}"

@@ -20,6 +20,7 @@ from wingbeat.kernels.gpu.attention.splits import (
     FIXED_SPLITS,
     MAX_SPLITS,
     Splits,
+    choose_num_splits,
     choose_splits,
     merge_splits_kernel,
     merged_heads,
@@ -27,6 +28,8 @@ from wingbeat.kernels.gpu.attention.splits import (
 )
 from wingbeat.kernels.gpu.attention.tiles import TileConfig, fixed_tile, tile_config
 
+_ALIKE_BYTES = 256 << 20
+"""Of the splits' results of one launch, where splits do not depend on how many requests there are."""
 _RESIDENT: dict[tuple, int] = {}
 """Programs that a multiprocessor holds at once, by what a variant is compiled for."""
 
@@ -98,25 +101,20 @@ def tree_attention(
     Args:
         workspace: float32, `workspace_size` elements or more; allocated where None.
         config: overrides the table of tile configurations.
-        splits: overrides `choose_splits`.
-
-    Raises:
-        ValueError: rows shall be alike, and there are more than 64 new ones under a mask, or more keys than splits hold.
+        splits: overrides `choose_splits`, and where rows shall be alike `FIXED_SPLITS`, in one launch.
     """
+    if alike and splits is None:
+        arguments = (query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling)
+        return _attend_alike(*arguments, sliding_window=sliding_window, softcap=softcap, sinks=sinks, out=out)
     num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
     num_rows = num_heads // num_kv_heads * num_query
     limits = device_limits(query.device.index or 0) if query.is_cuda else KNOWN["H100"]
-    max_keys = block_tables.shape[1] * block_size
-    if alike:
-        config = config or fixed_tile(query.dtype, max(key_dim, value_dim), limits)
-        splits = splits or FIXED_SPLITS
-        if mask_words is not None and mask_words.shape[2] > 1:
-            raise ValueError(f"mask_words has {mask_words.shape[2]} words a row: rows are alike in trees of 64 nodes")
-        if max_keys > splits.most * splits.least_keys:
-            raise ValueError(f"tables hold {max_keys} keys: rows are alike among {splits.most * splits.least_keys}")
-    config = config or tile_config(query.dtype, max(key_dim, value_dim), num_rows, limits)
+    if config is None:
+        kind = query.dtype, max(key_dim, value_dim)
+        config = fixed_tile(*kind, limits) if alike else tile_config(*kind, num_rows, limits)
     num_programs = triton.cdiv(num_rows, config.block_rows) * num_kv_heads
+    max_keys = block_tables.shape[1] * block_size
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
     if num_reqs * num_programs == 0:
@@ -129,13 +127,13 @@ def tree_attention(
     )  # fmt: skip
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device_of(query):
-        if splits is None:
-            device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
-            splits = choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
+        device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
+        splits = splits or choose_splits(num_reqs, num_programs, device_programs, config.block_keys)
         if sliding_window is not None and not alike:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
-        grid = (splits.launched(num_reqs, max_keys) * num_programs,)
+        filling = choose_num_splits(num_programs, device_programs) if alike else splits.most
+        grid = (splits.launched(num_reqs, max_keys, filling) * num_programs,)
         num_splits = splits.at_most(max_keys)
         if num_splits == 1:
             tree_attention_kernel[grid](*launch.arguments(None, splits), SPLIT=False, **launch.constants)
@@ -145,6 +143,45 @@ def tree_attention(
         arguments, constants = launch.merge_arguments(partial, splits)
         grid = (num_reqs * num_query, triton.cdiv(num_heads, merged_heads(num_reqs * num_query, num_heads)))
         merge_splits_kernel[grid](*arguments, **constants)
+    return out
+
+
+def _attend_alike(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    *,
+    out: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """Attention whose rows are alike: so many requests at once as there is memory for their splits.
+
+    Raises:
+        ValueError: there are more than 64 new rows under a mask, or more keys than splits hold.
+    """
+    num_reqs, num_query, num_heads, _ = query.shape
+    value_dim, max_keys, splits = value_cache.shape[3], block_tables.shape[1] * key_cache.shape[1], FIXED_SPLITS
+    if mask_words is not None and mask_words.shape[2] > 1:
+        raise ValueError(f"mask_words has {mask_words.shape[2]} words a row: rows are alike in trees of 64 nodes")
+    if max_keys > splits.most * splits.least_keys:
+        raise ValueError(f"tables hold {max_keys} keys: rows are alike among {splits.most * splits.least_keys}")
+    if out is None:
+        out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
+    size = 4 * workspace_size(splits.at_most(max_keys), 1, num_query, num_heads, value_dim)
+    at_once = max(_ALIKE_BYTES // max(size, 1), 1)
+    for begin in range(0, num_reqs, at_once):
+        some = slice(begin, begin + at_once)
+        rows = (block_tables[some], num_context[some])
+        masks = (None if part is None else part[some] for part in (positions, mask_words))
+        tree_attention(
+            query[some], key_cache, value_cache, *rows, *masks, scaling,
+            **options, out=out[some], splits=splits, alike=True,
+        )  # fmt: skip
     return out
 
 
@@ -231,6 +268,7 @@ def partial_bytes(
     dims: tuple[int, int],
     max_keys: int,
     limits: DeviceLimits,
+    alike: bool = False,
 ) -> int:
     """About what the splits' results take in a launch, by the table of tiles and before anything is compiled.
 
@@ -240,6 +278,9 @@ def partial_bytes(
         dims: of keys, and of values.
         max_keys: of a request.
     """
+    if alike:
+        size = 4 * workspace_size(FIXED_SPLITS.at_most(max_keys), 1, rows[1], heads[0], dims[1])
+        return min(rows[0] * size, max(_ALIKE_BYTES, size))
     num_rows = heads[0] // heads[1] * rows[1]
     config = tile_config(dtype, max(dims), num_rows, limits)
     device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)

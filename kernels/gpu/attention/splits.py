@@ -35,14 +35,17 @@ class Splits(NamedTuple):
         """Splits that a request of at most `max_keys` keys can have."""
         return max(min(self.most, -(-max_keys // self.least_keys)), 1)
 
-    def launched(self, num_reqs: int, max_keys: int) -> int:
+    def launched(self, num_reqs: int, max_keys: int, filling: int) -> int:
         """Programs, for each row tile and head, of requests of at most `max_keys` keys.
 
         One for the first split of each request; the others share the splits behind it. By shapes alone, as a captured
         launch needs it: were there one for each split that the longest table allows, nearly all of a large batch would
         find nothing to do.
+
+        Args:
+            filling: splits of one request that fill the device.
         """
-        return num_reqs + min(num_reqs * (self.at_most(max_keys) - 1), _DEVICES * self.most)
+        return num_reqs + min(num_reqs * (self.at_most(max_keys) - 1), _DEVICES * filling)
 
 
 FIXED_SPLITS = Splits(512, 512)

@@ -42,5 +42,5 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
     for layer in layers:
         if not isinstance(layer, CpuLayer):
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its layers ({type(layer).__name__}) are not our kernels'")
-    check_outside(model, layers, InputMajorLinear)
+    check_outside(model, layers, lambda head: isinstance(head, InputMajorLinear))
     model.get_output_embeddings().wide = True

@@ -45,6 +45,8 @@ class PackableLinear(Packable, nn.Linear):
 
     wide = False
     """Then products leave as float32."""
+    alike = False
+    """Whether a row of its product has the same bits in any batch."""
 
     @property
     def multiplies(self) -> bool:

@@ -1,5 +1,6 @@
 """Deterministic mode of a verifier: what computes it on its device, and the refusal of what is outside of its layers."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -26,8 +27,8 @@ def rows_alike(device: torch.device) -> Any:
     return import_module(path)
 
 
-def check_outside(model: PreTrainedModel, layers: nn.ModuleList, linear: type[nn.Linear]) -> None:
-    """Refuse weights outside of the decoder's layers but embeddings, our norms, and an output matrix of a class.
+def check_outside(model: PreTrainedModel, layers: nn.ModuleList, is_ours: Callable[[nn.Module], bool]) -> None:
+    """Refuse weights outside of the decoder's layers but embeddings, our norms, and an output matrix that is ours.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -36,6 +37,6 @@ def check_outside(model: PreTrainedModel, layers: nn.ModuleList, linear: type[nn
     for name, module in model.named_modules():
         if module in inside or not list(module.parameters(recurse=False)):
             continue
-        is_head = isinstance(module, linear) and module is head
+        is_head = module is head and is_ours(module)
         if not is_head and not isinstance(module, FusedNorm | nn.Embedding):
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'")

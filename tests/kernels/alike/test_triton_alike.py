@@ -1,5 +1,7 @@
 """Products in which rows are alike: a row has the same bits alone, among others, and at any place among them."""
 
+import os
+
 import pytest
 import torch
 
@@ -7,6 +9,9 @@ from wingbeat.kernels.alike.product import AlikeWeight
 
 kernels = pytest.importorskip("wingbeat.kernels.alike.triton")
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="needs --ptx or a GPU: numpy's products depend on a row's place"
+)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COUNTS = (1, 3, 16, 64, 512)
 COLUMNS, INPUTS = 136, 1096
@@ -38,8 +43,7 @@ def test_a_product_is_that_of_the_numbers(dtype, poisoned_memory):
     assert not weight.counters.any()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 def test_a_row_has_the_same_bits_alone_and_among_others(dtype):
     weight = AlikeWeight.of(draw(COLUMNS, INPUTS, dtype=dtype))
     row = draw(1, INPUTS, dtype=dtype, seed=4)
@@ -48,4 +52,5 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype):
         for place in {0, count // 3, count - 1}:
             rows = draw(count, INPUTS, dtype=dtype, seed=count)
             rows[place] = row[0]
-            assert torch.equal(multiply(rows, weight)[place].view(torch.int32), alone[0]), (count, place)
+            apart = multiply(rows, weight)[place].view(torch.int32) != alone[0]
+            assert not apart.any(), (count, place)

@@ -99,7 +99,7 @@ SHARED = {
 @pytest.mark.parametrize("kind", SHARED)
 def test_programs_share_the_splits_of_requests_of_any_length(kind, monkeypatch):
     """Slots of padding have no context; one program does all splits but the first one of each request."""
-    monkeypatch.setattr(Splits, "launched", lambda self, num_reqs, max_keys: num_reqs + 1)
+    monkeypatch.setattr(Splits, "launched", lambda self, num_reqs, *_: num_reqs + 1)
     inputs = build(SHARED[kind], poison=NAN)
     num_query, num_heads = inputs.arguments[0].shape[1:3]
     workspace = torch.full((workspace_size(8, len(MANY), num_query, num_heads, 16),), NAN, device=DEVICE)

@@ -118,3 +118,15 @@ def test_a_place_that_was_cleared_does_nothing():
     rows = AdapterRows.of(torch.tensor([1, 1], device=DEVICE), 4, DEVICE == "cpu")
     assert torch.equal(add_adapters(out.clone(), x, adapters, rows), out)
     assert not adapters.a[0].any()
+
+
+@pytest.mark.parametrize("place", [0, 1, 19])
+def test_a_row_has_the_same_bits_beside_any_others(place):
+    kernels = pytest.importorskip("wingbeat.kernels.lora.adapters_triton")
+    adapters, others = stacked(70, (24, 10, 33), 8, DTYPES[-1]), ROWS["many"][:20]
+    row, x = draw(1, 70, dtype=DTYPES[-1], seed=5), draw(1, 67, dtype=DTYPES[-1], seed=6)
+    alone = kernels.add_adapters(x.clone(), row, adapters, tiles_of(torch.tensor([1], device=DEVICE), 4))
+    rows, out = draw(20, 70, dtype=DTYPES[-1], seed=7), draw(20, 67, dtype=DTYPES[-1], seed=8)
+    rows[place], out[place], others[place] = row[0], x[0], 1
+    added = kernels.add_adapters(out, rows, adapters, tiles_of(torch.tensor(others, device=DEVICE), 4))
+    assert torch.equal(added[place], alone[0])
