@@ -37,8 +37,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
   are left alone. `finish_layers(model, layers)` follows, once all are swapped that can be.
 - `round_linears(model, layers)`: rounds weights to int8, before anything is tried; raises UnsupportedModelError.
 - `rows_alike`: by type of device, the path of the module of deterministic mode: its `check(model)` before a model's
-  layers are switched, and `make(model, layers)` behind that, raise UnsupportedModelError; its `pack_segments` is the
-  one that rounds take.
+  layers are switched, and `make(model, layers)` behind that, raise UnsupportedModelError, and `check_limits(config)`
+  ValueError for an engine over it; its `pack_segments` is the one that rounds take.
 - `adapt_layer(layer, stacks)`: lets adapters act on the products of a layer that a part has swapped.
 - `adapt_product(linear)`: a function in the place of `kernels.lora.adapters.add_adapters`; None where that adds.
 - `pack_weight(module, weight, bias, place)`: a `GroupedWeight` as kernels of a place read it, for a module that will

@@ -41,5 +41,6 @@ class AlikeWeight(NamedTuple):
         return total.copy_(total.float() + self._summed(rows, bias))
 
     def _summed(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        out = rows.float() @ self.weight.float().t()
+        # Of sums in double, float32 keeps nothing of the order that other rows lead to.
+        out = (rows.double() @ self.weight.double().t()).float()
         return out if bias is None else out + bias.float()

@@ -12,14 +12,19 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels import choice
 from wingbeat.kernels.attention.reference import MAX_HEAD_DIM
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.round.rows import Segment
 from wingbeat.runtime.verifier.layers.attention import attend_in_blocks
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, name_of
 from wingbeat.runtime.verifier.layers.fused_attention import FusedAttention
+from wingbeat.runtime.verifier.layers.linears import PackableLinear
 from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE, check_outside
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
 _NEEDED = ("attention", "alike_product", "add_rms_norm", "rotate_and_store", "silu_mul", "choose_tokens")
+_MOST_NODES, _MOST_KEYS = 64, 1 << 18
+_COUNTS, _ROWS = (1, 20, 40, 64), 80
+"""Rows of products that are tried: each height of a tile, and more than a program of few rows takes."""
 _BY_ELEMENTS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
     for family, name in {"gemma2": "Gemma2", "gemma3": "Gemma3", "granite": "Granite"}.items()
@@ -38,8 +43,21 @@ def check(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{ASKED_ALIKE}, and there is no kernel {missing[0]} on this device")
 
 
+def check_limits(config: EngineConfig) -> None:
+    """Refuse what the attention of alike rows does not take.
+
+    Raises:
+        ValueError: one line.
+    """
+    shape, num_keys = config.speculation, config.max_blocks_per_seq * config.block_size
+    if shape.num_nodes > _MOST_NODES and shape.draft_top_k != 1:
+        raise ValueError(f"{ASKED_ALIKE} and verify_tree_size is {shape.num_nodes}: use {_MOST_NODES} at most on GPUs")
+    if num_keys > _MOST_KEYS:
+        raise ValueError(f"{ASKED_ALIKE} and max_model_len is {config.max_model_len}: use less than {_MOST_KEYS} on GPUs")
+
+
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Check that all that runs is known.
+    """Check that all that runs is known, and products on this device.
 
     Args:
         layers: of the decoder, swapped as far as they can be.
@@ -58,11 +76,30 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
             if not is_alike(module) and list(module.parameters(recurse=False)):
                 raise UnsupportedModelError(f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'")
     check_outside(model, layers, is_alike)
+    try_products(model)
 
 
 def is_alike(module: nn.Module) -> bool:
     """Whether a module's own weights act on a row as on the same row alone."""
     return isinstance(module, FusedNorm) or getattr(module, "alike", False)
+
+
+@torch.inference_mode()
+def try_products(model: nn.Module) -> None:
+    """Hold products of few rows against those of many, bit for bit, for each shape of a weight.
+
+    Raises:
+        UnsupportedModelError: without the model's name.
+    """
+    linears = [one for one in model.modules() if isinstance(one, PackableLinear) and one.alike]
+    for linear in {one.weight.shape: one for one in linears}.values():
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(_ROWS, linear.in_features, generator=generator).to(linear.weight.device, linear.weight.dtype)
+        many = linear.product(rows)
+        for count in _COUNTS:
+            if not torch.equal(linear.product(rows[-count:].contiguous()), many[-count:]):
+                shape = f"{linear.in_features} by {linear.out_features}"
+                raise UnsupportedModelError(f"{ASKED_ALIKE}, and a product of {shape} depends on the rows beside here")
 
 
 class AlikeSegments(NamedTuple):

@@ -22,6 +22,7 @@ from wingbeat.runtime.round.slots import SlotState
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, features_of
+from wingbeat.runtime.verifier.layers.rows_alike import rows_alike
 from wingbeat.runtime.verifier.model import VerifierModel
 
 
@@ -83,6 +84,8 @@ def assemble(
         graph_device=graph_device,
         features=features,
     )
+    if config.deterministic:
+        rows_alike(loaded.device).check_limits(config)
     if config.deterministic and not (loaded.deterministic and runner.rows_can_be_alike):
         raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
     policy = Speculation(config.speculation.max_path - 1)

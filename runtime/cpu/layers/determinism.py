@@ -8,12 +8,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.ops import KINDS, cpu_kernels, pack_segments
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cpu.layers.layer_stack import CpuLayer
 from wingbeat.runtime.cpu.layers.packed_linears import InputMajorLinear
 from wingbeat.runtime.verifier.layers.rows_alike import ASKED_ALIKE, check_outside
 from wingbeat.runtime.verifier_errors import UnsupportedModelError
 
-__all__ = ["check", "make", "pack_segments"]
+__all__ = ["check", "check_limits", "make", "pack_segments"]
 
 
 def check(model: PreTrainedModel) -> None:
@@ -27,6 +28,10 @@ def check(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{ASKED_ALIKE}, and its dtype is {dtype}")
     if cpu_kernels() is None:
         raise UnsupportedModelError(f"{ASKED_ALIKE}, and there are no CPU kernels: a C++ compiler is needed")
+
+
+def check_limits(config: EngineConfig) -> None:
+    """Any will do."""
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
