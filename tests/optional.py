@@ -248,6 +248,7 @@ FEATURES = {
             *("kernels/alike", "runtime/alike", "tests/kernels/alike", "tests/runtime/alike"),
             *("tests/gpu_of_numbers/alike*_cases.py", "tests/ptx/test_compiled_alike.py"),
             *("tests/gpu_of_numbers/test_alike_texts.py", "benchmarks/gpu/deterministic.py"),
+            "benchmarks/gpu/_alike_costs.py",
         ),
         needs=("gpu_kernels",),
     ),

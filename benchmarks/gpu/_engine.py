@@ -85,7 +85,7 @@ def facts(bench: Bench) -> dict[str, str]:
     }
 
 
-def engine_config(bench: Bench, case: Case) -> EngineConfig:
+def engine_config(bench: Bench, case: Case, deterministic: bool = False) -> EngineConfig:
     """Room for what `speed` runs, twice: plainly and with speculation."""
     context, num_rounds = workload(bench)
     # The first sequences decode while the last ones' prompts are computed.
@@ -103,6 +103,7 @@ def engine_config(bench: Bench, case: Case) -> EngineConfig:
             cuda_graphs=case.graphs,
             speculation=case.speculation,
             forced_acceptance=case.forced,
+            deterministic=deterministic,
         )
 
 

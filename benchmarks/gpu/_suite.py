@@ -167,15 +167,15 @@ def sessions() -> dict[str, list[Part]]:
             pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
         ],
         "next2": [
-            script("plain_decode", 150, "--peer"),
-            script("peers_spec", 100),
-            script("attention", 60, "--only", "fp8", "GQA", "dim"),
-            *scripts("packed_weights", 200),
-            *cases("packed", 60),
+            *scripts("deterministic", 200),
+            script("plain_decode", 110, "--peer"),
+            script("peers_spec", 80),
+            script("attention", 50, "--only", "fp8", "GQA", "dim"),
+            *scripts("packed_weights", 130),
         ],
         "kinds": [
             *scripts("drafter_kinds", 240),
-            *(part for name in ("engine", "drafter", "pair", "adapter") for part in cases(name, 110)),
+            *(part for name in ("engine", "drafter", "pair", "adapter", "packed", "alike") for part in cases(name, 110)),
         ],
     }
 

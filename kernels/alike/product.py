@@ -20,12 +20,12 @@ class AlikeWeight(NamedTuple):
     weight: Tensor
     """[columns, inputs], contiguous"""
     counters: Tensor
-    """int32 [tiles], zeros between products: programs that are done with a tile."""
+    """int32 [tiles of columns, of two tiles of rows], zeros between products: programs that are done with a tile."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "AlikeWeight":
         """A weight as it lies in memory."""
-        return cls(weight, torch.zeros(-(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
+        return cls(weight, torch.zeros(2 * -(-len(weight) // STEP), dtype=torch.int32, device=weight.device))
 
     def product(self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """rows @ weight.T + bias, summed in float32: [num_rows, inputs] -> [num_rows, columns] in `dtype`."""

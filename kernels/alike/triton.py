@@ -1,8 +1,8 @@
 """The product on a GPU. Weights are a product's left side, so that few rows fill its instructions as well as many do.
 
-A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; above `_FEW_ROWS`
-a program does all splits of its tile, and adds them in the same order. Which instruction multiplies, and which inputs
-it sums at once, is the same for every number of rows.
+A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; where tiles fill the
+device by themselves, a program does all splits of its tile, and adds them in the same order. Which instruction
+multiplies, and which inputs it sums at once, is the same for every number of rows.
 """
 
 import torch
@@ -27,8 +27,8 @@ def _alike_product_kernel(
     inputs_ptr,  # [num_rows, in_features]
     weight_ptr,  # [out_features, in_features]
     bias_ptr,  # [out_features], or None
-    sums_ptr,  # float32 [SPLITS, out_features, ROWS], or None where a program does all splits
-    counters_ptr,  # int32 [tiles]
+    sums_ptr,  # float32 [tiles of rows, SPLITS, out_features, ROWS], or None where a program does all splits
+    counters_ptr,  # int32 [tiles of rows * tiles, or more]
     out_ptr,  # [num_rows, out_features]
     num_rows,
     in_features,
@@ -64,15 +64,17 @@ def _alike_product_kernel(
     if sums_ptr is not None:
         sum_ptrs = sums_ptr + columns.to(tl.int64)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         size = out_features.to(tl.int64) * ROWS
+        sum_ptrs += tl.program_id(0) * SPLITS * size
+        counters_ptr += tl.program_id(0) * tl.num_programs(1) + tile
         tl.store(sum_ptrs + first * size, total, mask=real[:, None])
         tl.debug_barrier()  # all of the program's sums are stored before one thread says so
-        done = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
+        done = tl.atomic_add(counters_ptr, 1, sem="acq_rel")
         if done < SPLITS - 1:
             return
         total = tl.zeros([OUT, ROWS], tl.float32)
         for split in tl.range(SPLITS):
             total += tl.load(sum_ptrs + split * size, mask=real[:, None], other=0.0, cache_modifier=".cg")
-        tl.store(counters_ptr + tile, 0)
+        tl.store(counters_ptr, 0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + columns, mask=real, other=0.0).to(tl.float32)[:, None]
     out_ptrs = out_ptr + rows.to(tl.int64)[None, :] * out_features + columns[:, None]
@@ -87,13 +89,12 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
     num_rows, (columns, inputs) = len(rows), matrix.weight.shape
     if out.numel() == 0:
         return out
-    splits = num_splits(rows.device, columns, inputs)
-    shared = num_rows <= _FEW_ROWS and splits > 1
-    small = num_rows <= _FEW_ROWS or rows.dtype == torch.float32
-    tile = _OUT_TILE if small else _LARGE_TILE
+    splits, tile = num_splits(rows.device, columns, inputs), tile_of(num_rows, rows.dtype)
     height = min(max(triton.next_power_of_2(num_rows), _LEAST_ROWS), tile)
-    sums = rows.new_empty(splits, columns, height, dtype=torch.float32) if shared else None
-    grid = (triton.cdiv(num_rows, height), triton.cdiv(columns, tile), splits if shared else 1)
+    tiles = triton.cdiv(num_rows, height), triton.cdiv(columns, tile)
+    shared = splits_are_shared(rows.device, num_rows, tiles, splits)
+    sums = rows.new_empty(tiles[0], splits, columns, height, dtype=torch.float32) if shared else None
+    grid = (*tiles, splits if shared else 1)
     with torch.cuda.device_of(rows):
         _alike_product_kernel[grid](
             rows,
@@ -111,17 +112,31 @@ def product(rows: Tensor, matrix: AlikeWeight, bias: Tensor | None, out: Tensor,
             IN=STEP,
             ROWS=height,
             PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-            num_warps=4 if small else 8,
-            num_stages=2 if rows.dtype == torch.float32 else 4 if small else 3,
+            num_warps=4 if tile == _OUT_TILE else 8,
+            num_stages=2 if rows.dtype == torch.float32 else 4 if tile == _OUT_TILE else 3,
             enable_fp_fusion=False,
         )
     return out
 
 
+def tile_of(num_rows: int, dtype: torch.dtype) -> int:
+    """Columns of a program, and its rows at most."""
+    return _OUT_TILE if num_rows <= _FEW_ROWS or dtype == torch.float32 else _LARGE_TILE
+
+
+def splits_are_shared(device: torch.device, num_rows: int, tiles: tuple[int, int], splits: int) -> bool:
+    """Whether splits have programs of their own: where rows are few, or tiles by rows and columns leave half a GPU."""
+    idle = 2 * tiles[0] * tiles[1] <= _num_sms(device) and tiles[0] <= 2  # as counters are
+    return splits > 1 and (num_rows <= _FEW_ROWS or idle)
+
+
 def num_splits(device: torch.device, columns: int, inputs: int) -> int:
     """Parts of the inputs: by the weight's shape and the GPU alone."""
-    limits = device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]
     num_steps = triton.cdiv(inputs, STEP)
-    wanted = limits.num_sms * _PROGRAMS_OF_SM // triton.cdiv(columns, _OUT_TILE)
+    wanted = _num_sms(device) * _PROGRAMS_OF_SM // triton.cdiv(columns, _OUT_TILE)
     splits = max(min(wanted, num_steps // _LEAST_STEPS), 1)
     return triton.cdiv(num_steps, triton.cdiv(num_steps, splits))
+
+
+def _num_sms(device: torch.device) -> int:
+    return (device_limits(device.index or 0) if device.type == "cuda" else KNOWN["H100"]).num_sms

@@ -120,7 +120,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
 
 def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
     """Of a layer, and of everything beside layers, by the difference between a model of one and of two."""
-    one, two = (_captured(gpu, shape, verifier(num_layers)) for num_layers in (1, 2))
+    one, two = (captured(gpu, shape, verifier(num_layers)) for num_layers in (1, 2))
     per_layer = max(two[key] - one[key] for key in one)
     found = {"layer": per_layer}
     for (stage, choosing), total in one.items():
@@ -141,12 +141,12 @@ def _other_layers(gpu: FakeGpu) -> dict[str, int]:
     }
     found = {}
     for name, config in made.items():
-        one, two = (_captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
+        one, two = (captured(gpu, CHAIN, placed_verifier(config(count))) for count in (1, 2))
         found[f"layer of {name}, with fused attention"] = max(two[key] - one[key] for key in one)
     return found
 
 
-def _captured(gpu: FakeGpu, shape: SpeculationConfig, loaded: LoadedModel) -> dict[tuple[Stage, Choosing], int]:
+def captured(gpu: FakeGpu, shape: SpeculationConfig, loaded: LoadedModel) -> dict[tuple[Stage, Choosing], int]:
     """Launches of a verifier's rounds at batch 1: of a forward pass, and of a choice behind it."""
     device = FakeGraphDevice(gpu)
     engine = Engine(loaded, engine_config(shape, 1), DrafterNeeds((0,)), device)
@@ -166,9 +166,9 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
     device = FakeGraphDevice(gpu)
     drafter = new_drafter("eagle-3", shape, device)
     attach(drafter, shape, num_slots=1)
-    captured = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
+    by_stage = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
     free, ruled = (
-        [graph.total() for (stage, _), graph in sorted(captured.items()) if stage == wanted]
+        [graph.total() for (stage, _), graph in sorted(by_stage.items()) if stage == wanted]
         for wanted in (Stage.DRAFT_PROPOSAL, Stage.DRAFT_RULED)
     )
     levels = [by_depth[-1] - by_depth[-2] for by_depth in (free, ruled)]
