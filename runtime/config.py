@@ -285,7 +285,7 @@ class EngineConfig(SettingsOfParts):
     """Let the host run one round behind the device. None does so where the device is not the host itself."""
     deterministic: bool = False
     """A request gets the same bits, so the same tokens, in any dtype: with and without speculation, alone and in any
-    batch, preempted or not, its prefix found or computed. CPUs alone have it, for layers that are our kernels'."""
+    batch, preempted or not, its prefix found or computed; for layers that are our kernels'."""
     forced_acceptance: ForcedAcceptance | None = None
     """For benchmarks: acceptance is drawn from this profile, and the text is not the model's. Refused unless the
     environment variable WINGBEAT_BENCHMARK is 1; every output is marked."""

@@ -203,9 +203,9 @@ class ModelOptions(ModelSettings):
     )
     deterministic: bool = Field(
         False,
-        description="On CPUs, in any dtype: a request gets the same tokens, bit for bit, with and without speculation, "
-        "alone and in any batch. Layers run by own kernels alone: many rows of large models take up to twice as long "
-        "in bfloat16, and models with other layers are refused.",
+        description="In any dtype: a request gets the same tokens, bit for bit, with and without speculation, alone "
+        "and in any batch. Layers run by own kernels alone, so that many rows of large models take longer in bfloat16, "
+        "on CPUs up to twice as long, and models with other layers are refused.",
     )
     engine_dir: Path | None = Field(
         None,

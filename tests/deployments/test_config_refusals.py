@@ -38,10 +38,6 @@ from wingbeat.deployments.parts import hooks
             "deterministic is True and tensor_parallel_size is 2: sums",
         ),
         ({"kv_cache_dtype": "fp8", "deterministic": True}, "deterministic is True and kv_cache_dtype is fp8"),
-        (
-            {"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "deterministic": True},
-            "the verifier's device is cuda: its products",
-        ),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype\n.*'auto' or 'fp8'"),
         ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0 and tensor_parallel_size is 2"),
         (
