@@ -30,7 +30,8 @@ A part's module `part` has what it adds, under the names below, and is light to 
 - `read_span(fields)`: a span of a prompt of what `PromptSpan.as_fields` made.
 - `remembered(layers)`: what layers of a model remember beside keys and values, see `verifier.layers.model_part`.
 - `other_folder(folder)`: what a folder without a config.json is, and what to give instead; None for other folders.
-- `lay_out_linears(module, deterministic)`: stores weights as its device reads them, or has kernels of a part multiply, see `verifier.layers.linears`.
+- `lay_out_linears(module, deterministic)`: stores weights as its device reads them, or lets linear layers multiply by
+  kernels of the part, see `verifier.layers.linears`.
 - `pack_segments(segments, dtype)`: a `round.rows.PackedSegments` over keys and values of this dtype; None where others
   attend.
 - `swap_layers(parameter, deterministic)`: a `verifier.layers.fused.Swap` of layers like this parameter; None where they

@@ -1,4 +1,4 @@
-"""Programs, steps and bytes of deterministic mode's launches beside the usual ones, by computation for one layer of an 8B.
+"""Programs, steps and bytes of deterministic mode's launches beside the usual ones, computed for a layer of an 8B.
 
 Needs no GPU and is no part of a session: `python benchmarks/gpu/_alike_costs.py` prints the table of
 `docs/benchmarks.md`. Of cuBLAS's products nobody knows the programs; their bytes are the weights and the rows.

@@ -175,7 +175,11 @@ def sessions() -> dict[str, list[Part]]:
         ],
         "kinds": [
             *scripts("drafter_kinds", 240),
-            *(part for name in ("engine", "drafter", "pair", "adapter", "packed", "alike") for part in cases(name, 110)),
+            *(
+                part
+                for name in ("engine", "drafter", "pair", "adapter", "packed", "alike")
+                for part in cases(name, 110)
+            ),
         ],
     }
 

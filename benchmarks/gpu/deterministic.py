@@ -1,7 +1,7 @@
 """Deterministic mode on this card: texts of 256 sequences by hash, and what the mode costs at the 8B shape.
 
-Texts: a small model in bfloat16, greedy and sampled requests, plainly at 64 sequences, and with drafts known to be right
-at 1, 16 and 64, in trees and in chains; in the usual mode the share of equal texts is only reported. Cost: rounds of
+Texts: a small model in bfloat16, greedy and sampled requests, plainly at 64 sequences, and at 1, 16 and 64 plainly and
+in trees of drafts that are known to be right; of the usual mode how many are equal is only reported. Cost: rounds of
 the 8B shape, plain and chains at forced acceptance, in both modes.
 """
 
@@ -60,7 +60,9 @@ def texts(bench: Bench, loaded: LoadedModel, batch: int, shape: str, known: list
         generator = torch.Generator().manual_seed(index)
         prompt = torch.randint(0, loaded.vocab_size, (3 + index * 7 % 90,), generator=generator).tolist()
         kind = KINDS[index % len(KINDS)]
-        params = SamplingParams(max_tokens=8 + index % 57, seed=index, ignore_eos=True, speculation=known is not None, **kind)
+        params = SamplingParams(
+            max_tokens=8 + index % 57, seed=index, ignore_eos=True, speculation=known is not None, **kind
+        )
         engine.add_request(Request(str(index), tuple(prompt), params))
         written.append(prompt)
     while engine.has_unfinished_requests():

@@ -1,7 +1,7 @@
 """The product on a GPU. Weights are a product's left side, so that few rows fill its instructions as well as many do.
 
-A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; where tiles fill the
-device by themselves, a program does all splits of its tile, and adds them in the same order. Which instruction
+A program sums a tile over one of the splits of the inputs, and the last one that is done adds them; where tiles fill
+the device by themselves, a program does all splits of its tile, and adds them in the same order. Which instruction
 multiplies, and which inputs it sums at once, is the same for every number of rows.
 """
 

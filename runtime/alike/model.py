@@ -53,7 +53,9 @@ def check_limits(config: EngineConfig) -> None:
     if shape.num_nodes > _MOST_NODES and shape.draft_top_k != 1:
         raise ValueError(f"{ASKED_ALIKE} and verify_tree_size is {shape.num_nodes}: use {_MOST_NODES} at most on GPUs")
     if num_keys > _MOST_KEYS:
-        raise ValueError(f"{ASKED_ALIKE} and max_model_len is {config.max_model_len}: use less than {_MOST_KEYS} on GPUs")
+        raise ValueError(
+            f"{ASKED_ALIKE} and max_model_len is {config.max_model_len}: use less than {_MOST_KEYS} on GPUs"
+        )
 
 
 def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
@@ -74,7 +76,9 @@ def make(model: PreTrainedModel, layers: nn.ModuleList) -> None:
             raise UnsupportedModelError(f"{ASKED_ALIKE}, and its heads have {attention.head_dim} elements")
         for name, module in layer.named_modules():
             if not is_alike(module) and list(module.parameters(recurse=False)):
-                raise UnsupportedModelError(f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'")
+                raise UnsupportedModelError(
+                    f"{ASKED_ALIKE}, and its {name} ({type(module).__name__}) is not our kernels'"
+                )
     check_outside(model, layers, is_alike)
     try_products(model)
 

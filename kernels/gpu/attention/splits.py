@@ -49,7 +49,7 @@ class Splits(NamedTuple):
 
 
 FIXED_SPLITS = Splits(512, 512)
-"""Of rows that must have the same bits in any batch and any table: short enough for one request, long enough for many."""
+"""Of rows that must have the same bits in any batch and table: short enough for one request, long enough for many."""
 
 
 def choose_splits(num_reqs: int, num_programs: int, device_programs: int, block_keys: int) -> Splits:

@@ -106,6 +106,6 @@ def tile_config(dtype: torch.dtype, head_dim: int, num_rows: int, limits: Device
 
 
 def fixed_tile(dtype: torch.dtype, head_dim: int, limits: DeviceLimits = KNOWN["H100"]) -> TileConfig:
-    """One of `device_tiles` for any number of rows: its products are of one warp, by the same instruction everywhere."""
+    """One of `device_tiles` for any number of rows, whose products are of one warp and by one kind of instruction."""
     config = [config for config in device_tiles(dtype, head_dim, limits) if config.block_rows <= 32][-1]
     return config._replace(block_keys=min(config.block_keys, 64))

@@ -1,4 +1,4 @@
-"""Deterministic mode of a verifier: what computes it on its device, and the refusal of what is outside of its layers."""
+"""Deterministic mode of a verifier: its module by type of device, and the refusal of weights outside of layers."""
 
 from collections.abc import Callable
 from importlib import import_module

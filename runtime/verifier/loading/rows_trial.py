@@ -22,5 +22,6 @@ def try_rows(loaded: LoadedModel, texts: list[TrialText]) -> None:
             alone = Trial(loaded, [text._replace(prompt=tokens)]).behind_prompt()
             if not torch.equal(alone, nodes[path[-1]]):
                 raise UnsupportedModelError(
-                    f"{ASKED_ALIKE}, and its logits in a token tree are not, bit for bit, those of the same tokens alone"
+                    f"{ASKED_ALIKE}, and its logits in a token tree are not, "
+                    "bit for bit, those of the same tokens alone"
                 )

@@ -36,7 +36,9 @@ def test_a_product_is_that_of_the_numbers(dtype, poisoned_memory):
     for count in (5, 70):
         rows, total = draw(count, INPUTS, dtype=dtype, seed=2), draw(count, COLUMNS, dtype=dtype, seed=3)
         expected = rows.double() @ matrix.double().t()
-        torch.testing.assert_close(multiply(rows, weight, bias).double(), expected + bias.double(), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            multiply(rows, weight, bias).double(), expected + bias.double(), rtol=1e-4, atol=1e-3
+        )
         added = kernels.product(rows, weight, None, total.clone(), True)
         torch.testing.assert_close(added, (total.double() + expected).to(dtype), rtol=1e-2, atol=1e-2)
     assert not weight.counters.any()

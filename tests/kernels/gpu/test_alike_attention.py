@@ -1,4 +1,4 @@
-"""Attention whose rows are alike: a row has the bits that it has alone, in a chunk and at the end of its path in a tree."""
+"""Attention whose rows are alike: the bits of a row alone, in a chunk, and at the end of its path in a tree."""
 
 import os
 
@@ -23,7 +23,9 @@ KINDS = {
     "tree": Case(CONTEXTS, 9, dtype=torch.bfloat16),
     "chain": Case(CONTEXTS, 8, mask="causal", dtype=torch.bfloat16),
     "window": Case(CONTEXTS, 9, window=50, sinks=True, dtype=torch.bfloat16),
-    "softcap": Case((60, 5), 20, window=70, softcap=2.0, heads=(6, 2), dims=(24, 11), block_size=5, dtype=torch.float16),
+    "softcap": Case(
+        (60, 5), 20, window=70, softcap=2.0, heads=(6, 2), dims=(24, 11), block_size=5, dtype=torch.float16
+    ),
     "float32": Case((63, 5), 7),
     "wide": Case((60, 130), 7, heads=(8, 1), dims=(128, 128), block_size=16, dtype=torch.bfloat16),
 }
@@ -48,7 +50,9 @@ def alone(inputs: Inputs, req: int, row: int) -> torch.Tensor:
     return tree_attention(*own, None, None, scaling, **inputs.options, alike=True, splits=SHORT)[0, 0]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "tree" else pytest.mark.slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "tree" else pytest.mark.slow) for kind in KINDS]
+)
 def test_a_row_has_the_bits_that_it_has_alone(kind, poisoned_memory):
     inputs = build(KINDS[kind], poison=NAN)
     together = tree_attention(*inputs.arguments, **inputs.options, alike=True, splits=SHORT)
