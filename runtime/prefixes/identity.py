@@ -27,7 +27,7 @@ def identity_of(folder: Path, loaded: "LoadedModel", block_size: int, kv_cache_d
         "dtype": str(loaded.dtype).removeprefix("torch.")
         + rounded
         + (" deterministic" if loaded.deterministic else ""),
-        "device": loaded.device.type,
+        "device": loaded.computed_on,
         "block_size": str(block_size),
         "version": " ".join(f"{package} {version(package)}" for package in _PACKAGES),
     }

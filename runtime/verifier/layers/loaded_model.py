@@ -66,6 +66,12 @@ class LoadedModel:
         return next(self.model.parameters()).device
 
     @property
+    def computed_on(self) -> str:
+        """Type of its device; of a GPU in deterministic mode its name, since other GPUs have other bits."""
+        on_gpu = self.deterministic and self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of activations and KV."""
         return next(self.model.parameters()).dtype
