@@ -175,11 +175,9 @@ def sessions() -> dict[str, list[Part]]:
         ],
         "kinds": [
             *scripts("drafter_kinds", 240),
-            *(
-                part
-                for name in ("engine", "drafter", "pair", "adapter", "packed", "alike")
-                for part in cases(name, 110)
-            ),
+            *(part for name in ("engine", "drafter", "pair", "adapter") for part in cases(name, 95)),
+            *cases("alike", 80),
+            *cases("packed", 60),
         ],
     }
 
