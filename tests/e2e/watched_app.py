@@ -49,10 +49,14 @@ class Watched:
         """Names of the alerts that have fired so far."""
         return self._prometheus.fired()
 
-    def value(self, expression: str) -> float:
-        """Of the only series of an expression."""
-        (series,) = self._prometheus.query(expression)
-        return float(series["value"][1])
+    def said(self) -> str:
+        """Answers and the engine's rounds so far, for people."""
+        stats = self.app.engine()
+        drafted, plain = stats["speculation"], sum(stats["plain_rounds"].values())
+        length = 1 + drafted["num_accepted_tokens"] / max(drafted["num_drafts"], 1)
+        policy = "" if stats["policy"] is None else f", break-even {stats['policy']['break_even']}"
+        rounds = f"{plain} plain rounds of {stats['phases']['num_rounds']}"
+        return f"{self.num_answers} answers, {length:.2f} tokens per draft{policy}, {rounds}"
 
     def wait_for(self, *alerts: str) -> None:
         """Until these have fired."""
@@ -62,7 +66,7 @@ class Watched:
         """Wait for a condition; raises AssertionError with the alerts so far where it never comes true."""
         deadline = time.monotonic() + FIRES_WITHIN_S
         while not condition():
-            assert time.monotonic() < deadline, f"fired so far: {self.fired()}"
+            assert time.monotonic() < deadline, f"{self.said()}; fired: {self.fired()}"
             time.sleep(every_s)
 
     def _run(self) -> None:

@@ -22,7 +22,6 @@ GROUPED = re.compile(r"by \(([^)]*)\)")
 VALUES = {
     "state": DRAFTER_STATES,
     "reason": (*NoTree, *Reason),
-    "adaptive": ("True", "False"),
     "decision": ("promoted", "rejected", "rolled_back", "refused"),
     "status": ("5..",),
 }
@@ -114,6 +113,13 @@ FAULTS = {
             "wingbeat_break_even_acceptance_length{E}": GONE,
             "wingbeat_tree_config_info{E,adaptive='True'}": GONE,
             "wingbeat_tree_config_info{E,adaptive='False'}": "1+0x90",
+        },
+    ),
+    "costs that could not be measured": (
+        "WingbeatAcceptanceBelowBreakEven",
+        {
+            "vllm:spec_decode_num_accepted_tokens_total{E}": "0+20x90",
+            "wingbeat_break_even_acceptance_length{E}": GONE,
         },
     ),
     "self-test": ("WingbeatSelfTestFailing", {"wingbeat_self_test_passed{E}": "0+0x90"}),
