@@ -16,7 +16,7 @@ from tests.deployments.metrics.prometheus_server import Prometheus
 from tests.ports import free_port
 
 MOST_CLIENTS = 64
-FIRES_WITHIN_S = 120.0
+FIRES_WITHIN_S = 240.0
 PROMPTS = ("def read(path):\n    ", "class Stack:\n    def __init__(self):\n        ", "import os\nimport sys\n\n\n")
 
 
