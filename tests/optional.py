@@ -303,6 +303,7 @@ FEATURES = {
             "tests/runtime/prefixes/test_prefixes_of_adapters.py",
             "tests/runtime/recordings/test_adapters.py",
             *("tests/runtime/tensor_parallel/test_rank_adapters.py", "runtime/cpu/lora", "tests/runtime/cpu/lora"),
+            "tests/runtime/rollouts/test_adapters_over_written_weights.py",
             "tests/runtime/cpu/activations/test_rounded_adapters.py",
         ),
         words=(

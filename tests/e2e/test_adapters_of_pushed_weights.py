@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.test_weights_update import PROMPTS, generated, push, text, texts
+from tests.e2e.greedy_texts import PROMPTS, generated, text, texts
+from tests.e2e.test_weights_update import push
 from tests.runtime.lora_world import merge, write_adapter
 from tests.runtime.pushed_folder import pushed_folder
 from wingbeat.runtime.demo import demo_pair

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MODEL, App
-from tests.e2e.test_weights_update import NUM_TOKENS, PROMPTS, generated, text, texts
+from tests.e2e.greedy_texts import NUM_TOKENS, PROMPTS, generated, text, texts
 from tests.runtime.pushed_folder import FILE, pushed_folder, tensors
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.files import read_tensors
